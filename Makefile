@@ -1,0 +1,43 @@
+# Two commands do everything on a machine that has only Python and pip:  make demo   and   make test
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+# Without .pyc files every start pays for compiling torch and diffusers again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test test-core lint types format install clean
+
+help: ## Show this help
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Virtual environment with pinned versions and an editable install
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing (about two minutes the first time) ..."
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,server]'
+	@touch $@
+
+demo: install ## Train the miniature video model on the CPU and show what changed
+	@$(PY) -m sage_grpo demo
+
+test: install lint types ## Lint, types and all tests
+	@$(PY) -m pytest -q -n 2 --dist loadfile
+
+test-core: install ## Only the mathematics (seconds)
+	@$(PY) -m pytest -q tests/flow tests/rl tests/test_gaussian.py tests/test_known_errors.py tests/test_house.py
+
+lint: install
+	@$(VENV)/bin/ruff check src tests benchmarks
+	@$(VENV)/bin/ruff format --check --quiet src tests benchmarks
+
+types: install
+	@$(VENV)/bin/mypy
+
+format: install ## Format and fix what can be fixed
+	@$(VENV)/bin/ruff check --fix --quiet src tests benchmarks
+	@$(VENV)/bin/ruff format --quiet src tests benchmarks
+
+clean: ## Remove the environment and caches (never runs/)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The subcommands: each module has an Options dataclass and a run function."""

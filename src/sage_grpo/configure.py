@@ -1,0 +1,89 @@
+"""Command-line and YAML parsing of option dataclasses, with errors that name the nearest valid key or value."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import re
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message says what to change."""
+
+
+def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str = "", defaults: T | None = None) -> T:
+    """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults.
+
+    `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right.
+    """
+    from jsonargparse import ArgumentParser
+    from jsonargparse import set_parsing_settings as settings
+
+    settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(prog=prog, description=description, exit_on_error=False, default_env=False)
+    parser.add_argument("--config", action="config", help="A YAML file with any of the options below.")
+    parser.add_class_arguments(options)  # type: ignore[type-var]
+    if defaults is not None:
+        parser.set_defaults(dataclasses.asdict(defaults))  # type: ignore[call-overload]
+    try:
+        namespace = parser.instantiate_classes(parser.parse_args(_flags(argv, options)))
+        return options(**{field.name: namespace[field.name] for field in dataclasses.fields(options)})  # type: ignore[arg-type]
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
+        raise ConfigError(explain(str(error), options)) from error
+
+
+def _flags(argv: Sequence[str], options: type) -> list[str]:
+    """`--json` alone means `--json=true`."""
+    flags = {f"--{key}" for key, kind in leaves(options) if kind is bool}
+    following = [*argv[1:], "--"]
+    return [
+        f"{word}=true" if word in flags and after.startswith("--") else word for word, after in zip(argv, following)
+    ]
+
+
+def explain(message: str, options: type) -> str:
+    """Add the nearest valid key or value to a parser's message."""
+    keys = dict(leaves(options))
+    unknown = re.search(r"unrecognized arguments?: (?:--)?([\w.+-]+)", message) or re.search(
+        r"[Kk]ey ['\"]?([\w.]+)['\"]? is not expected", message
+    )
+    group = re.search(r"Group '([\w.]+)' does not accept (?:option|nested key) '([\w.]+)'", message)
+    hints = []
+    if unknown:
+        hints = _nearest_key(unknown.group(1).split("=")[0], list(keys))
+    elif group:
+        hints = _nearest_key(f"{group.group(1)}.{group.group(2)}", list(keys))
+    else:
+        literal = re.search(r"Expected a (?:typing\.)?Literal\[(.+?)\]. Got value: (\S+)", message)
+        if literal:
+            choices = [choice.strip(" '\"") for choice in literal.group(1).split(",")]
+            hints = difflib.get_close_matches(literal.group(2), choices, n=1, cutoff=0.5)
+    text = message.strip()
+    return f"{text}\nDid you mean {hints[0]!r}?" if hints else text
+
+
+def leaves(options: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key of an options dataclass with its type."""
+    hints = get_type_hints(options)
+    for field in dataclasses.fields(options):
+        key, kind = prefix + field.name, hints[field.name]
+        yield key, kind
+        for inner in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
+            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+                yield from leaves(inner, key + ".")
+
+
+def _nearest_key(given: str, keys: list[str]) -> list[str]:
+    """The nearest whole key, else the nearest by its last part (people forget the prefix)."""
+    near = difflib.get_close_matches(given, keys, n=1, cutoff=0.75)
+    if near:
+        return near
+    tails = {key.rsplit(".", 1)[-1]: key for key in keys}
+    tail = difflib.get_close_matches(given.rsplit(".", 1)[-1], tails, n=1, cutoff=0.6)
+    return [tails[tail[0]]] if tail else []

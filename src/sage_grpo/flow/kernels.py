@@ -1,0 +1,238 @@
+"""The samplers of the field as functions (sigma, sigma_next) -> Transition.
+
+Two families cover them all. The Itô family takes a step variance w and adds Itô's drift correction; the
+coefficient-preserving family keeps the mixture (1 - sigma_next) x0 + sigma_next noise exact and only decides how much of
+the noise is fresh, through a correlation rho.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sage_grpo.flow.transition import Transition
+
+Sigma: TypeAlias = float | Tensor
+
+
+class Kernel(Protocol):
+    """A sampler: the law of one step."""
+
+    leaves_noise: ClassVar[bool]
+    """Whether a last step to sigma_next = 0 leaves its noise in the video (the Itô family does)."""
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """The transition from sigma to sigma_next < sigma."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ode:
+    """The deterministic Euler step of the probability-flow ODE."""
+
+    leaves_noise: ClassVar[bool] = False
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """The Euler step; std = 0."""
+        p, q, dtype = _pair(sigma, sigma_next)
+        return _ito(p, q, torch.zeros_like(p), dtype)
+
+
+@dataclass(frozen=True)
+class Dance:
+    """DanceGRPO: constant diffusion eta. Its off-manifold variance grows with the number of steps."""
+
+    eta: float = 0.5
+    """Exploration scale, >= 0."""
+    leaves_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_eta(self)
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """w = eta^2 (sigma - sigma_next)."""
+        p, q, dtype = _pair(sigma, sigma_next)
+        return _ito(p, q, self.eta**2 * (p - q), dtype)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """FlowGRPO: diffusion eta sqrt(s / (1 - s)), taken at the step's start as if it were constant."""
+
+    eta: float = 0.5
+    """Exploration scale, >= 0."""
+    leaves_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_eta(self)
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """w = eta^2 sigma / (1 - sigma) (sigma - sigma_next); at sigma = 1 the denominator uses sigma_next."""
+        p, q, dtype = _pair(sigma, sigma_next)
+        denominator = 1.0 - torch.where(p == 1.0, q, p)
+        return _ito(p, q, self.eta**2 * p / denominator * (p - q), dtype)
+
+
+@dataclass(frozen=True)
+class Sage:
+    """SAGE-GRPO: the diffusion of Flow, integrated over the step (the paper's Eq. 5)."""
+
+    eta: float = 0.5
+    """Exploration scale, >= 0."""
+    sigma_max: float = 1.0 - 3e-3
+    """The integral diverges at sigma = 1: both ends of the interval are clamped here."""
+    leaves_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_eta(self)
+        _check_sigma_max(self.sigma_max, upper=1.0, upper_allowed=False)
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """w = eta^2 [log((1 - q)/(1 - p)) - (p - q)] over the clamped interval [q, p]."""
+        p, q, dtype = _pair(sigma, sigma_next)
+        p_clamped, q_clamped = p.clamp(max=self.sigma_max), q.clamp(max=self.sigma_max)
+        length = p_clamped - q_clamped
+        # Clamping only one end makes the integral negative, hence NaN, whenever sigma_next > sigma_max.
+        w = self.eta**2 * (torch.log1p(length / (1.0 - p_clamped)) - length)
+        return _ito(p, q, w.clamp(min=0.0), dtype)
+
+
+@dataclass(frozen=True)
+class Cps:
+    """Coefficient-preserving sampling: a fixed share of the noise is renewed at every step."""
+
+    eta: float = 0.5
+    """Share of fresh noise as an angle, in [0, 1]: rho = cos(eta pi / 2)."""
+    leaves_noise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_eta(self)
+        if self.eta > 1:
+            raise ValueError(f"Cps(eta={self.eta}): eta must lie in [0, 1] (it is an angle: rho = cos(eta pi / 2)).")
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """rho = cos(eta pi / 2), whatever the step."""
+        p, q, dtype = _pair(sigma, sigma_next)
+        angle = torch.full_like(p, self.eta * math.pi / 2)
+        return _coefficient_preserving(p, q, torch.cos(angle), torch.sin(angle), dtype)
+
+
+@dataclass(frozen=True)
+class SageExact:
+    """The paper's SDE integrated exactly over the step for a fixed predicted x0.
+
+    The noise part is an Ornstein-Uhlenbeck process with unit stationary variance, so the correlation over a step is
+    exp(-(eta^2 / 2)(logit sigma - logit sigma_next)). No clamp, no NaN for any schedule, no noise left at the end.
+    """
+
+    eta: float = 0.5
+    """Exploration scale, >= 0; 0 is the Euler ODE."""
+    sigma_max: float | None = None
+    """Optional clamp of the interval, as in Sage; None needs none."""
+    leaves_noise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_eta(self)
+        if self.sigma_max is not None:
+            _check_sigma_max(self.sigma_max, upper=1.0, upper_allowed=True)
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """rho = (odds(sigma_next) / odds(sigma))^(eta^2 / 2)."""
+        p, q, dtype = _pair(sigma, sigma_next)
+        limit = 1.0 if self.sigma_max is None else self.sigma_max
+        p_clamped, q_clamped = p.clamp(max=limit), q.clamp(max=limit)
+        rate = self.eta**2 / 2
+        if rate == 0:  # the ODE; 0 * infinity at sigma = 1 would be NaN
+            log_rho = torch.zeros_like(p)
+        else:
+            # Equal clamped ends mean no noise, also where both logits are infinite.
+            gap = torch.where(p_clamped == q_clamped, 0.0, torch.logit(q_clamped) - torch.logit(p_clamped))
+            log_rho = rate * gap
+        fresh = torch.sqrt(-torch.expm1(2.0 * log_rho))
+        return _coefficient_preserving(p, q, torch.exp(log_rho), fresh, dtype)
+
+
+KernelName = Literal["ode", "flow", "dance", "sage", "cps", "sage_exact"]
+KERNELS: dict[str, type[Ode | Flow | Dance | Sage | Cps | SageExact]] = {
+    "ode": Ode,
+    "flow": Flow,
+    "dance": Dance,
+    "sage": Sage,
+    "cps": Cps,
+    "sage_exact": SageExact,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec:
+    """A kernel as it is written in a config file or on the command line."""
+
+    name: KernelName = "sage"
+    """Which sampler explores."""
+    eta: float = 0.5
+    """Exploration scale (cps: an angle in [0, 1]); ignored by ode."""
+    sigma_max: float | None = None
+    """Clamp of sage and sage_exact near pure noise; None takes the kernel's own default."""
+
+    def build(self) -> Kernel:
+        """The kernel itself."""
+        if self.name not in KERNELS:
+            near = difflib.get_close_matches(str(self.name), KERNELS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Unknown kernel {self.name!r}; there are {', '.join(KERNELS)}.{hint}")
+        options: dict[str, float] = {} if self.name == "ode" else {"eta": self.eta}
+        if self.sigma_max is not None:
+            if self.name not in ("sage", "sage_exact"):
+                raise ValueError(f"kernel.sigma_max applies to sage and sage_exact, not to {self.name}: leave it out.")
+            options["sigma_max"] = self.sigma_max
+        return KERNELS[self.name](**options)
+
+
+def _ito(p: Tensor, q: Tensor, w: Tensor, dtype: torch.dtype) -> Transition:
+    """The Itô family for a step variance w."""
+    half = w / (2.0 * p)
+    return _cast(1.0 - half, (q - p) - half * (1.0 - p), torch.sqrt(w), dtype)
+
+
+def _coefficient_preserving(p: Tensor, q: Tensor, rho: Tensor, fresh: Tensor, dtype: torch.dtype) -> Transition:
+    """The coefficient-preserving family; `fresh` is sqrt(1 - rho^2), given apart to keep its precision.
+
+    The textbook forms a = (1 - q) + q rho and b = -p (1 - q) + (1 - p) q rho are written around the Euler step, so that
+    rho = 1 gives it to the last bit.
+    """
+    renewed = q * (1.0 - rho)
+    return _cast(1.0 - renewed, (q - p) - (1.0 - p) * renewed, q * fresh, dtype)
+
+
+def _cast(a: Tensor, b: Tensor, std: Tensor, dtype: torch.dtype) -> Transition:
+    return Transition(a=a.to(dtype), b=b.to(dtype), std=std.to(dtype))
+
+
+def _pair(sigma: Sigma, sigma_next: Sigma) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Both ends in float64 (differences of logarithms cancel badly in float32), and the dtype of the answer."""
+    p, q = torch.as_tensor(sigma), torch.as_tensor(sigma_next)
+    from_double = any(isinstance(s, Tensor) and s.dtype == torch.float64 for s in (sigma, sigma_next))
+    p, q = torch.broadcast_tensors(p.to(torch.float64), q.to(torch.float64))
+    if not bool(((p <= 1) & (q >= 0) & (q < p)).all()):
+        bad = (~((p <= 1) & (q >= 0) & (q < p))).reshape(-1)
+        first = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"A step needs 1 >= sigma > sigma_next >= 0, got sigma = {float(p.reshape(-1)[first]):g} and "
+            f"sigma_next = {float(q.reshape(-1)[first]):g}. Sampling goes from noise (1) down to data (0)."
+        )
+    return p, q, torch.float64 if from_double else torch.float32
+
+
+def _check_eta(kernel: Dance | Flow | Sage | Cps | SageExact) -> None:
+    if not (math.isfinite(kernel.eta) and kernel.eta >= 0):
+        raise ValueError(f"{type(kernel).__name__}(eta={kernel.eta}): eta must be finite and >= 0 (0 is the ODE).")
+
+
+def _check_sigma_max(sigma_max: float, *, upper: float, upper_allowed: bool) -> None:
+    if not (0 < sigma_max < upper or (upper_allowed and sigma_max == upper)):
+        raise ValueError(f"sigma_max must lie in (0, {upper:g}{']' if upper_allowed else ')'}, got {sigma_max}.")

@@ -1,0 +1,42 @@
+"""THE convention, stated once.
+
+`sigma` in [0, 1]: 1 is pure noise, 0 is data. Sampling goes from 1 down to 0, a step goes sigma -> sigma_next with
+sigma_next < sigma.
+
+    x     = (1 - sigma) x0 + sigma eps
+    v     = eps - x0 = dx/dsigma             (what diffusers' flow models predict)
+    x0    = x - sigma v
+    eps   = x + (1 - sigma) v
+    score = -eps / sigma
+
+Everywhere else names carry it: x, v, x0, eps, sigma; suffixes _next, _old, _anchor.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def interpolate(x0: Tensor, eps: Tensor, sigma: Tensor | float) -> Tensor:
+    """The point of the straight path between data and noise."""
+    return (1 - sigma) * x0 + sigma * eps
+
+
+def velocity(x0: Tensor, eps: Tensor) -> Tensor:
+    """dx/dsigma along the path."""
+    return eps - x0
+
+
+def predicted_x0(x: Tensor, v: Tensor, sigma: Tensor | float) -> Tensor:
+    """The data that the velocity points to."""
+    return x - sigma * v
+
+
+def predicted_eps(x: Tensor, v: Tensor, sigma: Tensor | float) -> Tensor:
+    """The noise that the velocity comes from."""
+    return x + (1 - sigma) * v
+
+
+def score(x: Tensor, v: Tensor, sigma: Tensor | float) -> Tensor:
+    """Gradient of the log marginal density at sigma. The divisor is sigma: the paper's Eq. 3 has (1 - sigma)."""
+    return -predicted_eps(x, v, sigma) / sigma

@@ -1,0 +1,68 @@
+"""The one distribution of the package: a diagonal Gaussian with one standard deviation per sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Normal(mean, std^2) over latents.
+
+    The first `batch_ndim` dimensions of `mean` index samples (and steps, when vectorised over them); the rest are
+    latent dimensions. `std` has one value per sample, or one for all. Log-probability and KL are MEANS over the latent
+    dimensions: everybody's convention, and the one that sets the scale of the clip range. Arithmetic is float32.
+    """
+
+    mean: Tensor
+    std: Tensor
+    batch_ndim: int = 1
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """`mean + std * noise`, for standard normal noise of the mean's shape."""
+        _same_shape(noise, self.mean, "noise")
+        return self.mean + self._spread(self.std) * noise
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Mean log-density over latent dimensions, with the full normalisation, one value per sample."""
+        _same_shape(x, self.mean, "x")
+        self._require_noise("log_prob")
+        std = self.std.to(torch.float32)
+        quadratic = self._mean_latent(((x - self.mean) / self._spread(std)).square())
+        log_normaliser = torch.log(std).to(quadratic.device) + 0.5 * math.log(2.0 * math.pi)
+        return -0.5 * quadratic - log_normaliser
+
+    def kl(self, other: Gaussian) -> Tensor:
+        """KL(self || other) per latent dimension, one value per sample."""
+        _same_shape(other.mean, self.mean, "other.mean")
+        self._require_noise("kl")
+        other._require_noise("kl")
+        std, std_other = self.std.to(torch.float32), other.std.to(torch.float32)
+        quadratic = self._mean_latent(((self.mean - other.mean) / self._spread(std_other)).square())
+        ratio = (std / std_other).to(quadratic.device)
+        return 0.5 * (quadratic + ratio.square() - 1.0) - torch.log(ratio)
+
+    def _spread(self, per_sample: Tensor) -> Tensor:
+        """Give a per-sample tensor trailing dimensions, so that it broadcasts over the latent ones."""
+        if per_sample.ndim == 0:  # a true scalar may stay on the CPU
+            return per_sample
+        return per_sample.to(self.mean.device).reshape(per_sample.shape + (1,) * (self.mean.ndim - per_sample.ndim))
+
+    def _mean_latent(self, values: Tensor) -> Tensor:
+        return values.flatten(self.batch_ndim).mean(-1) if values.ndim > self.batch_ndim else values
+
+    def _require_noise(self, operation: str) -> None:
+        if bool((self.std <= 0).any()):
+            raise ValueError(
+                f"Gaussian.{operation} needs std > 0, got a step with std = 0. Deterministic steps are sampled but "
+                "never trained: leave them out of the trained steps (Policy.trained_steps)."
+            )
+
+
+def _same_shape(given: Tensor, expected: Tensor, name: str) -> None:
+    if given.shape != expected.shape:
+        raise ValueError(f"{name} has shape {tuple(given.shape)}, but the Gaussian's mean has {tuple(expected.shape)}.")

@@ -1,0 +1,91 @@
+"""Group-relative advantages, with failed rollouts masked out rather than scored 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scale = Literal["group", "global", "none"]
+
+
+def group_advantage(
+    rewards: Tensor,
+    groups: Tensor,
+    *,
+    valid: Tensor | None = None,
+    scale: Scale = "group",
+    eps: float = 1e-6,
+    clip: float | None = None,
+) -> Tensor:
+    """A_i = (r_i - mean of its group) / (population std + eps), one value per rollout.
+
+    `groups` holds an integer per rollout; members of a group need not be neighbours. Rollouts that are not valid, or whose
+    reward is not finite, count in no statistic and get advantage 0. A group without spread gives 0. `scale` divides by the
+    group's std, by the std of the centred rewards of all groups, or not at all.
+    """
+    r, index, ok, count = _prepare(rewards, groups, valid)
+    mean = _group_sum(r, index, len(count)) / count.clamp(min=1)
+    centred = torch.where(ok, r - mean[index], 0.0)
+    variance = _group_sum(centred.square(), index, len(count)) / count.clamp(min=1)
+    if scale == "group":
+        advantage = centred / (variance.sqrt()[index] + eps)
+    elif scale == "global":
+        advantage = centred / ((centred.square().sum() / ok.sum()).sqrt() + eps)
+    elif scale == "none":
+        advantage = centred
+    else:
+        raise ValueError(f"scale must be 'group', 'global' or 'none', got {scale!r}.")
+    if clip is not None:
+        advantage = advantage.clamp(-clip, clip)
+    return advantage.to(torch.float32)
+
+
+def decoupled_advantage(
+    parts: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    groups: Tensor,
+    *,
+    valid: Tensor | None = None,
+    scale: Scale = "group",
+    eps: float = 1e-6,
+    clip: float | None = None,
+) -> Tensor:
+    """GDPO: normalise every reward in its group first, then add them up, so that no reward drowns the others."""
+    missing = sorted(set(weights) - set(parts))
+    if missing or not weights:
+        raise ValueError(f"weights name rewards that were not computed: {missing}; there are {sorted(parts)}.")
+    ok = torch.stack([torch.isfinite(parts[name]) for name in weights]).all(0)
+    ok = ok if valid is None else ok & valid
+    terms = [w * group_advantage(parts[name], groups, valid=ok, scale=scale, eps=eps) for name, w in weights.items()]
+    total = torch.stack(terms).sum(0)
+    return total if clip is None else total.clamp(-clip, clip)
+
+
+def _prepare(rewards: Tensor, groups: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """float64 rewards (0 where masked), dense group index, mask and valid count per group; refuses what has no answer."""
+    if rewards.ndim != 1 or len(rewards) == 0:
+        raise ValueError(f"rewards must be one non-empty row, got shape {tuple(rewards.shape)}: there is no group.")
+    if groups.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
+        raise ValueError(f"rewards, groups and valid need one value per rollout; rewards have {len(rewards)}.")
+    ids, index, size = torch.unique(groups, return_inverse=True, return_counts=True)
+    if bool((size < 2).any()):
+        alone = ids[size < 2].tolist()
+        raise ValueError(
+            f"Groups {alone[:5]} have a single member: a group-relative advantage needs at least two. Raise group_size."
+        )
+    ok = torch.isfinite(rewards) if valid is None else torch.isfinite(rewards) & valid.bool()
+    if not bool(ok.any()):
+        raise ValueError(
+            f"None of the {len(rewards)} rewards is valid and finite, so there is nothing to learn from. "
+            "Look at the reward's error message; a failed reward is masked, never scored 0."
+        )
+    count = _group_sum(ok.to(torch.float64), index, len(ids))
+    # float64: the mean of equal float32 values is then exact, so a group without spread gives exactly 0.
+    return torch.where(ok, rewards.to(torch.float64), 0.0), index, ok, count
+
+
+def _group_sum(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
+    return torch.zeros(num_groups, dtype=values.dtype, device=values.device).index_add_(0, index, values)

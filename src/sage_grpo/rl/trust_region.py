@@ -1,0 +1,100 @@
+"""KL penalties between two policies at the same x, and the dual trust region made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Mode = Literal["none", "fixed", "stepwise", "moving", "dual"]
+
+
+def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
+    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), one value per sample (and step, where `sensitivity` has both).
+
+    Two affine Gaussians with the same a, b and std differ only by b (v - v_ref): the reference pass needs velocities only.
+    """
+    if v.shape != v_ref.shape:
+        raise ValueError(f"v has shape {tuple(v.shape)} but v_ref has {tuple(v_ref.shape)}: compare them at the same x.")
+    # float32 whatever the network runs in; the difference of two bf16 velocities would lose most of its digits.
+    difference = (v.to(torch.float32) - v_ref.to(torch.float32)).flatten(max(1, sensitivity.ndim))
+    return 0.5 * sensitivity.to(v.device, torch.float32).square() * difference.square().mean(-1)
+
+
+def log_ratio_kl(log_prob_old: Tensor, log_prob: Tensor) -> Tensor:
+    """The paper's estimator (Eq. 15): log pi_old - log pi, whose mean over the OLD policy's samples is KL(old || new)."""
+    return log_prob_old - log_prob
+
+
+@dataclass(frozen=True)
+class KlTerms:
+    """Penalties per sample; a term that the mode does not use is None."""
+
+    position: Tensor | None
+    """KL to the anchor (fixed or moving)."""
+    velocity: Tensor | None
+    """KL to the policy that made the rollout."""
+    total: Tensor | None
+    """The weighted sum, before the coefficient lambda; None for mode 'none'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustRegion:
+    """Which KL terms pull the policy back, and how strongly relative to one another."""
+
+    mode: Mode = "dual"
+    """none; fixed (anchor = initial policy); stepwise (the rollout's policy); moving (anchor renewed); dual (moving + stepwise)."""
+    beta_position: float = 1.0
+    """Weight of the anchor term."""
+    beta_velocity: float = 0.1
+    """Weight of the step-wise term in mode dual."""
+    estimator: Literal["closed_form", "log_ratio"] = "closed_form"
+    """How the step-wise term is computed: exactly, or by the paper's Eq. 15."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("none", "fixed", "stepwise", "moving", "dual"):
+            raise ValueError(f"mode must be none, fixed, stepwise, moving or dual, got {self.mode!r}.")
+        if self.estimator not in ("closed_form", "log_ratio"):
+            raise ValueError(f"estimator must be closed_form or log_ratio, got {self.estimator!r}.")
+        if self.beta_position < 0 or self.beta_velocity < 0:
+            raise ValueError(
+                "A negative weight would reward moving away: beta_position and beta_velocity must be >= 0."
+            )
+
+    @property
+    def uses_anchor(self) -> bool:
+        """Whether a reference pass with the anchor's weights is needed."""
+        return self.mode in ("fixed", "moving", "dual")
+
+    @property
+    def uses_stepwise(self) -> bool:
+        """Whether the rollout's policy is a reference."""
+        return self.mode in ("stepwise", "dual")
+
+    def penalty(
+        self,
+        *,
+        v: Tensor,
+        v_old: Tensor,
+        v_anchor: Tensor | None,
+        sensitivity: Tensor,
+        log_prob: Tensor,
+        log_prob_old: Tensor,
+    ) -> KlTerms:
+        """The terms at one step. The loss is surrogate PLUS lambda times `total`."""
+        position = velocity = None
+        if self.uses_anchor:
+            if v_anchor is None:
+                raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
+            position = self.beta_position * closed_form_kl(v, v_anchor, sensitivity)
+        if self.uses_stepwise:
+            weight = self.beta_velocity if self.mode == "dual" else 1.0
+            if self.estimator == "closed_form":
+                velocity = weight * closed_form_kl(v, v_old, sensitivity)
+            else:
+                velocity = weight * log_ratio_kl(log_prob_old, log_prob)
+        if position is None or velocity is None:
+            return KlTerms(position, velocity, position if velocity is None else velocity)
+        return KlTerms(position, velocity, position + velocity)

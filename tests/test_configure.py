@@ -1,0 +1,93 @@
+"""Configuration: YAML, dotted overrides, recipes as defaults, and errors that name the nearest valid key or value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from sage_grpo.configure import ConfigError, parse
+from sage_grpo.flow.kernels import KernelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """An optional part."""
+
+    rank: int = 4
+    """The rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a test."""
+
+    kernel: KernelSpec = KernelSpec()
+    """Which kernel explores."""
+    adapter: Adapter | None = None
+    """An adapter, or none."""
+    lr: float = 1e-5
+    """Learning rate."""
+    quiet: bool = False
+    """Say nothing."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Named weights."""
+
+
+def run(*argv: str, defaults: Options | None = None) -> Options:
+    return parse(Options, argv, prog="test", defaults=defaults)
+
+
+def test_defaults_are_the_dataclass() -> None:
+    assert run() == Options()
+
+
+def test_dotted_overrides_and_bare_flags() -> None:
+    options = run("--kernel.name", "cps", "--quiet", "--adapter.rank", "8", "--weights.VQ", "0.5")
+    assert options == Options(kernel=KernelSpec(name="cps"), quiet=True, adapter=Adapter(rank=8), weights={"VQ": 0.5})
+
+
+def test_command_line_wins_over_yaml_wins_over_recipe(tmp_path) -> None:
+    recipe = Options(lr=1.0, kernel=KernelSpec(name="flow", eta=0.1), adapter=Adapter(rank=2))
+    file = tmp_path / "options.yaml"
+    file.write_text("lr: 2.0\nkernel: {eta: 0.2}\n")
+    assert run("--config", str(file), "--lr", "3", defaults=recipe) == Options(
+        lr=3.0, kernel=KernelSpec(name="flow", eta=0.2), adapter=Adapter(rank=2)
+    )
+    assert run("--adapter", "null", defaults=recipe).adapter is None
+
+
+def test_printed_config_reads_back(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        run("--kernel.eta", "0.3", "--print_config")
+    file = tmp_path / "printed.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert run("--config", str(file)) == Options(kernel=KernelSpec(eta=0.3))
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (("--kernel.nme", "sage"), "kernel.name"),
+        (("--eta", "0.3"), "kernel.eta"),
+        (("--kernel.name", "saeg"), "sage"),
+        (("--learning_rat", "1"), None),
+        (("--lr", "fast"), None),
+    ],
+)
+def test_mistakes_name_the_nearest(argv, hint) -> None:
+    with pytest.raises(ConfigError) as error:
+        run(*argv)
+    assert (f"Did you mean '{hint}'?" in str(error.value)) == (hint is not None)
+
+
+def test_unknown_key_in_yaml_names_the_nearest(tmp_path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("kernel: {nam: sage}\n")
+    with pytest.raises(ConfigError, match=r"Did you mean 'kernel\.name'"):
+        run("--config", str(file))
+
+
+def test_values_that_the_dataclass_refuses_are_explained() -> None:
+    with pytest.raises(ValueError, match="sigma_max applies to sage"):
+        KernelSpec(name="flow", sigma_max=0.9).build()
