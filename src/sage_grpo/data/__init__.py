@@ -1,0 +1,1 @@
+"""Prompts, and which rank holds which member of which group."""

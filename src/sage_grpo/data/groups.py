@@ -1,0 +1,80 @@
+"""Which rank holds which member of which group: pure arithmetic.
+
+Rollouts are numbered group by group and dealt out as evenly as possible, so a group may span ranks and no divisibility
+rule ties prompts, group size and world size together. Every rank runs the same number of micro-batches (a rank that has
+fewer repeats one as filler with weight 0), because sharded networks communicate in every forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rollout of an iteration."""
+
+    group: int
+    """Index of its prompt within the iteration."""
+    index: int
+    """Index within the group."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rollouts that go through the network together, in rollout and in every update: that is what makes the first
+    replay's ratio exactly 1."""
+
+    members: tuple[Member, ...]
+    filler: bool = False
+    """Only there to keep ranks in step; counts in no statistic and has weight 0."""
+
+
+def deal(
+    num_groups: int, group_size: int, micro_batch: int, *, world_size: int = 1
+) -> tuple[tuple[MicroBatch, ...], ...]:
+    """The micro-batches of every data-parallel rank."""
+    if num_groups < 1 or group_size < 2 or micro_batch < 1:
+        raise ValueError(
+            f"Need at least 1 prompt, groups of at least 2 and micro-batches of at least 1, got {num_groups} prompts, "
+            f"group size {group_size}, micro-batch {micro_batch}."
+        )
+    total = num_groups * group_size
+    if world_size > total:
+        raise ValueError(
+            f"{world_size} data-parallel ranks cannot share {num_groups} prompts x {group_size} = {total} rollouts: "
+            f"use at most {total} ranks, or at least {math.ceil(world_size / group_size)} prompts per iteration."
+        )
+    members = [Member(group, index) for group in range(num_groups) for index in range(group_size)]
+    return share_out(members, micro_batch, world_size=world_size)
+
+
+def share_out(members: list[Member], micro_batch: int, *, world_size: int = 1) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Consecutive, near-equal shares for the ranks, each in the same number of micro-batches."""
+    bounds = [len(members) * rank // world_size for rank in range(world_size + 1)]
+    # A rank without a share (fewer clips than ranks) still keeps in step, on a filler.
+    shares = [members[start:stop] for start, stop in pairwise(bounds)]
+    rounds = math.ceil(max(map(len, shares)) / micro_batch)
+    return tuple(_chunks(share, members[:1], micro_batch, rounds) for share in shares)
+
+
+def _chunks(share: list[Member], spare: list[Member], micro_batch: int, rounds: int) -> tuple[MicroBatch, ...]:
+    chunks = [MicroBatch(tuple(share[start : start + micro_batch])) for start in range(0, len(share), micro_batch)]
+    chunks += [MicroBatch(chunks[-1].members if chunks else tuple(spare), filler=True)] * (rounds - len(chunks))
+    return tuple(chunks)
+
+
+def split_updates(steps: list[int], updates: int) -> list[list[int]]:
+    """Deal the trained steps, already in their permuted order, into `updates` near-equal consecutive parts.
+
+    Steps are dealt out, not rollouts: every update sees every group, and the parts do not depend on ranks or batches.
+    """
+    if not 1 <= updates <= len(steps):
+        raise ValueError(
+            f"updates_per_rollout = {updates}, but a rollout has {len(steps)} trained steps to deal out to them: "
+            "use fewer updates, or train more steps (rollout.steps, update.step_fraction, rollout.window)."
+        )
+    bounds = [len(steps) * part // updates for part in range(updates + 1)]
+    return [steps[start:stop] for start, stop in pairwise(bounds)]

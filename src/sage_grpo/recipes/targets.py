@@ -1,0 +1,108 @@
+"""What is trained and on what. Each target is a whole configuration with SAGE's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.train.config import (
+    BatchConfig,
+    DataConfig,
+    EvalConfig,
+    KeepConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    SurrogateConfig,
+    TrainConfig,
+    UpdateConfig,
+)
+
+
+def shapes() -> TrainConfig:
+    """The embedded world on a laptop CPU, in minutes."""
+    return TrainConfig(
+        iterations=60,
+        model=ModelSpec(vae_slicing=False),
+        rewards=[RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5}, batch_size=0)],
+        batch=BatchConfig(prompts=6, group_size=8, micro_batch=24),
+        kernel=KernelSpec(name="sage", eta=0.5),
+        rollout=RolloutConfig(steps=10),
+        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.6),
+        surrogate=SurrogateConfig(clip_scale=0.3),
+        kl=KlCoefficient(kind="two_stage"),
+        optimizer=OptimizerConfig(lr=2e-5, weight_decay=0.0, betas=(0.9, 0.99)),
+        evaluate=EvalConfig(every=20, prompts=64, steps=20),
+        keep=KeepConfig(checkpoint_every=10, videos_every=20),
+    )
+
+
+def hunyuan15() -> TrainConfig:
+    """The paper's setting: HunyuanVideo-1.5 480p text-to-video, 81 frames, VideoAlign; full fine-tuning on many GPUs."""
+    return TrainConfig(
+        iterations=200,
+        model=ModelSpec(
+            path="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+            family="hunyuan15", dtype="bfloat16", guidance_scale=6.0, negative_prompt="",
+            frames=81, height=352, width=624, fps=24, shift=5.0,
+        ),
+        rewards=[videoalign()],
+        data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
+        batch=BatchConfig(prompts=16, group_size=4, micro_batch=1),
+        rollout=RolloutConfig(steps=20, storage="bfloat16"),
+        update=UpdateConfig(updates_per_rollout=2, gradient_checkpointing=True),
+        optimizer=OptimizerConfig(lr=1e-5, weight_decay=0.01, max_grad_norm=1.0),
+        evaluate=EvalConfig(every=20, prompts=32, steps=40),
+    )  # fmt: skip
+
+
+def hunyuan15_lora() -> TrainConfig:
+    """HunyuanVideo-1.5 on one GPU: a LoRA, fewer rollouts, half of the steps trained."""
+    from dataclasses import replace
+
+    config = hunyuan15()
+    return replace(
+        config,
+        model=replace(config.model, lora=LoraSpec(rank=32)),
+        batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
+        update=replace(config.update, step_fraction=0.5),
+        optimizer=replace(config.optimizer, lr=1e-4),
+    )
+
+
+def wan() -> TrainConfig:
+    """Wan 2.1 1.3B text-to-video at 480p: a LoRA on one GPU."""
+    return TrainConfig(
+        iterations=200,
+        model=ModelSpec(
+            path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", family="wan", dtype="bfloat16", lora=LoraSpec(rank=32),
+            guidance_scale=5.0, frames=81, height=480, width=832, fps=16, shift=3.0,
+        ),
+        rewards=[videoalign()],
+        data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
+        batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
+        rollout=RolloutConfig(steps=20, storage="bfloat16"),
+        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.5, gradient_checkpointing=True),
+        optimizer=OptimizerConfig(lr=1e-4),
+        evaluate=EvalConfig(every=20, prompts=32, steps=40),
+    )  # fmt: skip
+
+
+def videoalign() -> RewardSpec:
+    """VideoAlign with the paper's alignment-focused weights (setting B)."""
+    return RewardSpec(
+        name="videoalign",
+        weights={"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
+        options={
+            "checkpoint": "ckpts/VideoReward",
+            "base": "Qwen/Qwen2-VL-2B-Instruct",
+            "template": "ckpts/prompt_template.py",
+        },
+    )
+
+
+TARGETS: dict[str, Callable[[], TrainConfig]] = {
+    target.__name__: target for target in (shapes, hunyuan15, hunyuan15_lora, wan)
+}

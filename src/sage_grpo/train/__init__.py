@@ -1,0 +1,1 @@
+"""The straight line: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor."""

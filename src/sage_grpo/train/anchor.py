@@ -1,0 +1,78 @@
+"""Copies of the trainable weights that can stand in for them: the anchor of the trust region, and the EMA.
+
+Never a second model: a copy is swapped in for the reference pass, one parameter (or shard) at a time, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Snapshot:
+    """A copy of named parameters."""
+
+    def __init__(self, params: Mapping[str, nn.Parameter], *, offload: bool = False) -> None:
+        self.params = dict(params)
+        self.copies = {
+            name: p.detach().to("cpu", copy=True) if offload else p.detach().clone() for name, p in self.params.items()
+        }
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Take the present weights."""
+        for name, p in self.params.items():
+            self.copies[name].copy_(p)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Run the model with these weights; the live ones come back to the bit, also after an error."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, p in self.params.items():
+            live = p.detach().clone()
+            p.copy_(self.copies[name])
+            self.copies[name].copy_(live)
+
+
+class Anchor(Snapshot):
+    """The reference policy of the position term: fixed, or renewed every `every` optimizer updates."""
+
+    def __init__(self, params: Mapping[str, nn.Parameter], *, every: int | None, offload: bool = False) -> None:
+        super().__init__(params, offload=offload)
+        self.every = every
+
+    def advance(self, updates: int) -> bool:
+        """Called after optimizer update number `updates` (from 1); renews when it is time, and says whether it did."""
+        if self.every is None or updates % self.every:
+            return False
+        self.renew()
+        return True
+
+
+class Ema(Snapshot):
+    """An exponential moving average of the weights."""
+
+    def __init__(self, params: Mapping[str, nn.Parameter], *, decay: float) -> None:
+        super().__init__(params)
+        self.decay = decay
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Move towards the present weights."""
+        for name, p in self.params.items():
+            self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - self.decay)
+
+
+def state_of(snapshot: Snapshot | None, prefix: str) -> dict[str, Tensor]:
+    """The copies as flat tensors of a checkpoint."""
+    return {} if snapshot is None else {f"{prefix}/{name}": copy for name, copy in snapshot.copies.items()}

@@ -1,0 +1,83 @@
+"""Evaluation on held-out prompts: the ODE, fixed seeds, all rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sage_grpo.data.groups import Member, share_out
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import Ode
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.train.config import EvalConfig
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a model on held-out prompts."""
+
+    metrics: dict[str, float]
+    """Mean of every part and of the total, the standard error of the total, and the number of failed clips."""
+    clips: Tensor
+    """The first few clips of this rank, for people."""
+    captions: list[str]
+    """Their prompts."""
+
+
+def evaluate(
+    model: VelocityModel,
+    reward: CompositeReward,
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    *,
+    micro_batch: int,
+    shift: float | None = None,
+    world: World | None = None,
+    images: Callable[[Prompt], Tensor | None] = lambda prompt: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Sample `config.per_prompt` clips for every prompt and score them."""
+    world = world or World()
+    prompts = list(prompts)[: config.prompts]
+    conditions = model.encode([p.text for p in prompts], [images(p) for p in prompts])
+    schedule = Schedule.shifted(config.steps, shift or model.shift)
+    policy = Policy(model, Ode(), schedule)
+    members = [Member(group, index) for group in range(len(prompts)) for index in range(config.per_prompt)]
+    share = share_out(members, micro_batch, world_size=world.size)[world.rank]
+    clips, captions = [], []
+    for number, batch in enumerate(share):
+        x = torch.stack(
+            [keyed_noise(model.latent_shape(), "eval", config.seed, m.group, m.index) for m in batch.members]
+        )
+        latents = integrate(policy, x.to(model.device), [conditions[m.group] for m in batch.members])
+        if not batch.filler:
+            clips.append(model.decode(latents))
+            captions += [prompts[m.group].text for m in batch.members]
+        progress(number + 1, len(share))
+    return _score(reward, clips, captions, model.video.fps, config.show, world)
+
+
+def _score(
+    reward: CompositeReward, clips: list[Tensor], captions: list[str], fps: float, show: int, world: World
+) -> Evaluation:
+    names = [*reward.names, "total"]
+    rows = torch.zeros(0, len(names), dtype=torch.float64)
+    videos = torch.cat(clips) if clips else torch.zeros(0)
+    if clips:
+        scores, _ = reward.score(videos, captions, fps)
+        rows = torch.stack([*(scores.parts[name] for name in reward.names), scores.total], 1).double().cpu()
+    rows = world.gather(rows)
+    valid = torch.isfinite(rows[:, -1])
+    metrics = {f"eval/{name}": float(torch.nanmean(rows[:, column])) for column, name in enumerate(names)}
+    spread = rows[valid, -1].std(correction=0) if bool(valid.any()) else torch.tensor(float("nan"))
+    metrics["eval/total_stderr"] = float(spread) / max(1.0, float(valid.sum())) ** 0.5
+    metrics["eval/failed"] = float((~valid).sum())
+    return Evaluation(metrics, videos[:show], captions[:show])

@@ -1,0 +1,180 @@
+"""A run from start to end: resume, log, evaluate, checkpoint, and stop cleanly when asked to."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from sage_grpo.parallel import checkpoint
+from sage_grpo.parallel.world import World
+from sage_grpo.train.clock import Clock
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.metrics import Metrics
+from sage_grpo.train.samples import Samples
+from sage_grpo.train.terminal import Terminal, plan_table
+from sage_grpo.train.trainer import Trainer
+
+
+class StopRequest:
+    """Set by SIGTERM or SIGINT; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Catch the signals while inside."""
+
+        def note(number: int, frame: Any) -> None:
+            if self.signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.signal = number
+
+        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def train(config: TrainConfig, world: World | None = None) -> int:
+    """Run `sage-grpo train`; returns the exit status."""
+    world = world or World()
+    out = Path(config.out)
+    terminal = Terminal(enabled=world.is_main, progress=config.log.progress, total=config.iterations)
+    trainer = Trainer(config, world, Clock(terminal.listen))
+    resumed = _resume(trainer, out, terminal)
+    if world.is_main:
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / "config.yaml", yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
+    metrics = (
+        Metrics.open(out, config.log, dataclasses.asdict(config), resumed_at=resumed) if world.is_main else Metrics([])
+    )
+    try:
+        with StopRequest().listening() as stop, terminal:
+            return _loop(trainer, out, metrics, terminal, stop)
+    finally:
+        metrics.close()
+
+
+def _loop(trainer: Trainer, out: Path, metrics: Metrics, terminal: Terminal, stop: StopRequest) -> int:
+    config, state, world = trainer.config, trainer.state, trainer.world
+    samples = Samples(out / "videos", megabytes=config.keep.video_megabytes)
+    terminal.start_at(state.iteration)
+    if state.iteration == 0:
+        _evaluate(trainer, out, metrics, samples, terminal)
+    while state.iteration < config.iterations:
+        row = trainer.step()
+        number, last = state.iteration, state.iteration == config.iterations
+        metrics.write(number, row)
+        terminal.iteration(number, row)
+        if world.is_main and config.keep.videos_every and (number % config.keep.videos_every == 0 or last):
+            count = config.keep.videos
+            samples.save(
+                f"rollout-{number:06d}", trainer.videos[:count], trainer.captions[:count], trainer.model.video.fps
+            )
+        if last or (config.evaluate.every and number % config.evaluate.every == 0):
+            _evaluate(trainer, out, metrics, samples, terminal)
+        stopping = world.any(stop.signal is not None)
+        if last or stopping or number % config.keep.checkpoint_every == 0:
+            trainer.save(out / "checkpoints")
+            if world.is_main:
+                checkpoint.prune(out / "checkpoints", config.keep.checkpoints)
+        if stopping and not last:
+            terminal.say(f"Stopped by signal after iteration {number}; saved. The same command continues from here.")
+            return 0
+    trainer.export(out / "final")
+    terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
+    return 0
+
+
+def _evaluate(trainer: Trainer, out: Path, metrics: Metrics, samples: Samples, terminal: Terminal) -> None:
+    """Evaluate, log, keep the clips, and keep the weights if they are the best so far."""
+    if not trainer.held_out:
+        return
+    number, state = trainer.state.iteration, trainer.state
+    result = trainer.evaluate()
+    metrics.write(number, result.metrics)
+    terminal.evaluation(number, result.metrics)
+    if trainer.world.is_main and len(result.clips):
+        fps = trainer.model.video.fps
+        metrics.show(number, "held_out", result.clips, result.captions, fps)
+        samples.save(f"heldout-{number:06d}", result.clips, result.captions, fps)
+    total = result.metrics["eval/total"]
+    if total == total and total > state.best.get("score", float("-inf")):  # NaN is never the best
+        state.best = {"iteration": number, "score": total}
+        if number > 0:
+            trainer.export(out / "best")
+
+
+def _resume(trainer: Trainer, out: Path, terminal: Terminal) -> int | None:
+    """Continue a run that is there; returns the iteration it stands at."""
+    mode, root = trainer.config.resume, out / "checkpoints"
+    found = trainer.resume(root) if mode != "never" else None
+    if mode == "never" and root.is_dir() and any(root.iterdir()):
+        raise ValueError(
+            f"{out} holds checkpoints of another run. Choose another `out`, or resume: auto to continue it."
+        )
+    if mode == "must" and found is None:
+        raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
+    plan = plan_table(
+        trainer.config,
+        steps=trainer.choose_steps(trainer.policy_of(0), 0),
+        rounds=len(trainer.share),
+        ranks=trainer.world.size,
+        dims=trainer.objective.dims,
+        clip=trainer.objective.clip,
+    )
+    terminal.console.print(plan)
+    if found is None:
+        return None
+    terminal.say(f"Resumed from {found} at iteration {trainer.state.iteration}.")
+    changed = _differences(checkpoint.read_meta(found)["config"], _plain(dataclasses.asdict(trainer.config)))
+    if changed:
+        terminal.say(f"[yellow]The configuration differs from the checkpoint's in: {', '.join(changed)}.[/yellow]")
+    return trainer.state.iteration
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            key
+            for name in {**old, **new}
+            if name not in ("resume", "log")
+            for key in _differences(old.get(name), new.get(name), f"{prefix}{name}.")
+        ]
+    return [] if old == new else [prefix.rstrip(".")]
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON and YAML have them."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _write(file: Path, text: str) -> None:
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, file)
+
+
+def load_weights(folder: Path, params: dict[str, torch.nn.Parameter], *, ema: bool = False) -> dict[str, torch.Tensor]:
+    """The trainable weights (or their EMA) of a checkpoint, by parameter name."""
+    meta = checkpoint.read_meta(folder)
+    prefix = "ema" if ema else "weights"
+    wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in params.items()}
+    missing = sorted(set(wanted) - set(meta["tensors"]))
+    if missing:
+        raise ValueError(f"{folder} has no {missing[0]!r}: was it trained with {'an EMA' if ema else 'this model'}?")
+    checkpoint.load_some(folder, wanted)
+    return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in wanted.items()}

@@ -1,0 +1,72 @@
+"""Everything that a checkpoint holds: a resumed run continues to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.data.prompts import PromptStream
+from sage_grpo.parallel import checkpoint
+from sage_grpo.parallel.world import World
+from sage_grpo.rl.kl_control import KlController
+from sage_grpo.train.anchor import Anchor, Ema, state_of
+from sage_grpo.train.optim import Optimizer
+
+
+@dataclass
+class TrainState:
+    """Weights, optimizer, EMA, anchor, KL controller, data position, counters and the best score so far.
+
+    There is no random state: all noise and all choices are keyed by (seed, iteration, ...), so the counters are enough.
+    """
+
+    params: dict[str, nn.Parameter]
+    optimizer: Optimizer
+    anchor: Anchor | None
+    ema: Ema | None
+    kl: KlController
+    stream: PromptStream
+    iteration: int = 0
+    """Iterations completed."""
+    updates: int = 0
+    """Optimizer updates completed."""
+    best: dict[str, float] = field(default_factory=dict)
+    """Iteration and score of the best evaluation."""
+
+    def save(self, root: Path, config: dict[str, Any], world: World) -> Path:
+        """Write a checkpoint of this moment."""
+        return checkpoint.save(root, self.iteration, self._tensors(), {**self._meta(), "config": config}, world)
+
+    def load(self, folder: Path, world: World) -> None:
+        """Continue from a checkpoint; resharding where the number of ranks differs."""
+        meta = checkpoint.read_meta(folder)
+        self.optimizer.materialize()
+        tensors = self._tensors()
+        with torch.no_grad():
+            checkpoint.load(folder, tensors, world)
+        self.optimizer.load_tensors(tensors)
+        self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
+        self.stream.position = int(meta["stream_position"])
+        self.kl.load_state_dict(meta["kl"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
+        return {
+            **weights,
+            **self.optimizer.tensors(),
+            **state_of(self.anchor, "anchor"),
+            **state_of(self.ema, "ema"),
+        }
+
+    def _meta(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "updates": self.updates,
+            "stream_position": self.stream.position,
+            "kl": self.kl.state_dict(),
+            "best": self.best,
+        }

@@ -1,0 +1,113 @@
+"""What a run says to the person at the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sage_grpo.train.config import TrainConfig
+
+
+class Terminal:
+    """A bar for the run (with reward and time left), a bar for the phase, and a line per iteration where there is no bar."""
+
+    def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
+        self.console = Console(quiet=not enabled, highlight=False)
+        self.total = total
+        self._start, self._first = time.perf_counter(), 0
+        live = enabled and progress and sys.stdout.isatty()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=not live,
+        )
+        self._live = live
+        self._run = self._progress.add_task("run", total=total, note="")
+        self._phase = self._progress.add_task("", total=1, note="")
+
+    def __enter__(self) -> Terminal:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print above the bars."""
+        self.console.print(text, soft_wrap=True)
+
+    def start_at(self, iteration: int) -> None:
+        """Where a resumed run stands."""
+        self._first, self._start = iteration, time.perf_counter()
+        self._progress.update(self._run, completed=iteration)
+
+    def listen(self, phase: str, done: int, total: int) -> None:
+        """Ticks of a phase."""
+        self._progress.update(self._phase, description=f"  {phase}", completed=done, total=total)
+
+    def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
+        """One iteration is done."""
+        note = f"reward {metrics['reward/total']:.3f} ± {metrics['reward/group_std']:.3f}"
+        self._progress.update(self._run, completed=number, note=note)
+        if not self._live:
+            seconds = (time.perf_counter() - self._start) / max(1, number - self._first)
+            left = seconds * (self.total - number)
+            self.say(
+                f"iteration {number}/{self.total}  {note}  kl {metrics['kl/total']:.2e}  "
+                f"clip {metrics['ratio/clip_fraction']:.0%}  grad {metrics['gradient/norm']:.3g}  "
+                f"{metrics['time/total']:.1f} s  {_minutes(left)} left"
+            )
+
+    def evaluation(self, number: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation is done."""
+        shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
+        shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
+        text = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
+        self.say(f"[bold]held-out after {number}[/bold]  {text}")
+
+
+def plan_table(
+    config: TrainConfig, *, steps: list[list[int]], rounds: int, ranks: int, dims: int, clip: float
+) -> Table:
+    """The batch arithmetic of a run, for people."""
+    batch = config.batch
+    rollouts = batch.prompts * batch.group_size
+    trained = sum(map(len, steps))
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    rows = [
+        ("rollouts", f"{batch.prompts} prompts x {batch.group_size} = {rollouts} clips per iteration"),
+        (
+            "micro-batches",
+            f"{rollouts} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",
+        ),
+        (
+            "steps",
+            f"{config.rollout.steps} denoising steps, {trained} trained: {' + '.join(str(len(s)) for s in steps)}",
+        ),
+        (
+            "updates",
+            f"{len(steps)} per rollout, each accumulates up to {rounds} x {max(map(len, steps))} backward passes",
+        ),
+        ("total", f"{config.iterations} iterations = {config.iterations * len(steps)} optimizer updates"),
+        ("clip range", f"{clip:.2e} at {dims:,} latent dimensions"),
+        (
+            "kernel",
+            f"{config.kernel.name}, eta {config.kernel.eta}; trust region {config.trust_region.mode}, KL {config.kl.kind}",
+        ),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
