@@ -1,0 +1,68 @@
+"""`sage-grpo shapes`: pretrain the embedded world's model, score a pipeline folder, or render perfect clips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sage_grpo.shapes.pretrain import PretrainOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of `sage-grpo shapes`."""
+
+    action: Literal["pretrain", "score", "render"]
+    """What to do: train a model from scratch, judge an existing one, or draw what a perfect model would."""
+    pretrain: PretrainOptions = field(default_factory=PretrainOptions)
+    """Options of pretraining."""
+    model: Path | None = None
+    """Pipeline folder to score."""
+    out: Path = Path("shapes")
+    """Folder for pictures and scores of `score` and `render`."""
+    prompts: int = 64
+    """Held-out prompts to score, or scenes to render."""
+    steps: int = 20
+    """Steps of the ODE in scoring."""
+    seed: int = 1
+    """Seed of the scenes that are rendered."""
+
+
+def run(options: Options) -> int:
+    """Do what `action` says; return the exit status."""
+    if options.action == "pretrain":
+        from sage_grpo.shapes.pretrain import pretrain
+
+        return pretrain(options.pretrain)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return _score(options) if options.action == "score" else _render(options)
+
+
+def _score(options: Options) -> int:
+    import torch
+
+    from sage_grpo.shapes.pretrain import score
+
+    if options.model is None or not (options.model / "model_index.json").is_file():
+        raise FileNotFoundError(
+            f"shapes score needs --model FOLDER with a saved pipeline (model_index.json), got {options.model}."
+        )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    score(options.model, prompts=options.prompts, steps=options.steps, pictures=options.out, device=device)
+    return 0
+
+
+def _render(options: Options) -> int:
+    import torch
+
+    from sage_grpo.shapes.contact import contact_sheet
+    from sage_grpo.shapes.pretrain import FRAMES, SIDE
+    from sage_grpo.shapes.render import render, to_uint8
+    from sage_grpo.shapes.scene import random_scenes
+
+    scenes = random_scenes(options.prompts, torch.Generator().manual_seed(options.seed), split="all")
+    contact_sheet(to_uint8(render(scenes, FRAMES, SIDE, SIDE)), options.out / "renders.png", columns=2)
+    (options.out / "renders.txt").write_text("\n".join(scenes.texts()) + "\n")
+    print(f"wrote {options.out / 'renders.png'}")
+    return 0

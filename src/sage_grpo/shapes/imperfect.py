@@ -1,0 +1,132 @@
+"""Deliberately imperfect training data: wrong words, jittered motion, blur and noise.
+
+A model that learns this data well is good but not perfect, in known ways, and leaves RL something to improve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from sage_grpo.shapes.corrupt import blur, jitter
+from sage_grpo.shapes.render import render, to_uint8
+from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, random_scenes, to_text, train_scenes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flaws:
+    """How imperfect the data is. A share is a probability a clip; a strength is the largest amount drawn."""
+
+    wrong_word: float = 0.2
+    """Probability, for each attribute of each caption on its own, that it names another value."""
+    jitter_share: float = 0.45
+    """Share of clips whose object shakes."""
+    jitter: float = 0.13
+    """Strongest shake, world units r.m.s. an axis (0.0625 is one pixel in a frame of 32)."""
+    blur_share: float = 0.35
+    """Share of clips that are blurred."""
+    blur: float = 1.4
+    """Strongest blur, pixels."""
+    noise_share: float = 0.3
+    """Share of clips with pixel noise."""
+    noise: float = 0.08
+    """Strongest noise, standard deviation in [0, 1] pixels."""
+
+    def __post_init__(self) -> None:
+        for name in ("wrong_word", "jitter_share", "blur_share", "noise_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"Flaws.{name} is a probability, got {getattr(self, name)}.")
+
+
+def imperfect_clips(
+    batch: SceneBatch, frames: int, side: int, flaws: Flaws, generator: torch.Generator, device: torch.device
+) -> Tensor:
+    """Clips of these scenes with the flaws of the data, uint8 n x F x H x W x 3 on the device."""
+    n = len(batch)
+
+    def strengths(share: float, most: float) -> Tensor:
+        hit = torch.rand(n, generator=generator) < share
+        return hit * most * (0.3 + 0.7 * torch.rand(n, generator=generator))
+
+    displacement = jitter(n, frames, strengths(flaws.jitter_share, flaws.jitter), generator)
+    blurs = strengths(flaws.blur_share, flaws.blur)
+    noises = strengths(flaws.noise_share, flaws.noise).to(device)
+    videos = render(batch.to(device), frames, side, side, displacement=displacement.to(device))
+    hit = (blurs > 0).nonzero().squeeze(1)
+    if len(hit):
+        videos[hit.to(device)] = blur(videos[hit.to(device)], blurs[hit].to(device))
+    # On a GPU the noise is drawn there: a host generator would take longer than everything else together.
+    drawn = torch.randn(videos.shape, device=device)
+    return to_uint8(videos + drawn * noises[:, None, None, None, None])
+
+
+def decoder_clips(n: int, frames: int, side: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Clips for the VAE, uint8: half clean, the rest spoilt more than the flow's data, some with two objects.
+
+    RL explores outside the data; a decoder that has seen such clips shows them as they are.
+    """
+    clean = n // 2
+    perfect = Flaws(wrong_word=0, jitter_share=0, blur_share=0, noise_share=0)
+    rough = Flaws(jitter_share=0.5, jitter=0.2, blur_share=0.4, blur=1.5, noise_share=0.3, noise=0.08)
+    scenes = random_scenes(n, generator, split="train")
+    videos = torch.cat(
+        [
+            imperfect_clips(scenes[:clean], frames, side, perfect, generator, device),
+            imperfect_clips(scenes[clean:], frames, side, rough, generator, device),
+        ]
+    )
+    blend = n // 20  # two clips laid over one another: faint and double objects
+    if blend:
+        weight = torch.rand(blend, 1, 1, 1, 1, device=device)
+        videos[-blend:] = torch.lerp(videos[-blend:].float(), videos[:blend].float(), weight).to(torch.uint8)
+    return videos
+
+
+def clean_clips(
+    n: int, frames: int, side: int, generator: torch.Generator, device: torch.device, split: str = "heldout"
+) -> Tensor:
+    """Perfect clips, uint8, by default of combinations that no training has seen."""
+    scenes = random_scenes(n, generator, split=split).to(device)
+    return to_uint8(render(scenes, frames, side, side))
+
+
+def imperfect_captions(batch: SceneBatch, flaws: Flaws, generator: torch.Generator) -> list[str]:
+    """A caption for every clip; some name wrong values, but never a combination that is held out."""
+    return [
+        to_text(scene, int(template))
+        for scene, template in zip(
+            misnamed(batch, flaws.wrong_word, generator).scenes(),
+            torch.randint(1 << 16, (len(batch),), generator=generator).tolist(),
+        )
+    ]
+
+
+@cache
+def _allowed() -> Tensor:
+    """True at the attribute indices of every training combination."""
+    allowed = torch.zeros([len(values) for values in ATTRIBUTES.values()], dtype=torch.bool)
+    allowed[tuple(torch.tensor([scene.indices for scene in train_scenes()]).T)] = True
+    return allowed
+
+
+def misnamed(batch: SceneBatch, wrong_word: float, generator: torch.Generator) -> SceneBatch:
+    """The scenes that the captions name: each attribute is another value with this probability.
+
+    A draw that lands on a held-out combination is drawn again, so held-out captions never occur.
+    """
+    allowed = _allowed()
+    true = torch.stack([getattr(batch, name) for name in ATTRIBUTES], dim=1)
+    named = true.clone()
+    todo = torch.arange(len(batch))
+    while len(todo):
+        columns = []
+        for column, values in enumerate(ATTRIBUTES.values()):
+            step = torch.randint(1, len(values), (len(todo),), generator=generator)
+            wrong = torch.rand(len(todo), generator=generator) < wrong_word
+            columns.append((true[todo, column] + step * wrong) % len(values))
+        named[todo] = torch.stack(columns, dim=1)
+        todo = todo[~allowed[tuple(named[todo].T)]]
+    return replace(batch, **dict(zip(ATTRIBUTES, named.unbind(1))))

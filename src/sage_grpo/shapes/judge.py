@@ -1,0 +1,229 @@
+"""A judge that knows the manifold: it scores a clip by the nearest thing that the renderer could have drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sage_grpo.shapes.fit import (
+    MOTION_WIDTH,
+    MOTIONS,
+    SPEEDS,
+    FrameFit,
+    MotionFit,
+    fit_frames,
+    fit_motion,
+    nearest_clip,
+)
+from sage_grpo.shapes.render import palette
+from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, from_text
+
+WEIGHTS: dict[str, float] = {
+    "shape": 0.20,
+    "colour": 0.20,
+    "motion": 0.20,
+    "speed": 0.13,
+    "size": 0.13,
+    "background": 0.14,
+}
+"""Share of each attribute in TA; they sum to one."""
+
+PIXELS_AT_ONCE = 2**21
+"""Clips are judged in portions of about this many pixels, to bound memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Everything the judge finds in a batch of clips before it looks at a prompt."""
+
+    vq: Tensor
+    """Visual quality, B."""
+    mq: Tensor
+    """Motion quality, B."""
+    gate: Tensor
+    """Mean over the frames of "there is exactly one object", B."""
+    drift: Tensor
+    """R.m.s. distance to the nearest renderable clip, B."""
+    beliefs: dict[str, Tensor]
+    """For every attribute B x (its values): how far the clip shows each."""
+    nearest: SceneBatch
+    """The nearest renderable clip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapesJudge:
+    """Reward for clips of the shapes world, by analysis-by-synthesis.
+
+    The parts, each with one value a clip:
+
+    - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has one object of the world on one of
+      its backgrounds, wherever that object is. Needs exactly one object.
+    - ``MQ`` in [0, 1]: how closely the object's centres follow the nearest path of any motion and speed, with one
+      identity throughout. An object that stands still follows none.
+    - ``TA`` in [0, 1]: how far the clip shows what the prompt says; ``TA/shape`` and so on are its parts. Each
+      counts in proportion to the frames (or, for motion and speed, to the likelihood), so it rises smoothly.
+      NaN for a prompt that `from_text` does not understand: that clip cannot be scored.
+    - ``Overall`` = TA + MQ / 2 + VQ / 2, at most 2; NaN with TA.
+    - ``drift`` >= 0, LOWER is better: r.m.s. distance (pixels in [0, 1]) to the nearest renderable clip. It is a
+      diagnostic of how far a policy has left the data manifold; give it weight 0, or a negative one.
+
+    All parts but drift are gated by "there is exactly one object", without which blank clips score well. fps is
+    not used: in this world speed is the way covered in one clip.
+    """
+
+    visual_width: float = 0.09
+    """R.m.s. pixel residual at which VQ has fallen to 1/e; 30 dB of noise leave 0.88."""
+    motion_width: float = 0.08
+    """R.m.s. distance from the path, in world units, at which MQ has fallen to 1/e; 0.0625 is a pixel of 32."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that a call returns."""
+        return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in ATTRIBUTES))
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+        """Score uint8 clips B x F x H x W x 3 against their prompts."""
+        _check(videos, prompts)
+        if not len(videos):
+            return {name: torch.zeros(0, device=videos.device) for name in self.names}
+        verdict = self.examine(videos)
+        wanted, understood = _wanted(prompts, videos.device)
+        parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
+        total = torch.zeros_like(verdict.vq)
+        for column, (name, weight) in enumerate(WEIGHTS.items()):
+            match = verdict.beliefs[name].gather(1, wanted[:, column : column + 1]).squeeze(1) * verdict.gate
+            parts[f"TA/{name}"] = match.masked_fill(~understood, torch.nan)
+            total = total + weight * parts[f"TA/{name}"]
+        parts["TA"] = total
+        parts["Overall"] = total + 0.5 * verdict.mq + 0.5 * verdict.vq
+        return {name: parts[name].float() for name in self.names}
+
+    @torch.no_grad()
+    def examine(self, videos: Tensor) -> Verdict:
+        """What the clips show, whatever was asked for: uint8 or float in [0, 1], B x F x H x W x 3."""
+        portion = max(1, PIXELS_AT_ONCE // videos[0, ..., 0].numel())
+        with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit
+            verdicts = [self._examine(part) for part in videos.split(portion)]
+        if len(verdicts) == 1:
+            return verdicts[0]
+        return Verdict(
+            **{
+                name: torch.cat([getattr(verdict, name) for verdict in verdicts])
+                for name in ("vq", "mq", "gate", "drift")
+            },
+            beliefs={name: torch.cat([verdict.beliefs[name] for verdict in verdicts]) for name in ATTRIBUTES},
+            nearest=SceneBatch(
+                **{
+                    name: torch.cat([getattr(verdict.nearest, name) for verdict in verdicts])
+                    for name in (*ATTRIBUTES, "offset", "phase")
+                }
+            ),
+        )
+
+    def _examine(self, videos: Tensor) -> Verdict:
+        videos = videos.float() / 255 if videos.dtype == torch.uint8 else videos.float()
+        frames = fit_frames(videos)
+        size = frames.size.mean(1).argmax(1)
+        motions = fit_motion(frames.centres, size)
+        nearest, drift = nearest_clip(videos, frames, motions)
+        vq = (frames.gate * torch.exp(-(frames.residual / self.visual_width).square())).mean(1)
+        follows = torch.exp(-motions.error.amin(1) / self.motion_width**2)
+        always = (frames.gate.mean(1) + frames.gate.amin(1)) / 2  # one missing frame is a fault of motion
+        return Verdict(
+            vq=vq,
+            mq=follows * always * _steady(frames),
+            gate=frames.gate.mean(1),
+            drift=drift,
+            beliefs=_clip_beliefs(frames, motions),
+            nearest=nearest,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaiveProxy:
+    """A deliberately hackable reward, for studying reward hacking; part ``proxy``, in about [0, 2].
+
+    It adds three things that good clips have more of than bad ones: pixels near the colour that the prompt names,
+    saturation, and change between frames. Nothing asks for an object, so it is hacked by flooding the frame with
+    the prompt's colour and by flashing. Compare it with ShapesJudge's Overall and drift. NaN for a prompt that
+    `from_text` does not understand.
+    """
+
+    colour_width: float = 0.1
+    """Squared RGB distance at which a pixel's colour credit has fallen to 1/e."""
+    change_weight: float = 2.0
+    """Weight of the mean absolute difference between successive frames."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that a call returns."""
+        return ("proxy",)
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+        """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
+        _check(videos, prompts)
+        pixels = videos.float() / 255
+        wanted, understood = _wanted(prompts, videos.device)
+        target = palette(wanted[:, list(ATTRIBUTES).index("colour")])[:, None, None, None]
+        near = torch.exp(-(pixels - target).square().sum(-1) / self.colour_width).mean((1, 2, 3))
+        saturation = (pixels.amax(-1) - pixels.amin(-1)).mean((1, 2, 3))
+        change = pixels.diff(dim=1).abs().mean((1, 2, 3, 4))
+        score = near + 0.5 * saturation + self.change_weight * change
+        return {"proxy": score.masked_fill(~understood, torch.nan)}
+
+
+def _clip_beliefs(frames: FrameFit, motions: MotionFit) -> dict[str, Tensor]:
+    """Beliefs about a clip. Standing still competes with the motions, so that it takes their credit."""
+    errors = torch.cat([motions.error, motions.still.unsqueeze(1)], dim=1)
+    joint = torch.softmax(-errors / MOTION_WIDTH, dim=1)[:, :-1].unflatten(1, (MOTIONS, SPEEDS))
+    return {
+        "shape": frames.shape.mean(1),
+        "colour": frames.colour.mean(1),
+        "motion": joint.sum(2),
+        "speed": joint.sum(1),
+        "size": frames.size.mean(1),
+        "background": frames.background.mean(1),
+    }
+
+
+def _steady(frames: FrameFit) -> Tensor:
+    """How far all frames show the same object on the same background, B."""
+    looks = (frames.shape, frames.size, frames.colour, frames.background)
+    return torch.stack([beliefs.mean(1).amax(1) for beliefs in looks]).mean(0)
+
+
+def _wanted(prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Attribute indices B x 6 in the order of ATTRIBUTES (zeros where not understood), and which are understood."""
+    rows = [_parse(prompt) for prompt in prompts]
+    blank = (0,) * len(ATTRIBUTES)
+    table = torch.tensor([row or blank for row in rows], dtype=torch.int64).reshape(-1, len(ATTRIBUTES))
+    return table.to(device), torch.tensor([row is not None for row in rows], dtype=torch.bool).to(device)
+
+
+@lru_cache(maxsize=65536)
+def _parse(prompt: str) -> tuple[int, ...] | None:
+    try:
+        return from_text(prompt).indices
+    except ValueError:
+        return None
+
+
+def _check(videos: Tensor, prompts: Sequence[str]) -> None:
+    if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
+        raise ValueError(
+            f"Expected uint8 clips B x F x H x W x 3, got {videos.dtype} {tuple(videos.shape)}; "
+            "to_uint8 converts floats in [0, 1]."
+        )
+    if len(videos) != len(prompts):
+        raise ValueError(f"Got {len(videos)} clips but {len(prompts)} prompts; give one prompt a clip.")
+    _, frames, height, width, _ = videos.shape
+    if frames < 5 or min(height, width) < 16:
+        raise ValueError(
+            f"Clips of {frames} frames at {height}x{width} are too small to judge; "
+            "use at least 5 frames (with fewer, slow and fast bounces look alike) and 16 pixels a side."
+        )

@@ -1,0 +1,283 @@
+"""The networks of the miniature, all diffusers' and transformers' own classes, and fast ways to run them in training.
+
+The fast ways use the very same modules and give the same numbers; they only leave out what costs time when all
+captions of a batch have one length: masks, padding and loops over the batch.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
+    from transformers import Qwen2_5_VLTextModel, T5EncoderModel
+
+SKIPPED_LAYERS = 2
+"""The pipeline reads hidden_states[-3]: the last two layers of the text encoder are never used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How large the miniature is."""
+
+    latent_channels: int = 16
+    """Channels of a latent."""
+    vae_channels: tuple[int, ...] = (8, 16, 32, 64)
+    """Channels of the VAE from full to lowest resolution; the last is a multiple of 2 x latent_channels."""
+    vae_layers: int = 1
+    """Residual blocks a resolution in the encoder; the decoder has one more."""
+    heads: int = 4
+    """Attention heads of the transformer."""
+    head_dim: int = 32
+    """Channels a head; a multiple of 8."""
+    blocks: int = 4
+    """Dual-stream blocks."""
+    refiner_layers: int = 1
+    """Blocks of the token refiner; they run at every step, so they are not free."""
+    text_width: int = 96
+    """Width of the text encoder; a multiple of 24."""
+    text_layers: int = 2
+    """Layers of the text encoder that are used; two more exist only to be skipped by the pipeline."""
+
+
+def build_vae(sizes: Sizes) -> AutoencoderKLHunyuanVideo15:
+    """A VAE that makes clips 8 times smaller in space and 4 times in time."""
+    from diffusers import AutoencoderKLHunyuanVideo15
+
+    return AutoencoderKLHunyuanVideo15(
+        latent_channels=sizes.latent_channels,
+        block_out_channels=sizes.vae_channels,
+        layers_per_block=sizes.vae_layers,
+        spatial_compression_ratio=8,
+        temporal_compression_ratio=4,
+        scaling_factor=1.0,
+    )
+
+
+def build_transformer(sizes: Sizes) -> HunyuanVideo15Transformer3DModel:
+    """The velocity network. Its ByT5 branch has a fixed width of 2048; prompts never use it, so it is all zeros."""
+    from diffusers import HunyuanVideo15Transformer3DModel
+
+    axis = sizes.head_dim // 8
+    transformer = HunyuanVideo15Transformer3DModel(
+        in_channels=2 * sizes.latent_channels + 1,
+        out_channels=sizes.latent_channels,
+        num_attention_heads=sizes.heads,
+        attention_head_dim=sizes.head_dim,
+        num_layers=sizes.blocks,
+        num_refiner_layers=sizes.refiner_layers,
+        patch_size=1,
+        patch_size_t=1,
+        text_embed_dim=sizes.text_width,
+        text_embed_2_dim=16,
+        image_embed_dim=8,
+        rope_axes_dim=(2 * axis, 3 * axis, 3 * axis),
+        target_size=32,
+        task_type="t2v",
+    )
+    for linear in (module for module in transformer.context_embedder_2.modules() if isinstance(module, nn.Linear)):
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    # A velocity of zero and gates of zero are a calm start (DiT's adaLN-zero).
+    nn.init.zeros_(transformer.proj_out.weight)
+    nn.init.zeros_(transformer.proj_out.bias)
+    for block in transformer.transformer_blocks:
+        for norm in (block.norm1, block.norm1_context):
+            nn.init.zeros_(norm.linear.weight)
+            nn.init.zeros_(norm.linear.bias)
+    return transformer
+
+
+def build_text_encoder(sizes: Sizes, vocabulary: int, pad: int) -> Qwen2_5_VLTextModel:
+    """The first text encoder: a tiny causal Qwen2.5-VL language model."""
+    from transformers import Qwen2_5_VLTextModel
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+
+    heads = 4
+    section = sizes.text_width // heads // 2 // 3
+    config = Qwen2_5_VLTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=sizes.text_width,
+        intermediate_size=2 * sizes.text_width,
+        num_hidden_layers=sizes.text_layers + SKIPPED_LAYERS,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [section] * 3},
+        bos_token_id=None,
+        eos_token_id=pad,
+        pad_token_id=None,
+        use_cache=False,
+    )
+    model = Qwen2_5_VLTextModel(config)
+    nn.init.normal_(model.embed_tokens.weight, std=0.5)
+    return model
+
+
+def build_text_encoder_2() -> T5EncoderModel:
+    """The second text encoder, for quoted text: random and tiny, since no prompt of this world quotes anything."""
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(
+        vocab_size=384, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, feed_forward_proj="gated-gelu"
+    )
+    return T5EncoderModel(config)
+
+
+def causal_mask(frames: int, positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """0 where a position may look (its own frame and earlier ones), -inf elsewhere, L x L, without a loop."""
+    frame = torch.arange(frames, device=device).repeat_interleave(positions)
+    mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)
+    return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
+
+
+@contextmanager
+def batched_vae() -> Iterator[None]:
+    """Inside, the VAE takes batches: its mask is built at once and has no batch axis (stock: one clip at a time)."""
+    from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as module
+
+    block = module.HunyuanVideo15AttnBlock
+    stock = block.__dict__["prepare_causal_attention_mask"]
+    cached = cache(causal_mask)
+
+    def prepare(frames: int, positions: int, dtype: torch.dtype, device: torch.device, batch_size=None) -> Tensor:
+        return cached(frames, positions, dtype, device)
+
+    onednn = torch.backends.mkldnn.enabled
+    block.prepare_causal_attention_mask = staticmethod(prepare)
+    if platform.machine() in ("aarch64", "arm64"):
+        torch.backends.mkldnn.enabled = False  # oneDNN's 3-D convolutions are 2.5 times slower in training there
+    try:
+        yield
+    finally:
+        block.prepare_causal_attention_mask = stock
+        torch.backends.mkldnn.enabled = onednn
+
+
+def portion(device: torch.device) -> int:
+    """Clips that the VAE takes at once without gradients: many on a GPU; on a CPU one at a time is twice as fast."""
+    return 256 if device.type == "cuda" else 1
+
+
+def encode_text(text_encoder: Qwen2_5_VLTextModel, prefix: Tensor, ids: Tensor) -> Tensor:
+    """What the pipeline reads from the text encoder after its crop, B x L x D, for captions of ONE length.
+
+    The prefix is the same for every caption and attention is causal, so it is run once and not B times.
+    """
+    hidden, constant = text_encoder.embed_tokens(ids), text_encoder.embed_tokens(prefix)[None]
+    config = text_encoder.config
+    length, total = len(prefix), len(prefix) + ids.shape[1]
+    cos, sin = _text_rotary(config, total, hidden)
+    look_back = torch.ones(ids.shape[1], total, dtype=torch.bool, device=ids.device).tril(length)
+    for layer in text_encoder.layers[: config.num_hidden_layers - SKIPPED_LAYERS]:
+        attention, heads = layer.self_attn, config.num_attention_heads
+        query, key, value = _heads(attention, layer.input_layernorm(hidden), heads)
+        query_0, key_0, value_0 = _heads(attention, layer.input_layernorm(constant), heads)
+        query, key = _rotate(query, cos[length:], sin[length:]), _rotate(key, cos[length:], sin[length:])
+        query_0, key_0 = _rotate(query_0, cos[:length], sin[:length]), _rotate(key_0, cos[:length], sin[:length])
+        key = torch.cat([key_0.expand(len(ids), -1, -1, -1), key], dim=2)
+        value = torch.cat([value_0.expand(len(ids), -1, -1, -1), value], dim=2)
+        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=look_back)
+        seen_0 = F.scaled_dot_product_attention(query_0, key_0, value_0.contiguous(), is_causal=True)
+        hidden = hidden + attention.o_proj(seen.transpose(1, 2).flatten(2))
+        constant = constant + attention.o_proj(seen_0.transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        constant = constant + layer.mlp(layer.post_attention_layernorm(constant))
+    return hidden
+
+
+def _heads(attention: nn.Module, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query, key, value = (project(x).unflatten(-1, (heads, -1)).transpose(1, 2) for project in projections)
+    return query, key, value
+
+
+def _text_rotary(config: object, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    # All three grids of Qwen2.5-VL's positions agree on plain text, so this is the ordinary rotary embedding.
+    dim = config.hidden_size // config.num_attention_heads
+    steps = torch.arange(0, dim, 2, device=like.device, dtype=torch.float32) / dim
+    angles = torch.arange(length, device=like.device)[:, None] / config.rope_parameters["rope_theta"] ** steps
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def velocity(transformer: HunyuanVideo15Transformer3DModel, x: Tensor, sigma: Tensor, text: Tensor) -> Tensor:
+    """v at x for B sigmas and B texts of one length: the transformer's forward, text to video, without masks."""
+    latents = torch.cat([x, torch.zeros_like(x), torch.zeros_like(x[:, :1])], dim=1)
+    timestep = sigma * 1000
+    rotary = transformer.rope(latents)
+    temb = transformer.time_embed(timestep)
+    hidden = transformer.x_embedder(latents)
+    context = _refine(transformer.context_embedder, text, timestep) + transformer.cond_type_embed.weight[0]
+    last = len(transformer.transformer_blocks) - 1
+    for index, block in enumerate(transformer.transformer_blocks):
+        hidden, context = _block(block, hidden, context, temb, rotary, final=index == last)
+    hidden = transformer.proj_out(transformer.norm_out(hidden, temb))
+    return hidden.transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+def _refine(embedder: nn.Module, text: Tensor, timestep: Tensor) -> Tensor:
+    temb = embedder.time_text_embed(timestep, text.mean(dim=1))
+    return embedder.token_refiner(embedder.proj_in(text), temb, None)
+
+
+def _block(
+    block: nn.Module, hidden: Tensor, context: Tensor, temb: Tensor, rotary: tuple[Tensor, Tensor], final: bool
+) -> tuple[Tensor, Tensor]:
+    from diffusers.models.embeddings import apply_rotary_emb
+
+    attn, tokens = block.attn, hidden.shape[1]
+    normed, gate, shift_mlp, scale_mlp, gate_mlp = block.norm1(hidden, emb=temb)
+    normed_c, gate_c, shift_c, scale_c, gate_mlp_c = block.norm1_context(context, emb=temb)
+
+    def split(project: nn.Module, states: Tensor) -> Tensor:
+        return project(states).unflatten(2, (attn.heads, -1))
+
+    query = apply_rotary_emb(attn.norm_q(split(attn.to_q, normed)), rotary, sequence_dim=1)
+    key = apply_rotary_emb(attn.norm_k(split(attn.to_k, normed)), rotary, sequence_dim=1)
+    query = torch.cat([query, attn.norm_added_q(split(attn.add_q_proj, normed_c))], dim=1)
+    key = torch.cat([key, attn.norm_added_k(split(attn.add_k_proj, normed_c))], dim=1)
+    value = torch.cat([split(attn.to_v, normed), split(attn.add_v_proj, normed_c)], dim=1)
+    seen = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    seen = seen.transpose(1, 2).flatten(2)
+
+    hidden = hidden + attn.to_out[0](seen[:, :tokens]) * gate.unsqueeze(1)
+    normed = block.norm2(hidden) * (1 + scale_mlp[:, None]) + shift_mlp[:, None]
+    hidden = hidden + gate_mlp.unsqueeze(1) * block.ff(normed)
+    if final:  # nothing reads the text stream any more
+        return hidden, context
+    context = context + attn.to_add_out(seen[:, tokens:]) * gate_c.unsqueeze(1)
+    normed_c = block.norm2_context(context) * (1 + scale_c[:, None]) + shift_c[:, None]
+    return hidden, context + gate_mlp_c.unsqueeze(1) * block.ff_context(normed_c)
+
+
+def used_parameters(
+    transformer: HunyuanVideo15Transformer3DModel, text_encoder: Qwen2_5_VLTextModel
+) -> dict[str, nn.Parameter]:
+    """The parameters that text-to-video training reaches, by name ("transformer.…", "text_encoder.…")."""
+    last = len(transformer.transformer_blocks) - 1
+    unused = (
+        "context_embedder_2.",
+        "image_embedder.",
+        f"transformer_blocks.{last}.attn.to_add_out.",
+        f"transformer_blocks.{last}.ff_context.",
+    )
+    layers = text_encoder.config.num_hidden_layers
+    unused_text = ("norm.", *(f"layers.{layers - 1 - i}." for i in range(SKIPPED_LAYERS)))
+    found = {f"transformer.{n}": p for n, p in transformer.named_parameters() if not n.startswith(unused)}
+    found |= {f"text_encoder.{n}": p for n, p in text_encoder.named_parameters() if not n.startswith(unused_text)}
+    return found

@@ -1,0 +1,330 @@
+"""Make the miniature: VAE, then latents, then flow, then an ordinary pipeline folder, then its scores.
+
+`python -m sage_grpo.shapes.pretrain --out DIR` needs only torch, diffusers, transformers and Pillow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from sage_grpo.shapes.contact import contact_sheet
+from sage_grpo.shapes.imperfect import Flaws
+from sage_grpo.shapes.networks import Sizes, build_text_encoder, build_transformer, build_vae
+from sage_grpo.shapes.scene import words
+from sage_grpo.shapes.tokenizer import PAD, build_tokenizer
+from sage_grpo.shapes.training import Budget
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKLHunyuanVideo15
+
+FRAMES, SIDE, FPS = 9, 32, 8.0
+"""The format of the shipped clips."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions:
+    """Options of pretraining."""
+
+    out: Path = Path("shapes-pretrained")
+    """Folder for the results: pipeline/, vae/, pictures, scores.json."""
+    state: Path | None = None
+    """Folder for the states to resume from; by default OUT/state. They are larger than the results."""
+    resume: bool = False
+    """Go on from the saved states; where only a finished VAE is left in OUT, it is used as it is."""
+    vae: Path | None = None
+    """An existing VAE folder (or pipeline folder) to use instead of training one."""
+    vae_start: Path | None = None
+    """An existing VAE folder whose weights VAE training goes on from."""
+    start: Path | None = None
+    """An existing pipeline folder whose transformer and text encoder the flow starts from."""
+    vae_minutes: float = 3.0
+    """Minutes of VAE training."""
+    flow_minutes: float = 4.0
+    """Minutes of flow training."""
+    vae_steps: int = 0
+    """Steps of VAE training instead of minutes."""
+    flow_steps: int = 0
+    """Steps of flow training instead of minutes."""
+    vae_batch: int = 128
+    """Clips a VAE step."""
+    flow_batch: int = 512
+    """Latents a flow step."""
+    vae_lr: float = 1.5e-3
+    """Peak learning rate of the VAE."""
+    flow_lr: float = 1e-3
+    """Peak learning rate of the flow."""
+    vae_clips: int = 32768
+    """Clips rendered for the VAE."""
+    flow_clips: int = 160_000
+    """Clips rendered, captioned and encoded for the flow."""
+    latent_noise: float = 0.1
+    """Noise on the latents in VAE training: a smoother decoder, at some cost in sharpness."""
+    shift: float = 3.0
+    """Shift of the sampling schedule."""
+    caption_dropout: float = 0.1
+    """Share of flow steps without captions."""
+    wrong_word: float = Flaws.wrong_word
+    """Probability that a caption names a wrong value, for each attribute."""
+    jitter_share: float = Flaws.jitter_share
+    """Share of clips whose object shakes."""
+    jitter: float = Flaws.jitter
+    """Strongest shake, world units."""
+    blur_share: float = Flaws.blur_share
+    """Share of blurred clips."""
+    blur: float = Flaws.blur
+    """Strongest blur, pixels."""
+    noise_share: float = Flaws.noise_share
+    """Share of clips with pixel noise."""
+    noise: float = Flaws.noise
+    """Strongest pixel noise."""
+    latent_channels: int = Sizes.latent_channels
+    """Channels of the latents."""
+    vae_channels: str = ",".join(map(str, Sizes.vae_channels))
+    """Channels of the VAE from full to lowest resolution, with commas."""
+    heads: int = Sizes.heads
+    """Attention heads of the transformer, of 32 channels each."""
+    blocks: int = Sizes.blocks
+    """Blocks of the transformer."""
+    score_prompts: int = 64
+    """Held-out prompts to sample and judge at the end; 0 leaves the scoring out."""
+    score_steps: int = 20
+    """Steps of the ODE in scoring."""
+    seed: int = 0
+    """Seed of everything."""
+    graphs: bool = True
+    """Capture training steps as CUDA graphs (falls back to plain steps where that fails)."""
+    report_seconds: float = 10.0
+    """Seconds between two printed lines."""
+    device: str = ""
+    """Where to train; empty takes cuda where there is one, else cpu."""
+
+    def sizes(self) -> Sizes:
+        """The sizes of the networks."""
+        channels = tuple(int(part) for part in self.vae_channels.split(","))
+        return Sizes(latent_channels=self.latent_channels, vae_channels=channels, heads=self.heads, blocks=self.blocks)
+
+    def flaws(self) -> Flaws:
+        """The flaws of the data."""
+        return Flaws(**{field.name: getattr(self, field.name) for field in fields(Flaws)})
+
+
+def pretrain(options: PretrainOptions) -> int:
+    """Run all stages; return 0."""
+    torch.manual_seed(options.seed)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+    options.out.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    vae, quality = _vae_stage(options, device)
+    _say(started, f"the VAE reaches {quality:.2f} dB on unseen clean clips")
+    _flow_stage(options, device, vae)
+    _say(started, f"wrote {options.out / 'pipeline'}")
+    if options.score_prompts:
+        if device.type == "cuda":  # score in true single precision, as a CPU would
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cudnn.allow_tf32 = False
+        score(
+            options.out / "pipeline",
+            prompts=options.score_prompts,
+            steps=options.score_steps,
+            pictures=options.out,
+            device=device,
+            card=(
+                _command(options),
+                {
+                    "VAE reconstruction of clean held-out clips": f"{quality:.2f} dB PSNR",
+                    "training data": options.flaws(),
+                    "sizes": options.sizes(),
+                    "seed": options.seed,
+                },
+            ),
+        )
+        _say(started, f"scores in {options.out / 'scores.json'}")
+    return 0
+
+
+def _vae_stage(options: PretrainOptions, device: torch.device) -> tuple[AutoencoderKLHunyuanVideo15, float]:
+    from sage_grpo.shapes.assemble import load_vae, save_vae
+    from sage_grpo.shapes.imperfect import clean_clips
+    from sage_grpo.shapes.networks import batched_vae
+    from sage_grpo.shapes.vae_train import VaeOptions, psnr, train_vae
+
+    own, state_dir = options.out / "vae", options.state or options.out / "state"
+    # With a state, a resumed stage trains on for what is left of its (perhaps longer) budget.
+    finished = options.resume and (own / "config.json").is_file() and not (state_dir / "vae.safetensors").exists()
+    ready = options.vae or (own if finished else None)
+    if ready is not None:
+        vae = load_vae(ready, device)
+        with batched_vae(), torch.no_grad():
+            generator = torch.Generator().manual_seed(options.seed)
+            return vae, psnr(vae, clean_clips(256 if device.type == "cuda" else 8, FRAMES, SIDE, generator, device))
+    vae = build_vae(options.sizes()).to(device) if options.vae_start is None else load_vae(options.vae_start, device)
+    vae.requires_grad_(True).train()
+    quality = train_vae(
+        vae,
+        VaeOptions(
+            budget=_budget(options, options.vae_minutes, options.vae_steps),
+            batch=options.vae_batch,
+            lr=options.vae_lr,
+            clips=options.vae_clips,
+            latent_noise=options.latent_noise,
+        ),
+        frames=FRAMES,
+        side=SIDE,
+        seed=options.seed,
+        state_dir=state_dir,
+        picture=options.out / "reconstructions.png",
+        resume=options.resume,
+        graphs=options.graphs,
+    )
+    save_vae(vae, own)
+    return vae, quality
+
+
+def _flow_stage(options: PretrainOptions, device: torch.device, vae: AutoencoderKLHunyuanVideo15) -> None:
+    from sage_grpo.shapes.assemble import load_pipeline, save_pipeline
+    from sage_grpo.shapes.flow_train import FlowOptions, encode_pool, train_flow
+
+    tokenizer = build_tokenizer(words())
+    if options.start is not None:
+        pipe = load_pipeline(options.start, device)
+        transformer, text_encoder = pipe.transformer, pipe.text_encoder
+    else:
+        sizes = options.sizes()
+        transformer = build_transformer(sizes).to(device)
+        text_encoder = build_text_encoder(sizes, len(tokenizer), tokenizer.convert_tokens_to_ids(PAD)).to(device)
+    transformer.requires_grad_(True).train()
+    text_encoder.requires_grad_(True).train()
+    pool_started = time.perf_counter()
+    generator = torch.Generator().manual_seed(options.seed + 1)
+    pool = encode_pool(
+        vae, tokenizer, options.flaws(), n=options.flow_clips, frames=FRAMES, side=SIDE, generator=generator
+    )
+    lengths = [ids.shape[1] for ids in pool.ids]
+    _say(pool_started, f"encoded {options.flow_clips} clips; captions of {lengths} tokens")
+    train_flow(
+        transformer,
+        text_encoder,
+        tokenizer,
+        pool,
+        FlowOptions(
+            budget=_budget(options, options.flow_minutes, options.flow_steps),
+            batch=options.flow_batch,
+            lr=options.flow_lr,
+            shift=options.shift,
+            caption_dropout=options.caption_dropout,
+        ),
+        state_dir=options.state or options.out / "state",
+        resume=options.resume,
+        graphs=options.graphs,
+    )
+    save_pipeline(
+        options.out / "pipeline",
+        vae=vae,
+        transformer=transformer,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        shift=options.shift,
+        video={"frames": FRAMES, "height": SIDE, "width": SIDE, "fps": FPS},
+    )
+
+
+def score(
+    folder: Path,
+    *,
+    prompts: int,
+    steps: int,
+    pictures: Path,
+    device: torch.device,
+    card: tuple[str, dict[str, object]] | None = None,
+) -> dict[str, float]:
+    """Sample and judge a pipeline folder on held-out prompts; write pictures and scores.json.
+
+    card: the command and the facts for a model card, which is then written into the folder.
+    """
+    from sage_grpo.shapes.assemble import folder_megabytes, load_pipeline, write_card
+    from sage_grpo.shapes.score import (
+        ceiling,
+        check_against_stock,
+        heldout_prompts,
+        judge_clips,
+        sample,
+        score_table,
+    )
+
+    pipe = load_pipeline(folder, device)
+    texts = heldout_prompts(prompts, seed=1)
+    print(f"fast and stock velocities differ by {check_against_stock(pipe, texts[0]):.1e}", flush=True)
+    clock = time.perf_counter()
+    clips = sample(pipe, texts, steps=steps, frames=FRAMES, side=SIDE, seed=2)
+    seconds = time.perf_counter() - clock
+    contact_sheet(clips[:24], pictures / "samples.png", columns=2)
+    (pictures / "samples.txt").write_text("\n".join(texts[:24]) + "\n")
+    found, best = judge_clips(clips, texts, FPS), ceiling(prompts, FRAMES, SIDE, FPS, seed=1)
+    table = score_table(found, best)
+    print(table, flush=True)
+    if card is not None:
+        command, facts = card
+        facts = {
+            "format": f"{FRAMES} frames of {SIDE}x{SIDE} at {FPS:g} frames a second",
+            **facts,
+            "scored on": f"{prompts} held-out prompts, {steps} ODE steps, shift {pipe.scheduler.config.shift}",
+        }
+        write_card(folder, table=table, facts=facts, command=command)
+    temporary = pictures / "scores.json.tmp"
+    temporary.write_text(json.dumps({"model": found, "ceiling": best, "seconds": seconds}, indent=2) + "\n")
+    os.replace(temporary, pictures / "scores.json")
+    print(f"{prompts} clips in {seconds:.1f} s; the folder has {folder_megabytes(folder):.1f} MB", flush=True)
+    return found
+
+
+def _budget(options: PretrainOptions, minutes: float, steps: int) -> Budget:
+    return Budget(minutes=minutes, steps=steps, report_seconds=options.report_seconds)
+
+
+def _say(since: float, text: str) -> None:
+    print(f"[{time.perf_counter() - since:6.1f} s] {text}", flush=True)
+
+
+def _command(options: PretrainOptions) -> str:
+    """The command that reproduces a run: every option that is not at its default and not a path."""
+    changed = [
+        f"--{field.name.replace('_', '-')} {getattr(options, field.name)}"
+        for field in fields(options)
+        if getattr(options, field.name) != field.default
+        and field.name not in ("out", "state", "vae", "vae_start", "start", "resume", "device", "report_seconds")
+    ]
+    return " ".join(["python -m sage_grpo.shapes.pretrain --out DIR", *changed])
+
+
+def parse(arguments: Sequence[str] | None = None) -> PretrainOptions:
+    """Options from a command line, with the standard library alone."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sage_grpo.shapes.pretrain", description="Pretrain the shapes miniature."
+    )
+    kinds = {"int": int, "float": float, "str": str, "Path": Path, "Path | None": Path}
+    for field in fields(PretrainOptions):
+        flag = f"--{field.name.replace('_', '-')}"
+        default = None if field.default is MISSING else field.default
+        if field.type == "bool":
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+        else:
+            parser.add_argument(flag, type=kinds[str(field.type)], default=default, help=f"default {default}")
+    return PretrainOptions(**vars(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(pretrain(parse()))

@@ -1,0 +1,236 @@
+"""What can be shown: a scene is shape x colour x motion x speed x size x background, to and from text.
+
+A `Scene` is the part that a prompt names. A `SceneBatch` adds what a prompt leaves open (where the path lies,
+at which phase it starts) and keeps everything in tensors, so that rendering needs no loop over clips.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "shape": ("circle", "square", "triangle", "cross", "ring"),
+    "colour": ("red", "green", "blue", "yellow", "magenta", "cyan"),
+    "motion": ("right", "left", "up", "down", "loop", "bounce"),
+    "speed": ("slow", "fast"),
+    "size": ("small", "large"),
+    "background": ("white", "grey", "sand", "navy"),
+}
+"""Every attribute and its values; the position of a value is its index in a SceneBatch."""
+
+Split = Literal["train", "heldout", "all"]
+
+# How each value may be said. A template names the form, so wording varies but no word has two meanings.
+_FORMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "shape": {"shape": ATTRIBUTES["shape"]},
+    "colour": {"colour": ATTRIBUTES["colour"]},
+    "background": {"background": ATTRIBUTES["background"]},
+    "size": {"size": ("small", "large"), "bulk": ("little", "big")},
+    "speed": {"slowly": ("slowly", "quickly"), "pace": ("at low speed", "at high speed")},
+    "motion": {
+        "moves": ("moves right", "moves left", "moves up", "moves down", "loops around", "bounces"),
+        "moving": ("moving right", "moving left", "moving up", "moving down", "looping around", "bouncing"),
+    },
+}
+
+TEMPLATES: tuple[str, ...] = (
+    "a {size} {colour} {shape} {moves} {slowly} on a {background} background",
+    "on a {background} background a {size} {colour} {shape} {moves} {slowly}",
+    "a {colour} {shape} of {size} size is {moving} {slowly} over a {background} backdrop",
+    "{slowly} {moving} across a {background} scene we see a {size} {colour} {shape}",
+    "the video shows a {bulk} {shape} in {colour} that {moves} {pace} against {background}",
+    "in front of a {background} wall there is a {bulk} {colour} {shape} {moving} {pace}",
+    "a clip of a {colour} {shape} that is {bulk} and {moves} {pace} in a {background} room",
+    "watch a {size} {shape} painted {colour} as it {moves} {pace} before a {background} curtain",
+)
+"""Sentences that name all six attributes; `to_text` fills them."""
+
+# Words inside a phrase that do not tell the value apart ("at low speed": only "low" does).
+_PHRASE_FILLERS = frozenset({"at", "speed", "moves", "moving", "around"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The attributes that a prompt names."""
+
+    shape: str
+    """One of ATTRIBUTES["shape"]."""
+    colour: str
+    """Colour of the object."""
+    motion: str
+    """Direction of a straight path, or "loop" (clockwise), or "bounce" (a ball on the floor)."""
+    speed: str
+    """How much of the path one clip covers."""
+    size: str
+    """Size of the object."""
+    background: str
+    """Colour of the background."""
+
+    def __post_init__(self) -> None:
+        for name, values in ATTRIBUTES.items():
+            value = getattr(self, name)
+            if value not in values:
+                raise ValueError(f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{_hint(value, values)}")
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The index of each value, in the order of ATTRIBUTES."""
+        return tuple(values.index(getattr(self, name)) for name, values in ATTRIBUTES.items())
+
+    @property
+    def heldout(self) -> bool:
+        """True when this combination is kept out of all training."""
+        key = "/".join(getattr(self, name) for name in ATTRIBUTES)
+        return hashlib.sha256(key.encode()).digest()[0] % 10 == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneBatch:
+    """Scenes as tensors, with the continuous parameters that no prompt names."""
+
+    shape: Tensor
+    """int64, B."""
+    colour: Tensor
+    """int64, B."""
+    motion: Tensor
+    """int64, B."""
+    speed: Tensor
+    """int64, B."""
+    size: Tensor
+    """int64, B."""
+    background: Tensor
+    """int64, B."""
+    offset: Tensor
+    """float32, B x 2 in [-1, 1]: where the path lies (x, y) in the room that it has."""
+    phase: Tensor
+    """float32, B in [0, 1): where a loop or a bounce starts; straight paths ignore it."""
+
+    def __len__(self) -> int:
+        return self.shape.shape[0]
+
+    def __getitem__(self, index: slice | Tensor | list[int]) -> SceneBatch:
+        """A sub-batch, by slice, integer tensor, list or mask."""
+        return SceneBatch(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+    def to(self, device: torch.device | str) -> SceneBatch:
+        """The same batch on another device."""
+        return SceneBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+    def scenes(self) -> list[Scene]:
+        """The named attributes of every clip."""
+        columns = [getattr(self, name).tolist() for name in ATTRIBUTES]
+        names = [[values[i] for i in column] for values, column in zip(ATTRIBUTES.values(), columns)]
+        return [Scene(**dict(zip(ATTRIBUTES, row))) for row in zip(*names)]
+
+    def texts(self, template_index: int = 0) -> list[str]:
+        """A prompt for every clip, all from one template."""
+        return [to_text(scene, template_index) for scene in self.scenes()]
+
+
+def batch_of(scenes: Sequence[Scene], generator: torch.Generator | None = None) -> SceneBatch:
+    """Tensors for these scenes, with freshly drawn offsets and phases (on CPU)."""
+    table = torch.tensor([scene.indices for scene in scenes], dtype=torch.int64).reshape(-1, len(ATTRIBUTES))
+    return _with_nuisance(table, generator)
+
+
+def random_scenes(n: int, generator: torch.Generator | None = None, split: Split = "train") -> SceneBatch:
+    """n clips, uniform over the combinations of a split, with replacement (on CPU)."""
+    table = _table(split)
+    return _with_nuisance(table[torch.randint(len(table), (n,), generator=generator)], generator)
+
+
+def all_scenes() -> list[Scene]:
+    """Every combination."""
+    return [Scene(**dict(zip(ATTRIBUTES, row))) for row in itertools.product(*ATTRIBUTES.values())]
+
+
+def train_scenes() -> list[Scene]:
+    """The combinations that pretraining captions and RL prompts may use: about nine in ten."""
+    return [scene for scene in all_scenes() if not scene.heldout]
+
+
+def heldout_scenes() -> list[Scene]:
+    """The combinations kept for evaluation; chosen by a hash of the names, so the split never moves."""
+    return [scene for scene in all_scenes() if scene.heldout]
+
+
+def to_text(scene: Scene, template_index: int = 0) -> str:
+    """A sentence that names all attributes; template_index counts round TEMPLATES."""
+    words = {}
+    for attribute, forms in _FORMS.items():
+        value = ATTRIBUTES[attribute].index(getattr(scene, attribute))
+        words.update({form: phrases[value] for form, phrases in forms.items()})
+    return TEMPLATES[template_index % len(TEMPLATES)].format(**words)
+
+
+def from_text(text: str) -> Scene:
+    """The scene that a sentence names; the inverse of `to_text` for every template.
+
+    Any order of known words is understood as long as each attribute is named exactly once.
+    """
+    meanings, vocabulary = _meanings(), words()
+    found: dict[str, str] = {}
+    for word in re.findall(r"[^\s.,;:!?\"()]+", text.lower()):
+        if word in meanings:
+            attribute, value = meanings[word]
+            if found.setdefault(attribute, value) != value:
+                raise ValueError(
+                    f"The text names two values of {attribute}: {found[attribute]!r} and {value!r}: {text!r}"
+                )
+        elif word not in vocabulary:
+            raise ValueError(
+                f"Unknown word {word!r} in {text!r}.{_hint(word, vocabulary)} words() lists what is known."
+            )
+    missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in found]
+    if missing:
+        raise ValueError(f"The text does not name: {'; '.join(missing)}. Text: {text!r}")
+    return Scene(**found)
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """Every word that `to_text` can write, sorted: the vocabulary of a word-level tokenizer."""
+    phrases = [phrase for forms in _FORMS.values() for form in forms.values() for phrase in form]
+    plain = [re.sub(r"\{\w+\}", " ", template) for template in TEMPLATES]
+    return tuple(sorted({word for text in (*phrases, *plain) for word in text.split()}))
+
+
+@cache
+def _meanings() -> dict[str, tuple[str, str]]:
+    """Word -> (attribute, value), for the words that carry a value."""
+    table: dict[str, tuple[str, str]] = {}
+    for attribute, forms in _FORMS.items():
+        for phrases in forms.values():
+            for value, phrase in zip(ATTRIBUTES[attribute], phrases):
+                table.update({word: (attribute, value) for word in phrase.split() if word not in _PHRASE_FILLERS})
+    return table
+
+
+@cache
+def _table(split: Split) -> Tensor:
+    choices = {"train": train_scenes, "heldout": heldout_scenes, "all": all_scenes}
+    if split not in choices:
+        raise ValueError(f"Unknown split {split!r}; use one of {', '.join(choices)}.{_hint(split, tuple(choices))}")
+    return torch.tensor([scene.indices for scene in choices[split]()], dtype=torch.int64)
+
+
+def _with_nuisance(table: Tensor, generator: torch.Generator | None) -> SceneBatch:
+    n = len(table)
+    offset = 2 * torch.rand(n, 2, generator=generator) - 1
+    phase = torch.rand(n, generator=generator)
+    return SceneBatch(**dict(zip(ATTRIBUTES, table.unbind(1))), offset=offset, phase=phase)
+
+
+def _hint(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(word), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,220 @@
+"""What both stages of pretraining share: a time budget, averaged weights, captured steps and resumable state."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long a stage trains and how often it reports."""
+
+    minutes: float
+    """Wall-clock minutes of training; a resumed stage counts the minutes of its earlier parts."""
+    steps: int = 0
+    """Number of steps instead of minutes; 0 goes by the minutes."""
+    report_seconds: float = 10.0
+    """Seconds between two printed lines."""
+    save_seconds: float = 60.0
+    """Seconds between two saved states."""
+
+
+def learning_rate(peak: float, progress: float, warm_up: float = 0.04) -> float:
+    """Linear warm-up, then a cosine down to 1% of the peak, as a function of progress in [0, 1]."""
+    if progress < warm_up:
+        return peak * (progress + 1e-3) / (warm_up + 1e-3)
+    fall = 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warm_up) / (1 - warm_up))))
+    return peak * (0.01 + 0.99 * fall)
+
+
+class Step:
+    """Forward and backward of one batch; on CUDA a captured graph for every shape of batch.
+
+    Small networks are bound by the launching of kernels, which a graph does away with. Where capturing fails,
+    the same function runs eagerly.
+    """
+
+    def __init__(self, loss: Callable[[Inputs], Inputs], parameters: list[nn.Parameter], graphs: bool) -> None:
+        self._loss = loss
+        self._graphs = graphs and parameters[0].is_cuda
+        self._captured: dict[tuple, tuple[torch.cuda.CUDAGraph, Inputs, Inputs]] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
+        # Graphs write to these very tensors: they are made once and never replaced.
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._grads = [parameter.grad for parameter in parameters]
+
+    def __call__(self, inputs: Inputs) -> Inputs:
+        """Leave gradients in the parameters and return the detached outputs, "loss" among them."""
+        if not self._graphs:
+            return self._eager(inputs)
+        key = tuple((name, tuple(tensor.shape)) for name, tensor in inputs.items())
+        if key not in self._captured:
+            try:
+                self._captured[key] = self._capture(inputs)
+            except RuntimeError as error:
+                print(f"CUDA graphs are off, the step runs eagerly: {error}", flush=True)
+                self._graphs = False
+                torch.cuda.synchronize()
+                return self._eager(inputs)
+        graph, static, outputs = self._captured[key]
+        for name, tensor in inputs.items():
+            static[name].copy_(tensor)
+        graph.replay()
+        return outputs
+
+    def _eager(self, inputs: Inputs) -> Inputs:
+        torch._foreach_zero_(self._grads)
+        outputs = self._loss(inputs)
+        outputs["loss"].backward()
+        return {name: value.detach() for name, value in outputs.items()}
+
+    def _capture(self, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph, Inputs, Inputs]:
+        static = {name: tensor.clone() for name, tensor in inputs.items()}
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._eager(static)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = self._eager(static)
+        return graph, static, outputs
+
+
+class Trainer:
+    """AdamW with clipping and averaged weights over named parameters, within a budget, resumable."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        loss: Callable[[Inputs], Inputs],
+        batches: Callable[[float], Inputs],
+        budget: Budget,
+        peak_lr: float,
+        weight_decay: float,
+        average: float,
+        state_dir: Path,
+        graphs: bool,
+    ) -> None:
+        self.name, self.parameters, self.budget = name, dict(parameters), budget
+        self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
+        self._weights = list(self.parameters.values())
+        self._batches, self._average, self._peak_lr = batches, average, peak_lr
+        self._step = Step(loss, self._weights, graphs)
+        self._optimizer = torch.optim.AdamW(
+            self._weights, lr=peak_lr, betas=(0.9, 0.99), weight_decay=weight_decay, fused=self._weights[0].is_cuda
+        )
+        self._file = state_dir / f"{name}.safetensors"
+        self.steps, self._spent, self._caution = 0, 0.0, 1.0
+
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is used up."""
+        if self.budget.steps:
+            return self.steps / self.budget.steps
+        return self._spent / max(1e-9, 60 * self.budget.minutes)
+
+    def run(self) -> Iterator[tuple[int, Inputs]]:
+        """Train until the budget is used up; yield (step, outputs) at every report."""
+        last, reported, saved, reported_steps = (*[time.perf_counter()] * 3, self.steps)
+        while self.progress < 1:
+            outputs = self._advance()
+            if self.steps % 10 == 0:
+                outputs["loss"].item()  # keeps the host near the device, so that the clock means something
+            now = time.perf_counter()
+            self._spent, last = self._spent + now - last, now
+            if now - reported >= self.budget.report_seconds or self.progress >= 1:
+                loss = outputs["loss"].item()
+                if not math.isfinite(loss):
+                    self._recover()
+                    continue
+                rate = (self.steps - reported_steps) / (now - reported)
+                extras = " ".join(f"{key} {value.item():.4f}" for key, value in outputs.items())
+                print(f"[{self.name}] step {self.steps} {self.progress:4.0%} {extras} {rate:.1f} it/s", flush=True)
+                yield self.steps, outputs
+                reported, reported_steps = time.perf_counter(), self.steps
+            if now - saved >= self.budget.save_seconds:
+                self.save()
+                saved = time.perf_counter()
+        self.save()
+
+    def _advance(self) -> Inputs:
+        rate = self._caution * learning_rate(self._peak_lr, self.progress)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        outputs = self._step(self._batches(self.progress))
+        nn.utils.clip_grad_norm_(self._weights, 1.0, foreach=True)
+        self._optimizer.step()
+        self.steps += 1
+        decay = min(self._average, (self.steps + 1) / (self.steps + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.averaged.values()), self._weights, 1 - decay)
+        return outputs
+
+    def _recover(self) -> None:
+        if not self._file.exists() or self._caution < 0.1:
+            raise FloatingPointError(f"The loss of stage {self.name} is not finite; lower its learning rate.")
+        steps, spent = self.steps, self._spent
+        self.load()
+        self.steps, self._spent, self._caution = steps, spent, self._caution / 2
+        print(f"[{self.name}] the loss is not finite: back to the saved state, half the rate", flush=True)
+
+    def use_average(self) -> None:
+        """Put the averaged weights into the network."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._weights, list(self.averaged.values()))
+
+    def save(self) -> None:
+        """Write weights, averages, moments and counters in one atomic step."""
+        from safetensors.torch import save_file
+
+        tensors = {f"weight/{key}": value.detach() for key, value in self.parameters.items()}
+        tensors |= {f"average/{key}": value for key, value in self.averaged.items()}
+        for key, parameter in self.parameters.items():
+            for slot, value in self._optimizer.state.get(parameter, {}).items():
+                tensors[f"{slot}/{key}"] = value
+        counters = {"steps": self.steps, "spent": self._spent, "caution": self._caution}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._file.with_suffix(".tmp")
+        save_file(
+            {key: value.cpu().contiguous() for key, value in tensors.items()},
+            temporary,
+            {"counters": json.dumps(counters)},
+        )
+        os.replace(temporary, self._file)
+
+    def load(self) -> bool:
+        """Take up a saved state; False where there is none."""
+        from safetensors import safe_open
+
+        if not self._file.exists():
+            return False
+        with safe_open(self._file, "pt") as file, torch.no_grad():
+            counters = json.loads(file.metadata()["counters"])
+            names = set(file.keys())
+            for key, parameter in self.parameters.items():
+                parameter.copy_(file.get_tensor(f"weight/{key}"))
+                self.averaged[key].copy_(file.get_tensor(f"average/{key}"))
+                slots = {slot: f"{slot}/{key}" for slot in ("step", "exp_avg", "exp_avg_sq")}
+                if slots["step"] in names:
+                    self._optimizer.state[parameter] = {
+                        slot: file.get_tensor(full).to(parameter.device) for slot, full in slots.items()
+                    }
+        self.steps, self._spent, self._caution = counters["steps"], counters["spent"], counters["caution"]
+        print(f"[{self.name}] resumed at step {self.steps}, {self.progress:.0%}", flush=True)
+        return True

@@ -1,0 +1,236 @@
+"""The judge: clean clips get full marks, every fault costs, and nothing empty or doubled passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sage_grpo.shapes import corrupt
+from sage_grpo.shapes import judge as judge_module
+from sage_grpo.shapes.judge import WEIGHTS, NaiveProxy, ShapesJudge
+from sage_grpo.shapes.render import backdrop, coverage, palette, render, to_uint8, trajectory
+from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, random_scenes
+from sage_grpo.types import Reward
+
+JUDGE = ShapesJudge()
+FRAMES = 9
+FAULTS = ("VQ", "MQ", "TA")
+
+
+def some(n: int, seed: int = 0) -> SceneBatch:
+    return random_scenes(n, torch.Generator().manual_seed(seed), "all")
+
+
+def judged(videos: Tensor, batch: SceneBatch) -> dict[str, Tensor]:
+    return JUDGE(to_uint8(videos), batch.texts(1), 8.0)
+
+
+@pytest.fixture(scope="module")
+def batch() -> SceneBatch:
+    return some(48)
+
+
+@pytest.fixture(scope="module")
+def clean(batch: SceneBatch) -> Tensor:
+    return render(batch, FRAMES, 32, 32)
+
+
+def test_both_are_rewards() -> None:
+    assert isinstance(JUDGE, Reward)
+    assert isinstance(NaiveProxy(), Reward)
+    assert sum(WEIGHTS.values()) == pytest.approx(1)
+    assert list(WEIGHTS) == list(ATTRIBUTES)
+
+
+def test_every_one_of_1000_clean_clips_gets_full_marks() -> None:
+    batch = some(1000, seed=1)
+    videos = to_uint8(render(batch, FRAMES, 32, 32))
+    scores = JUDGE(videos, batch.texts(4), 8.0)
+    assert tuple(scores) == JUDGE.names
+    for name in FAULTS:
+        assert scores[name].min() >= 0.95, name
+        assert scores[name].max() <= 1 + 1e-6, name
+    assert scores["drift"].max() < 0.01
+    total = scores["TA"] + scores["MQ"] / 2 + scores["VQ"] / 2
+    assert torch.allclose(scores["Overall"], total, atol=1e-6)
+
+
+def test_the_nearest_clip_of_a_clean_clip_is_itself(batch: SceneBatch, clean: Tensor) -> None:
+    nearest = JUDGE.examine(clean).nearest
+    assert nearest.scenes() == batch.scenes()
+    assert (trajectory(nearest, FRAMES) - trajectory(batch, FRAMES)).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("attribute", list(ATTRIBUTES))
+def test_each_wrong_attribute_costs(attribute: str) -> None:
+    values = len(ATTRIBUTES[attribute])
+    batch = some(24, seed=2)
+    videos = render(batch, FRAMES, 32, 32)
+    right = judged(videos, batch)
+    for shift in range(1, values):
+        wrong = SceneBatch(**{**vars(batch), attribute: (getattr(batch, attribute) + shift) % values})
+        told = JUDGE(to_uint8(videos), wrong.texts(1), 8.0)
+        assert (right["TA"] - told["TA"]).min() >= 0.1
+        assert told[f"TA/{attribute}"].max() < 0.1
+        for other in set(ATTRIBUTES) - {attribute}:
+            assert torch.equal(told[f"TA/{other}"], right[f"TA/{other}"])
+        assert torch.equal(told["VQ"], right["VQ"])
+        assert torch.equal(told["MQ"], right["MQ"])
+
+
+STRENGTHS = {
+    "noise": (0.0, 0.03, 0.06, 0.12, 0.25, 0.5),
+    "blur": (0.0, 0.5, 0.8, 1.2, 2.0),
+    "flicker": (0.0, 0.03, 0.08, 0.2, 0.4),
+    "jitter": (0.0, 0.02, 0.05, 0.1, 0.2),
+}
+
+
+def spoil(kind: str, strength: float, batch: SceneBatch, clean: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    if kind == "jitter":
+        return render(batch, FRAMES, 32, 32, corrupt.jitter(len(batch), FRAMES, strength, generator))
+    if kind == "blur":
+        return corrupt.blur(clean, strength)
+    return {"noise": corrupt.noise, "flicker": corrupt.flicker}[kind](clean, strength, generator)
+
+
+@pytest.mark.parametrize("kind", list(STRENGTHS))
+def test_scores_fall_as_a_fault_grows(kind: str, batch: SceneBatch, clean: Tensor) -> None:
+    runs = [judged(spoil(kind, strength, batch, clean), batch) for strength in STRENGTHS[kind]]
+    means = {name: torch.stack([run[name].mean() for run in runs]) for name in JUDGE.names}
+    main = "MQ" if kind == "jitter" else "VQ"
+    assert (means["Overall"].diff() < 0).all(), means["Overall"]
+    assert (means[main].diff() < 0).all(), means[main]
+    assert means[main][-1] < 0.75 * means[main][0]
+    assert (means["drift"].diff() > 0).all(), means["drift"]
+    for name in FAULTS:
+        assert (means[name].diff() < 0.005).all(), (name, means[name])
+
+
+def test_what_an_autoencoder_does_is_forgiven(batch: SceneBatch, clean: Tensor) -> None:
+    for spoiled in (spoil("noise", 0.0316, batch, clean), spoil("blur", 0.5, batch, clean)):
+        scores = judged(spoiled, batch)
+        assert scores["VQ"].min() >= 0.85
+        assert scores["MQ"].min() >= 0.95
+        assert scores["TA"].min() >= 0.95
+
+
+def second_object(batch: SceneBatch, clean: Tensor) -> Tensor:
+    """Paint another object, of any shape, size and colour, on the other side of the frame."""
+    other = some(len(batch), seed=9)
+    centres = trajectory(batch, FRAMES)
+    place = (-0.6 * centres.mean(1, keepdim=True).sign()).expand_as(centres).flatten(0, 1)
+    mask = coverage(other.shape.repeat_interleave(FRAMES), other.size.repeat_interleave(FRAMES), place, 32, 32).reshape(
+        *clean.shape[:4], 1
+    )
+    return torch.lerp(clean, palette(other.colour)[:, None, None, None], mask)
+
+
+@pytest.mark.parametrize("kind", ["blank", "black", "blank noise", "noise", "doubled", "off screen", "flood"])
+def test_nothing_without_exactly_one_object_passes(kind: str, batch: SceneBatch, clean: Tensor) -> None:
+    generator = torch.Generator().manual_seed(3)
+    blank = backdrop(batch.background, 32, 32).unsqueeze(1).expand_as(clean)
+    videos = {
+        "blank": lambda: blank,
+        "black": lambda: torch.zeros_like(clean),
+        "blank noise": lambda: corrupt.noise(blank, 0.1, generator),
+        "noise": lambda: torch.rand(clean.shape, generator=generator),
+        "doubled": lambda: second_object(batch, clean),
+        "off screen": lambda: render(batch, FRAMES, 32, 32, torch.full((len(batch), FRAMES, 2), 3.0)),
+        "flood": lambda: palette(batch.colour)[:, None, None, None].expand_as(clean),
+    }[kind]()
+    scores = judged(videos, batch)
+    assert scores["Overall"].max() <= 0.4
+    assert scores["drift"].min() > 0.03
+
+
+def test_an_object_missing_from_some_frames_costs(batch: SceneBatch, clean: Tensor) -> None:
+    gone = clean.clone()
+    gone[:, 3:6] = backdrop(batch.background, 32, 32).unsqueeze(1)
+    scores = judged(gone, batch)
+    assert scores["MQ"].max() < 0.5
+    assert scores["VQ"].max() < 0.7
+    assert scores["TA"].max() < 0.7
+
+
+def test_standing_still_loses_motion(batch: SceneBatch, clean: Tensor) -> None:
+    scores = judged(clean[:, 4:5].expand_as(clean), batch)
+    assert scores["MQ"].max() < 0.2
+    assert scores["TA/motion"].max() < 0.1
+    assert scores["TA/speed"].max() < 0.1
+    assert scores["VQ"].min() > 0.95
+    assert scores["TA/shape"].min() > 0.95
+
+
+def test_a_colour_that_holds_for_half_the_clip_gets_half_the_credit(batch: SceneBatch, clean: Tensor) -> None:
+    changed = SceneBatch(**{**vars(batch), "colour": (batch.colour + 1) % 6})
+    videos = torch.cat([clean[:, :5], render(changed, FRAMES, 32, 32)[:, 5:]], dim=1)
+    scores = judged(videos, batch)
+    assert (scores["TA/colour"] - 5 / 9).abs().max() < 0.05
+    assert scores["MQ"].max() < judged(clean, batch)["MQ"].min(), "an object that changes is not steady"
+
+
+def test_a_prompt_that_is_not_understood_is_masked(batch: SceneBatch, clean: Tensor) -> None:
+    prompts = batch.texts(0)
+    prompts[1] = "a cat plays the piano"
+    for reward, names in ((JUDGE, ("TA", "Overall", "TA/shape")), (NaiveProxy(), ("proxy",))):
+        scores = reward(to_uint8(clean), prompts, 8.0)
+        for name in names:
+            assert scores[name].isnan().nonzero().flatten().tolist() == [1]
+        if reward is JUDGE:
+            assert not scores["VQ"].isnan().any()
+            assert not scores["drift"].isnan().any()
+
+
+def test_scores_do_not_depend_on_the_batch(batch: SceneBatch, clean: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    videos, prompts = to_uint8(spoil("noise", 0.1, batch, clean)), batch.texts(5)
+    whole = JUDGE(videos, prompts, 8.0)
+    again = JUDGE(videos, prompts, 8.0)
+    part = JUDGE(videos[10:13], prompts[10:13], 8.0)
+    monkeypatch.setattr(judge_module, "PIXELS_AT_ONCE", 7 * FRAMES * 32 * 32)
+    portions = JUDGE(videos, prompts, 8.0)
+    for name in JUDGE.names:
+        assert torch.equal(whole[name], again[name])
+        assert torch.allclose(whole[name][10:13], part[name], atol=1e-5)
+        assert torch.allclose(whole[name], portions[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [(17, 64, 64), (9, 48, 80), (13, 33, 27)])
+def test_other_formats_are_judged_at_their_own_size(form: tuple[int, int, int]) -> None:
+    batch = some(16, seed=4)
+    scores = judged(render(batch, *form), batch)
+    assert min(scores[name].min() for name in FAULTS) >= 0.95
+    assert scores["drift"].max() < 0.01
+
+
+def test_what_cannot_be_judged_is_refused() -> None:
+    with pytest.raises(ValueError, match="too small"):
+        JUDGE(torch.zeros(1, 9, 8, 8, 3, dtype=torch.uint8), ["x"], 8.0)
+    with pytest.raises(ValueError, match="too small"):
+        JUDGE(torch.zeros(1, 1, 32, 32, 3, dtype=torch.uint8), ["x"], 8.0)
+    with pytest.raises(ValueError, match="uint8"):
+        JUDGE(torch.zeros(1, 9, 32, 32, 3), ["x"], 8.0)
+    with pytest.raises(ValueError, match="one prompt a clip"):
+        JUDGE(torch.zeros(2, 9, 32, 32, 3, dtype=torch.uint8), ["x"], 8.0)
+    assert JUDGE(torch.zeros(0, 9, 32, 32, 3, dtype=torch.uint8), [], 8.0)["TA"].shape == (0,)
+
+
+def test_the_proxy_is_hacked_by_a_flood_that_the_judge_refuses(batch: SceneBatch, clean: Tensor) -> None:
+    flood = palette(batch.colour)[:, None, None, None].expand_as(clean)
+    proxy, prompts = NaiveProxy(), batch.texts(0)
+    honest = proxy(to_uint8(clean), prompts, 8.0)["proxy"]
+    assert (proxy(to_uint8(flood), prompts, 8.0)["proxy"] > honest).all()
+    blank = backdrop(batch.background, 32, 32).unsqueeze(1).expand_as(clean)
+    assert (honest > proxy(to_uint8(blank), prompts, 8.0)["proxy"]).float().mean() > 0.9, "it is not senseless"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_device_does_not_matter(batch: SceneBatch, clean: Tensor) -> None:
+    videos = to_uint8(spoil("noise", 0.05, batch, clean))
+    here, there = JUDGE(videos, batch.texts(0), 8.0), JUDGE(videos.cuda(), batch.texts(0), 8.0)
+    for name in JUDGE.names:
+        assert torch.allclose(here[name], there[name].cpu(), atol=1e-3)
+    assert torch.allclose(render(batch.to("cuda"), FRAMES, 32, 32).cpu(), clean, atol=1e-4)

@@ -1,0 +1,106 @@
+"""Scenes, their sentences and the split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sage_grpo.shapes.scene import (
+    ATTRIBUTES,
+    TEMPLATES,
+    Scene,
+    all_scenes,
+    batch_of,
+    from_text,
+    heldout_scenes,
+    random_scenes,
+    to_text,
+    train_scenes,
+    words,
+)
+
+FIRST_HELDOUT = [
+    "a small red circle moves right slowly on a grey background",
+    "a small red circle moves left slowly on a navy background",
+]
+
+
+@pytest.mark.parametrize("template", range(len(TEMPLATES)))
+def test_text_is_invertible(template: int) -> None:
+    scenes = all_scenes()
+    texts = [to_text(scene, template) for scene in scenes]
+    assert [from_text(text) for text in texts] == scenes
+    assert len(set(texts)) == len(scenes)
+    assert all(len(text.split()) <= 25 for text in texts)
+    assert set(" ".join(texts).split()) <= set(words())
+
+
+def test_templates_differ_and_the_vocabulary_is_small() -> None:
+    assert len(TEMPLATES) >= 6
+    assert len({to_text(all_scenes()[0], index) for index in range(len(TEMPLATES))}) == len(TEMPLATES)
+    assert len(words()) < 120
+    assert all(word == word.lower() and word.isalpha() for word in words())
+
+
+def test_free_wording_is_understood() -> None:
+    scene = from_text("On sand, a BIG ring: red, bouncing quickly.")
+    assert scene == Scene(shape="ring", colour="red", motion="bounce", speed="fast", size="large", background="sand")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a small red circel moves up slowly on a white background", "Did you mean 'circle'"),
+        ("a small red blue circle moves up slowly on a white background", "two values of colour"),
+        ("a red circle moves up slowly on a white background", "does not name: size"),
+        ("", "does not name: shape"),
+    ],
+)
+def test_bad_text_is_explained(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_text(text)
+
+
+def test_bad_value_is_explained() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'red'"):
+        Scene(shape="ring", colour="redd", motion="up", speed="fast", size="large", background="sand")
+    with pytest.raises(ValueError, match="Unknown split"):
+        random_scenes(1, split="test")  # type: ignore[arg-type]
+
+
+def test_split_is_a_partition_that_shows_every_value_on_both_sides() -> None:
+    train, heldout = train_scenes(), heldout_scenes()
+    assert not set(train) & set(heldout)
+    assert set(train) | set(heldout) == set(all_scenes())
+    assert 0.08 < len(heldout) / len(all_scenes()) < 0.12
+    for name, values in ATTRIBUTES.items():
+        for side in (train, heldout):
+            assert {getattr(scene, name) for scene in side} == set(values)
+
+
+def test_split_never_moves() -> None:
+    # Checkpoints are trained against this very split: if this fails, held-out prompts have leaked.
+    assert len(heldout_scenes()) == 286
+    assert [to_text(scene) for scene in heldout_scenes()[:2]] == FIRST_HELDOUT
+
+
+def test_random_scenes_keep_to_their_split_and_their_seed() -> None:
+    heldout = set(heldout_scenes())
+    draw = random_scenes(500, torch.Generator().manual_seed(3), "heldout")
+    again = random_scenes(500, torch.Generator().manual_seed(3), "heldout")
+    assert set(draw.scenes()) <= heldout
+    assert torch.equal(draw.offset, again.offset)
+    assert draw.scenes() == again.scenes()
+    assert not set(random_scenes(500, torch.Generator().manual_seed(3), "train").scenes()) & heldout
+    assert draw.offset.abs().max() <= 1
+    assert draw.phase.min() >= 0
+    assert draw.phase.max() < 1
+
+
+def test_batches_keep_their_scenes() -> None:
+    scenes = all_scenes()[::37]
+    batch = batch_of(scenes, torch.Generator().manual_seed(0))
+    assert batch.scenes() == scenes
+    assert batch[3:9].scenes() == scenes[3:9]
+    assert [from_text(text) for text in batch.texts(2)] == scenes
+    assert len(batch_of([])) == 0
