@@ -1,0 +1,181 @@
+"""Prompts to mp4 files and a contact sheet, with any kernel, LoRA or checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sage_grpo.data.prompts import Prompt
+    from sage_grpo.models.base import VelocityModel
+    from sage_grpo.models.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to generate."""
+
+    model: ModelSpec = ModelSpec()
+    """The video model; without one, the small checkpoint that the package carries."""
+    prompts: list[str] | str = ""
+    """A prompt, a list of them, or a file (.txt, .csv or .jsonl)."""
+    images: list[str] = field(default_factory=list)
+    """First frames for an image-to-video model: one per prompt, or one for all."""
+    lora: str | None = None
+    """Folder of a saved LoRA."""
+    kernel: KernelSpec = KernelSpec(name="ode")
+    """The sampler; ode is the model's own, deterministic one."""
+    deterministic_last: bool = True
+    """End with an ODE step where the kernel would leave its noise in the video."""
+    steps: int = 30
+    """Denoising steps."""
+    per_prompt: int = 1
+    """Clips per prompt."""
+    batch: int = 1
+    """Clips that are sampled together; does not change which clips come out."""
+    seed: int = 0
+    """Seed of the first clip; the next clips take the next seeds. A prompt file's own seeds win."""
+    out: str = "outputs"
+    """Folder for the files."""
+    progress: bool = True
+    """Show a progress bar."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "per_prompt", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip to make."""
+
+    prompt: str
+    image: Path | None
+    seed: int
+    file: str
+
+
+def run(options: Options) -> int:
+    """Generate and write; returns the exit status."""
+    from sage_grpo.video import contact_sheet
+
+    clips = plan(options)
+    model = replace(options.model, train=False).load()
+    if options.lora is not None:
+        model.load_lora(options.lora)
+    images = {path: _read(path) for path in {clip.image for clip in clips} if path is not None}
+    conditions = model.encode(
+        [clip.prompt for clip in clips], [images.get(clip.image) for clip in clips] if images else None
+    )
+    model.unload_text()
+    policy = _policy(options, model)
+    out, videos = Path(options.out), []
+    with _bar(options.progress, len(clips) * options.steps) as advance:
+        for first in range(0, len(clips), options.batch):
+            some = clips[first : first + options.batch]
+            batch = _sample(policy, some, conditions[first : first + options.batch], advance)
+            videos += _write(out, some, batch, model.video.fps)
+    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
+    print(f"{len(clips)} clips and {sheet.name} in {out}")
+    return 0
+
+
+def plan(options: Options) -> list[Clip]:
+    """Which clips, from which seeds, into which files."""
+    prompts = _prompts(options)
+    if options.images and len(options.images) not in (1, len(prompts)):
+        raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
+    clips = []
+    for place, prompt in enumerate(prompts):
+        image = prompt.image
+        if options.images:
+            image = Path(options.images[place if len(options.images) > 1 else 0])
+        for copy in range(options.per_prompt):
+            seed = options.seed + len(clips) if prompt.seed is None else prompt.seed + copy
+            name = re.sub(r"[^a-z0-9]+", "-", prompt.text.lower()).strip("-")[:48] or "clip"
+            clips.append(Clip(prompt.text, image, seed, f"{len(clips):04d}-{name}.mp4"))
+    return clips
+
+
+def _prompts(options: Options) -> list[Prompt]:
+    from sage_grpo.data.prompts import Prompt, load_prompts
+
+    given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
+    if not given or given == [""]:
+        raise ValueError('There is nothing to generate: give --prompts "a red ball rolls" or --prompts file.txt.')
+    if len(given) == 1 and Path(given[0]).suffix in (".txt", ".csv", ".jsonl"):
+        return load_prompts(given[0])
+    return [Prompt(text) for text in given]
+
+
+def _read(path: Path) -> Tensor:
+    from sage_grpo.video import read_image
+
+    return read_image(path)
+
+
+def _policy(options: Options, model: VelocityModel) -> Policy:
+    from sage_grpo.flow.schedule import Schedule
+    from sage_grpo.models.policy import Policy
+
+    kernel = options.kernel.build()
+    schedule = Schedule.shifted(options.steps, model.shift)
+    last = options.deterministic_last and kernel.leaves_noise
+    return Policy(model, kernel, schedule.exploring([True] * options.steps, deterministic_last=last))
+
+
+def _sample(policy: Policy, clips: Sequence[Clip], conditions: Sequence, advance: Callable[[int], None]) -> Tensor:
+    """Sample and decode a batch; each clip's noise depends on its own seed alone."""
+    import torch
+
+    from sage_grpo.flow.noise import keyed_noise
+    from sage_grpo.models.policy import integrate
+
+    shape, device = policy.model.latent_shape(), policy.model.device
+
+    def noise(*purpose: int | str) -> Tensor:
+        return torch.stack([keyed_noise(shape, "generate", clip.seed, *purpose) for clip in clips]).to(device)
+
+    latents = integrate(
+        policy,
+        noise("start"),
+        conditions,
+        lambda step: noise("step", step),
+        lambda done, total: advance(len(clips)),
+    )
+    return policy.model.decode(latents)
+
+
+def _write(out: Path, clips: Sequence[Clip], videos: Tensor, fps: float) -> list[Tensor]:
+    from sage_grpo.video import write_mp4
+
+    for clip, video in zip(clips, videos):
+        write_mp4(out / clip.file, video, fps)
+    return list(videos)
+
+
+class _bar:
+    """A progress bar over denoising steps of all clips, or nothing."""
+
+    def __init__(self, shown: bool, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("sampling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, disable=not shown)
+        self._task = self._progress.add_task("sampling", total=total)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._progress.start()
+        return lambda count: self._progress.update(self._task, advance=count)
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()

@@ -1,0 +1,88 @@
+"""The protocol between a model and everything above it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.types import Conditioning, VideoSpec
+
+Part = Literal["network", "text", "vae"]
+Progress = Callable[[int, int], None]
+"""Called with (done, total)."""
+
+
+@runtime_checkable
+class VelocityModel(Protocol):
+    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights."""
+
+    spec: ModelSpec
+    video: VideoSpec
+    device: torch.device
+    shift: float
+    """Shift of the noise schedule that the checkpoint was made for."""
+    guidance_scale: float
+    """Scale of classifier-free guidance that `velocity` uses unless told otherwise; 1 is none."""
+    network: nn.Module
+    """The module that is trained, sharded and checkpointed."""
+    others: Sequence[nn.Module]
+    """Frozen modules that also predict velocities (the other expert of Wan 2.2); mostly empty."""
+
+    def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
+        """One conditioning per prompt; equal prompts (with equal images, uint8 H x W x 3) share one object."""
+        ...
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Shape of one sample's latents."""
+        ...
+
+    def velocity(
+        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
+    ) -> Tensor:
+        """dx/dsigma at x, float32 in and out, for one sigma and one condition per sample.
+
+        `guidance` overrides `guidance_scale`. The same x, sigma and conditions in the same batch give the same bits,
+        with and without gradients: rollout and replay rely on it.
+        """
+        ...
+
+    def trains(self, sigma: Tensor | float) -> bool:
+        """Whether the velocity at sigma depends on the trainable parameters."""
+        ...
+
+    def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
+        """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
+        ...
+
+    def blocks(self) -> list[nn.Module]:
+        """The repeated blocks of the network, in order: the units of sharding."""
+        ...
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that training changes, by stable names in a stable order."""
+        ...
+
+    def gradient_checkpointing(self, on: bool) -> None:
+        """Trade compute for memory in the backward pass."""
+        ...
+
+    def place(self, part: Part, device: str | torch.device) -> None:
+        """Move a part between phases of training."""
+        ...
+
+    def unload_text(self) -> None:
+        """Drop the text and image encoders; cached prompts stay, a new prompt loads them again."""
+        ...
+
+    def load_lora(self, folder: str | Path) -> None:
+        """Add a saved LoRA to the network, frozen."""
+        ...
+
+    def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
+        """Write what a user of diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
+        ...

@@ -1,0 +1,190 @@
+"""Finding and reading checkpoint folders. Only safetensors, never remote code."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sage_grpo.models.spec import ModelError, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+PIPELINES: Mapping[str, str] = {
+    "HunyuanVideo15Pipeline": "hunyuan15",
+    "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
+    "WanPipeline": "wan",
+    "WanImageToVideoPipeline": "wan",
+}
+"""Which family serves which diffusers pipeline."""
+
+
+def resolve(spec: ModelSpec) -> Path:
+    """The folder of a spec: the packaged checkpoint, a local folder, or a download from the hub."""
+    if spec.path is None or spec.path == "shapes":
+        folder = Path(str(files("sage_grpo") / "shapes" / "assets"))
+        if not (folder / "model_index.json").is_file():
+            raise ModelError(
+                "The small checkpoint that the package carries is not installed (sage_grpo/shapes/assets has no "
+                "model_index.json). Install the released package, or give model.path: a diffusers folder or a hub id."
+            )
+        return folder
+    folder = Path(spec.path).expanduser()
+    if folder.is_dir():
+        return folder
+    looks_local = spec.path.startswith((".", "/", "~")) or spec.path.count("/") != 1
+    if looks_local:
+        raise ModelError(f'model.path "{spec.path}" is not a folder.{_neighbours(folder)}')
+    return _download(spec)
+
+
+def _neighbours(folder: Path) -> str:
+    if not folder.parent.is_dir():
+        return f' Its parent "{folder.parent}" does not exist either.'
+    names = [child.name for child in folder.parent.iterdir() if child.is_dir()]
+    close = difflib.get_close_matches(folder.name, names, n=1)
+    return f' Did you mean "{folder.parent / close[0]}"?' if close else ""
+
+
+def _download(spec: ModelSpec) -> Path:
+    from diffusers import DiffusionPipeline
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(DiffusionPipeline.download(spec.path, revision=spec.revision, use_safetensors=True))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f'model.path "{spec.path}" is neither a folder here nor could it be fetched from the hub '
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). Check the spelling, "
+            "model.revision, the network and your hub login, or give the path of a local diffusers folder."
+        ) from error
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The checkpoint's model_index.json."""
+    file = folder / "model_index.json"
+    if not file.is_file():
+        hint = ""
+        if (folder / "config.json").is_file():
+            hint = " It looks like one component of a pipeline: give its parent folder."
+        raise ModelError(
+            f'"{folder}" is not a diffusers checkpoint: it has no model_index.json.{hint} '
+            "A checkpoint is what `pipeline.save_pretrained(folder)` writes."
+        )
+    return json.loads(file.read_text())
+
+
+def detect_family(spec: ModelSpec) -> str:
+    """The family that serves the checkpoint's pipeline class."""
+    folder = resolve(spec)
+    name = read_index(folder).get("_class_name")
+    if name not in PIPELINES:
+        raise ModelError(
+            f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}. For another model write a family '
+            "(docs/extending.md) and name its module in model.family."
+        )
+    return PIPELINES[name]
+
+
+def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str], weights: Iterable[str]) -> None:
+    """Fail early, by name, where a component is missing or not in safetensors."""
+    for name in names:
+        entry = index.get(name)
+        listed = isinstance(entry, list) and entry[0] is not None
+        if not listed or not (folder / name).is_dir():
+            what = "model_index.json does not list it" if not listed else f"there is no folder {folder / name}"
+            raise ModelError(
+                f'The checkpoint "{folder}" lacks its component "{name}" ({what}). Download it again in full, or save the '
+                "whole pipeline with save_pretrained."
+            )
+    for name in weights:
+        if not list((folder / name).glob("*.safetensors")):
+            found = ", ".join(sorted(file.name for file in (folder / name).iterdir())) or "nothing"
+            raise ModelError(
+                f'Component "{name}" of "{folder}" has no .safetensors file (found: {found}). Pickled weights are never '
+                "loaded: convert them with `save_pretrained(folder, safe_serialization=True)`."
+            )
+
+
+def load_pipeline(pipeline: type, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
+    """The stock pipeline without its encoders, which load when a prompt is not in the cache."""
+    with _quiet(folder):
+        return pipeline.from_pretrained(
+            folder, dtype=dict(dtypes), use_safetensors=True, local_files_only=True, **dict.fromkeys(skip)
+        )
+
+
+@contextmanager
+def _quiet(folder: Path) -> Iterator[None]:
+    """Silence the libraries' notices while loading, and their progress bars where loading takes no time."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    small = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 1 << 30
+    libraries = (diffusers_logging, transformers_logging)
+    before = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.set_verbosity_error()
+        if small:
+            library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library, verbosity in zip(libraries, before):
+            library.set_verbosity(verbosity)
+            if small:
+                library.enable_progress_bar()
+
+
+def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: torch.dtype) -> Any:
+    """One transformers component by the class that model_index.json names."""
+    import transformers
+
+    check_components(folder, index, [name], [name])
+    library, class_name = index[name]
+    if library != "transformers":
+        raise ModelError(
+            f'Component "{name}" of "{folder}" is a {library}.{class_name}; expected a transformers model.'
+        )
+    with _quiet(folder):
+        module = getattr(transformers, class_name).from_pretrained(
+            folder / name, dtype=dtype, use_safetensors=True, local_files_only=True
+        )
+    return module.eval().requires_grad_(False)
+
+
+def read_defaults(folder: Path) -> dict[str, float]:
+    """The optional video.json beside model_index.json: frames, height, width, fps and shift of the checkpoint."""
+    file = folder / "video.json"
+    values = json.loads(file.read_text()) if file.is_file() else {}
+    unknown = set(values) - {"frames", "height", "width", "fps", "shift"}
+    if unknown:
+        raise ModelError(f"{file} has unknown entries {sorted(unknown)}; known: frames, height, width, fps, shift.")
+    return values
+
+
+def fingerprint(folder: Path, names: Iterable[str], *, block: int = 1 << 16, samples: int = 16) -> str:
+    """A hash of the components' content that does not depend on where they lie.
+
+    Small files count in full. Of large ones the size and `samples` evenly spaced blocks count: reading 16 GB of a text
+    encoder would take longer than encoding the prompts, and training changes every block.
+    """
+    sha = hashlib.sha256()
+    for name in sorted(names):
+        for file in sorted(path for path in (folder / name).rglob("*") if path.is_file()):
+            size = file.stat().st_size
+            sha.update(f"{file.relative_to(folder).as_posix()}/{size}/".encode())
+            with file.open("rb") as stream:
+                if size <= block * samples:
+                    sha.update(stream.read())
+                    continue
+                for sample in range(samples):
+                    stream.seek((size - block) * sample // (samples - 1))
+                    sha.update(stream.read(block))
+    return sha.hexdigest()

@@ -1,0 +1,398 @@
+"""What all diffusers families share. A family adds how it encodes, runs and scales; see docs/extending.md."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models import export, lora
+from sage_grpo.models.attention import choose_backend, set_backend
+from sage_grpo.models.base import Part, Progress
+from sage_grpo.models.batching import in_equal_batches
+from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
+from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
+from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.types import Conditioning, VideoSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The constants of a family."""
+
+    video: VideoSpec
+    """Clip format where neither the spec nor the checkpoint names one."""
+    guidance_scale: float
+    """Guidance where neither the spec nor the checkpoint names one."""
+    blocks: str
+    """Name of the transformer's list of repeated blocks."""
+    lora_targets: tuple[str, ...]
+    """Modules that a LoRA adapts unless told otherwise."""
+    encoders: tuple[str, ...]
+    """Components that only encoding needs; they load on demand."""
+    num_train_timesteps: float = 1000.0
+    """The network's timestep is sigma times this."""
+
+
+class FamilyModel(ABC):
+    """A VelocityModel around the components of a stock diffusers pipeline.
+
+    Subclasses implement the four abstract methods and nothing else.
+    """
+
+    traits: Traits
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        index: Mapping[str, Any],
+        pipe: Any,
+        *,
+        component: str = "transformer",
+        network: nn.Module | None = None,
+        others: Sequence[nn.Module] = (),
+        boundary: float | None = None,
+        dead: set[str] | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
+        self.component, self.boundary, self.others = component, boundary, list(others)
+        self.transformer: Any = getattr(pipe, component)
+        self.network = self.transformer if network is None else network
+        self.device = choose_device(spec.device if device is None else device)
+        self.dtype = DTYPES[spec.dtype]
+        defaults = read_defaults(folder)
+        self.video = _video(spec, defaults, self.traits.video)
+        self.shift = float(_first(spec.shift, defaults.get("shift"), _scheduler_shift(pipe), 1.0))
+        self.guidance_scale = float(_first(spec.guidance_scale, _guider_scale(pipe), self.traits.guidance_scale))
+        self._conditions: dict[tuple[str, str], Conditioning] = {}
+        self._check_video()
+        self._cache = self._open_cache()
+        self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
+        self._prepare_training(dead or set())
+        if spec.vae_tiling:
+            pipe.vae.enable_tiling()
+        for part in ("network", "vae"):
+            self.place(part, self.device)
+        backend = choose_backend(spec.attention, self.device, self.dtype)
+        for module in (self.network, *self.others):
+            set_backend(module, backend)
+        if spec.compile:
+            self.transformer.compile_repeated_blocks()
+
+    # ---- what a family adds
+
+    @abstractmethod
+    def latent_shape(self) -> tuple[int, ...]:
+        """Shape of one sample's latents."""
+
+    @abstractmethod
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        """The network's inputs for one sample besides x and sigma, without batch dimension and padding."""
+
+    @abstractmethod
+    def _forward(self, x: Tensor, sigma: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """The velocity of a batch whose inputs have equal shapes."""
+
+    @abstractmethod
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        """Latents as the VAE's decoder expects them: its own scaling, exactly once."""
+
+    # ---- conditioning
+
+    def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
+        """One conditioning per prompt; equal prompts with equal images share one object."""
+        pictures = [None] * len(prompts) if images is None else list(images)
+        if len(pictures) != len(prompts):
+            raise ModelError(f"{len(prompts)} prompts but {len(pictures)} images: give one image per prompt.")
+        return [self._condition(prompt, picture) for prompt, picture in zip(prompts, pictures)]
+
+    def _condition(self, prompt: str, image: Tensor | None) -> Conditioning:
+        self._check_image(image)
+        key = (prompt, image_digest(image))
+        if key not in self._conditions:
+            negative = None
+            if self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1:
+                negative = self._branch_inputs(self.spec.negative_prompt, image, key[1])
+            self._conditions[key] = Conditioning(self._branch_inputs(prompt, image, key[1]), negative)
+        return self._conditions[key]
+
+    def _branch_inputs(self, prompt: str, image: Tensor | None, image_key: str) -> dict[str, Tensor]:
+        def encode() -> dict[str, Tensor]:
+            with torch.no_grad():
+                return self._encode(prompt, image)
+
+        return self._cache.get((prompt, image_key), encode)
+
+    def _check_image(self, image: Tensor | None) -> None:
+        if image is None:
+            if self.image_to_video:
+                raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
+            return
+        if not self.image_to_video:
+            raise ModelError(
+                "This is a text-to-video model: leave the images out, or load an image-to-video checkpoint."
+            )
+        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+            raise ModelError(f"An image is uint8 H x W x 3, got {image.dtype} of shape {tuple(image.shape)}.")
+
+    @property
+    def image_to_video(self) -> bool:
+        """Whether every sample needs an image."""
+        return "ImageToVideo" in self.index["_class_name"]
+
+    def _open_cache(self) -> EncodingCache:
+        folder = default_folder() if self.spec.cache == "auto" else self.spec.cache
+        parts = [*self.traits.encoders, "tokenizer", "tokenizer_2"]
+        size = ""
+        if self.image_to_video:  # the picture is encoded at the clip's size
+            parts.append("vae")
+            size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
+        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}"
+        key = digest(fingerprint(self.folder, parts), code, size)
+        return EncodingCache(None if folder is None else Path(folder).expanduser(), key)
+
+    def _encoder(self, name: str) -> Any:
+        """An encoder, loaded when first needed and after unload_text."""
+        if getattr(self.pipe, name, None) is None:
+            module = load_component(self.folder, self.index, name, self.dtype)
+            self.pipe.register_modules(**{name: module.to(self._places["text"])})
+        return getattr(self.pipe, name)
+
+    def unload_text(self) -> None:
+        """Drop the encoders; a prompt that is not cached loads them again."""
+        for name in self.traits.encoders:
+            if getattr(self.pipe, name, None) is not None:
+                self.pipe.register_modules(**{name: None})
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # ---- velocity
+
+    def velocity(
+        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
+    ) -> Tensor:
+        """dx/dsigma, guided; see VelocityModel."""
+        self._check_latents(x)
+        if len(conditions) != len(x):
+            raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
+        scale = self._guidance(sigma) if guidance is None else guidance
+        v = self._branch(x, sigma, [condition.tensors for condition in conditions])
+        if scale == 1:
+            return v
+        negatives = [condition.negative for condition in conditions if condition.negative is not None]
+        if len(negatives) != len(conditions):
+            raise ModelError(
+                f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. "
+                "Set model.guidance_scale."
+            )
+        v_negative = self._branch(x, sigma, negatives)
+        return v_negative + scale * (v - v_negative)
+
+    def _branch(self, x: Tensor, sigma: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            with self._autocast():
+                return self._forward(x, sigma, batch).to(torch.float32)
+
+        return in_equal_batches(run, x.to(torch.float32), [self._batchable(tensors) for tensors in inputs], x.device)
+
+    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
+        return inputs
+
+    def _timestep(self, sigma: Tensor, batch: int) -> Tensor:
+        """The network's timestep, always in float32: bfloat16 would round 954.5 to 956, differently in each place."""
+        timestep = torch.as_tensor(sigma, dtype=torch.float32) * self.traits.num_train_timesteps
+        return timestep.to(self.device).expand(batch)
+
+    def _guidance(self, sigma: Tensor) -> float:
+        second = self.spec.guidance_scale_2
+        return self.guidance_scale if second is None or self._high_noise(sigma) else second
+
+    def _high_noise(self, sigma: Tensor | float) -> bool:
+        if self.boundary is None:
+            return True
+        scale = self.traits.num_train_timesteps
+        return float(torch.as_tensor(sigma, dtype=torch.float32) * scale) >= self.boundary * scale
+
+    def trains(self, sigma: Tensor | float) -> bool:
+        """Whether the trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
+        return self.boundary is None or self._high_noise(sigma) == (self.spec.expert == "high")
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """bfloat16 compute on float32 master weights; a LoRA's base is in bfloat16 itself and needs none."""
+        mixed = self._master_weights and self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=mixed)
+
+    @property
+    def _master_weights(self) -> bool:
+        return self.spec.train and self.spec.lora is None
+
+    @property
+    def _input_dtype(self) -> torch.dtype:
+        return torch.float32 if self._master_weights else self.dtype
+
+    # ---- latents to video
+
+    def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
+        """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
+        self._check_latents(latents)
+        vae = self.pipe.vae
+        clips = []
+        with torch.no_grad():
+            for part in latents.split(1 if self.spec.vae_slicing else max(1, len(latents))):
+                z = self._to_vae(part.to(device=self._places["vae"], dtype=vae.dtype))
+                pixels = vae.decode(z, return_dict=False)[0].to(torch.float32)
+                clip = ((pixels * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+                clips.append(clip.permute(0, 2, 3, 4, 1).cpu())
+                if progress is not None:
+                    progress(sum(map(len, clips)), len(latents))
+        return torch.cat(clips).contiguous()
+
+    # ---- training
+
+    def _prepare_training(self, dead: set[str]) -> None:
+        for module in (*self._modules("network"), *self._modules("vae")):
+            module.requires_grad_(False)
+            module.eval()
+        if self.spec.lora is not None:
+            targets = self.spec.lora.targets or list(self.traits.lora_targets)
+            names = lora.match_targets(self.transformer, targets, self.traits.blocks, dead)
+            lora.add_lora(self.transformer, self.spec.lora, names)
+            if not self.spec.train:
+                self.transformer.requires_grad_(False)
+        elif self.spec.train:
+            for name, parameter in self.transformer.named_parameters():
+                parameter.requires_grad_(name not in dead)
+
+    def blocks(self) -> list[nn.Module]:
+        """The transformer's repeated blocks, in order."""
+        return list(getattr(self.transformer, self.traits.blocks))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that training changes, by their names in the diffusers transformer."""
+        return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+
+    def gradient_checkpointing(self, on: bool) -> None:
+        """Recompute each block in the backward pass."""
+        if on:
+            self.transformer.enable_gradient_checkpointing()
+        else:
+            self.transformer.disable_gradient_checkpointing()
+
+    def place(self, part: Part, device: str | torch.device) -> None:
+        """Move a part; what is not loaded yet will load there."""
+        self._places[part] = torch.device(device)
+        for module in self._modules(part):
+            module.to(self._places[part])
+
+    def _modules(self, part: str) -> list[nn.Module]:
+        if part == "network":
+            return [self.network, *self.others]
+        names = ("vae",) if part == "vae" else self.traits.encoders
+        return [module for name in names if (module := getattr(self.pipe, name, None)) is not None]
+
+    # ---- files
+
+    def load_lora(self, folder: str | Path) -> None:
+        """Add a saved LoRA to the network, frozen."""
+        lora.load_into(self.transformer, folder)
+        self.transformer.requires_grad_(False)
+        self.place("network", self._places["network"])
+        set_backend(self.transformer, choose_backend(self.spec.attention, self.device, self.dtype))
+
+    def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
+        """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set.
+
+        `weights` replaces parameters by name (an average, or what a sharded run gathered) without a second model.
+        """
+        folder, given = Path(folder), dict(weights or {})
+        unknown = given.keys() - {name for name, _ in self.transformer.named_parameters()}
+        if unknown:
+            raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
+        whole = merged or self.spec.lora is None
+        if whole:
+            state = lora.merged_weights(self.transformer, given)
+            export.save_folder(self.folder, folder, self.component, state, self.dtype)
+        else:
+            lora.save_lora(folder, self.transformer, given)
+        export.write_card(folder, self, whole=whole)
+
+    # ---- checks
+
+    def _check_latents(self, latents: Tensor) -> None:
+        expected = self.latent_shape()
+        if tuple(latents.shape[1:]) != expected:
+            raise ModelError(
+                f"Latents have shape {tuple(latents.shape)}, but {self.video.frames} frames of {self.video.height} x "
+                f"{self.video.width} need (batch, {', '.join(map(str, expected))}). Build them from latent_shape()."
+            )
+
+    def _check_video(self) -> None:
+        temporal, spatial = self.pipe.vae_scale_factor_temporal, self.pipe.vae_scale_factor_spatial
+        patch = self.transformer.config.patch_size
+        multiple = spatial * (patch if isinstance(patch, int) else patch[-1])
+        if (self.video.frames - 1) % temporal:
+            below = (self.video.frames - 1) // temporal * temporal + 1
+            raise ModelError(
+                f"model.frames must be {temporal}k + 1 for this VAE, got {self.video.frames}: use {below} or "
+                f"{below + temporal}."
+            )
+        for name in ("height", "width"):
+            value = getattr(self.video, name)
+            if value % multiple:
+                low = value // multiple * multiple
+                nearest = " or ".join(str(n) for n in (low, low + multiple) if n)
+                raise ModelError(f"model.{name} must be a multiple of {multiple} here, got {value}: use {nearest}.")
+
+
+def choose_device(name: str | torch.device) -> torch.device:
+    """The device of a spec; "auto" is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError('model.device is "cuda", but PyTorch sees no CUDA device. Use "auto" or "cpu".')
+    return device
+
+
+def load_dtypes(spec: ModelSpec, vae: str | None = None) -> dict[str, torch.dtype]:
+    """What to load each component in: float32 where all weights are trained, `dtype` elsewhere."""
+    network = torch.float32 if spec.train and spec.lora is None else DTYPES[spec.dtype]
+    return {
+        "transformer": network,
+        "transformer_2": network,
+        "vae": DTYPES[spec.vae_dtype or vae or spec.dtype],
+        "default": DTYPES[spec.dtype],
+    }
+
+
+def _video(spec: ModelSpec, checkpoint: Mapping[str, float], family: VideoSpec) -> VideoSpec:
+    values = {
+        name: _first(getattr(spec, name), checkpoint.get(name), getattr(family, name))
+        for name in ("frames", "height", "width", "fps")
+    }
+    return VideoSpec(**values)
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _scheduler_shift(pipe: Any) -> float | None:
+    config = pipe.scheduler.config
+    return config.get("shift", config.get("flow_shift"))
+
+
+def _guider_scale(pipe: Any) -> float | None:
+    guider = getattr(pipe, "guider", None)
+    return None if guider is None else guider.config.get("guidance_scale")

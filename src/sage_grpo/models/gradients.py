@@ -1,0 +1,52 @@
+"""Which parameters ever receive a gradient."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def without_gradient(transformer: Any, blocks: str, run: Callable[[nn.Module], Tensor]) -> set[str]:
+    """Names of the parameters that the output of `run` does not depend on.
+
+    HunyuanVideo-1.5's last block projects its text stream although nothing reads it any more, and a text-to-video model
+    never calls its image embedder. Such parameters have no gradient and no optimizer state, which breaks sharded
+    optimizers and checkpoints, so they must be frozen. Which they are is read off the autograd graph of a copy without
+    storage (on the meta device), not from a list that the next release would make wrong. The copy has two of the
+    repeated `blocks`: one that stands for the last, one for all before it. `run` gives it inputs on the meta device.
+    """
+    layers = len(getattr(transformer, blocks))
+    with torch.device("meta"):
+        copy = type(transformer).from_config({**transformer.config, "num_layers": min(2, layers)})
+    copy.requires_grad_(True)
+    with torch.enable_grad():
+        reached = _reached(run(copy))
+    dead = [name for name, parameter in copy.named_parameters() if parameter not in reached]
+    return {name for short in dead for name in _stands_for(short, blocks, layers)}
+
+
+def _reached(output: Tensor) -> set[Tensor]:
+    """The leaves of the graph behind a tensor."""
+    pending, seen, leaves = [output.grad_fn], set(), set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::AccumulateGrad":
+            leaves.add(node.variable)
+        pending += [parent for parent, _ in node.next_functions]
+    return leaves
+
+
+def _stands_for(name: str, blocks: str, layers: int) -> list[str]:
+    """The names that a name of the two-block copy stands for."""
+    match = re.fullmatch(rf"{re.escape(blocks)}\.(\d)\.(.+)", name)
+    if match is None or layers < 2:
+        return [name]
+    rows = [layers - 1] if match[1] == "1" else range(layers - 1)
+    return [f"{blocks}.{row}.{match[2]}" for row in rows]

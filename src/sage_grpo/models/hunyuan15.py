@@ -1,0 +1,279 @@
+"""HunyuanVideo-1.5, text-to-video and image-to-video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sage_grpo.models.attention import PackedAttention
+from sage_grpo.models.checkpoint import check_components, load_pipeline, read_index, resolve
+from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
+from sage_grpo.models.gradients import without_gradient
+from sage_grpo.models.sequence import SequenceSplit, split_rotary
+from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.types import VideoSpec
+
+LAYERS_TO_SKIP = 2
+"""The text embedding is the hidden state this many layers before the last."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15:
+    """Load the checkpoint of a spec."""
+    import diffusers
+
+    folder = resolve(spec)
+    index = read_index(folder)
+    encoders = [name for name in Hunyuan15.traits.encoders if name in index]
+    names = ["transformer", "vae", "scheduler", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"]
+    check_components(folder, index, names, ["transformer", "vae"])
+    pipeline = getattr(diffusers, index["_class_name"])
+    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec))
+    return Hunyuan15(spec, folder, index, pipe, device)
+
+
+class PackedTransformer(nn.Module):
+    """The stock transformer's modules on valid tokens only.
+
+    The stock forward reorders padding in a Python loop over the batch and then masks it. Here a batch has text of one
+    length and no padding, so tokens are concatenated and nothing is masked; results agree to float32 round-off.
+    """
+
+    def __init__(self, transformer: Any) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.sequence: SequenceSplit | None = None
+
+    def forward(
+        self, x: Tensor, timestep: Tensor, text: Tensor, glyphs: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """x: latents, condition and mask, B x C x F x H x W; text, glyphs, image: B x tokens x channels."""
+        model = self.transformer
+        frequencies = model.rope(x)
+        # The sinusoid in float32, as the model was trained; only its projection in the network's dtype.
+        temb = model.time_embed.timestep_embedder(model.time_embed.time_proj(timestep).to(x.dtype))
+        context = [model.context_embedder(text, timestep) + model.cond_type_embed.weight[0].to(text.dtype)]
+        if glyphs is not None:
+            context.insert(0, model.context_embedder_2(glyphs) + model.cond_type_embed.weight[1].to(text.dtype))
+        if image is not None:
+            context.insert(0, model.image_embedder(image) + model.cond_type_embed.weight[2].to(text.dtype))
+        tokens, context_tokens = model.x_embedder(x), torch.cat(context, dim=1)
+        total = tokens.shape[1]
+        if self.sequence is not None:
+            frequencies = split_rotary(self.sequence, frequencies, dim=0, extra=context_tokens.shape[1])
+            tokens, context_tokens = self.sequence.split(tokens), self.sequence.split(context_tokens)
+        checkpointing = torch.is_grad_enabled() and model.gradient_checkpointing
+        for block in model.transformer_blocks:
+            arguments = (tokens, context_tokens, temb, None, frequencies)
+            if checkpointing:
+                tokens, context_tokens = model._gradient_checkpointing_func(block, *arguments)
+            else:
+                tokens, context_tokens = block(*arguments)
+        tokens = model.proj_out(model.norm_out(tokens, temb))
+        if self.sequence is not None:
+            tokens = self.sequence.merge(tokens, total)
+        return self._unpatchify(tokens, x)
+
+    def _unpatchify(self, tokens: Tensor, x: Tensor) -> Tensor:
+        config = self.transformer.config
+        p_t, p = config.patch_size_t, config.patch_size
+        frames, height, width = x.shape[2] // p_t, x.shape[3] // p, x.shape[4] // p
+        patches = tokens.reshape(len(x), frames, height, width, -1, p_t, p, p)
+        return patches.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(len(x), -1, *x.shape[2:])
+
+
+class Hunyuan15(FamilyModel):
+    """HunyuanVideo-1.5 as a VelocityModel."""
+
+    traits = Traits(
+        video=VideoSpec(frames=81, height=480, width=848, fps=24.0),
+        guidance_scale=6.0,
+        blocks="transformer_blocks",
+        lora_targets=(
+            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+            *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+            *("ff.net.*", "ff_context.net.*"),
+        ),
+        encoders=("text_encoder", "text_encoder_2", "image_encoder"),
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        if pipe.transformer.config.use_meanflow:
+            raise ModelError(
+                f'"{folder}" is a MeanFlow (super-resolution) model: its velocity needs a second timestep.'
+            )
+        _pack(pipe.transformer)
+        for block in _vae_attention(pipe.vae):
+            block.prepare_causal_attention_mask = causal_mask
+        super().__init__(
+            spec,
+            folder,
+            index,
+            pipe,
+            network=PackedTransformer(pipe.transformer),
+            dead=_dead(pipe.transformer, "ImageToVideo" in index["_class_name"]) if spec.train else set(),
+            device=device,
+        )
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Channels, frames, height, width of one sample's latents."""
+        temporal, spatial = self.pipe.vae_scale_factor_temporal, self.pipe.vae_scale_factor_spatial
+        frames = (self.video.frames - 1) // temporal + 1
+        return (self.pipe.vae.config.latent_channels, frames, self.video.height // spatial, self.video.width // spatial)
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""
+        if not self.spec.packed:
+            raise ModelError(
+                "parallel.sp > 1 needs model.packed: the stock forward masks padding across the whole clip."
+            )
+        sequence.check(self.transformer.config.num_attention_heads)
+        self.network.sequence = sequence
+        for block in self.transformer.transformer_blocks:
+            block.attn.processor.sequence = sequence
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        inputs = {"text": self._text(prompt)}
+        glyphs = self._glyphs(prompt)
+        if glyphs is not None:
+            inputs["glyphs"] = glyphs
+        if image is not None:
+            inputs |= self._image(image)
+        return inputs
+
+    def _text(self, prompt: str) -> Tensor:
+        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
+
+        crop = self.pipe.prompt_template_encode_start_idx
+        tokens = self.pipe.tokenizer.apply_chat_template(
+            format_text_input([prompt], self.pipe.system_message),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            truncation=True,
+            max_length=self.pipe.tokenizer_max_length + crop,
+            return_tensors="pt",
+        ).to(self._places["text"])
+        # The stock pipeline pads to 1108 tokens; a causal encoder gives valid tokens the same states without.
+        states = self._encoder("text_encoder")(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True
+        ).hidden_states[-(LAYERS_TO_SKIP + 1)]
+        text = states[0, crop:]
+        if not len(text):
+            raise ModelError(
+                f"The tokenizer turns {prompt!r} with its template into {states.shape[1]} tokens, of which the pipeline "
+                f"crops {crop}: nothing is left. The checkpoint's chat template does not fit this pipeline."
+            )
+        return text.to(self.dtype)
+
+    def _glyphs(self, prompt: str) -> Tensor | None:
+        """Byte-level embedding of quoted text, or None where nothing is quoted."""
+        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
+        quoted = extract_glyph_texts(prompt)
+        if quoted is None:
+            return None
+        tokens = self.pipe.tokenizer_2(
+            quoted, truncation=True, max_length=self.pipe.tokenizer_2_max_length, return_tensors="pt"
+        ).to(self._places["text"])
+        encoder = self._encoder("text_encoder_2")
+        states = encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask.float())[0]
+        return states[0].to(self.dtype)
+
+    def _image(self, image: Tensor) -> dict[str, Tensor]:
+        from PIL import Image
+
+        height, width = self.video.height, self.video.width
+        picture = Image.fromarray(image.cpu().numpy())
+        picture = self.pipe.video_processor.resize(picture, height=height, width=width, resize_mode="crop")
+        self._encoder("image_encoder")
+        tokens = self.pipe.encode_image(picture, batch_size=1, device=self._places["text"], dtype=self.dtype)
+        condition, mask = self.pipe.prepare_cond_latents_and_mask(
+            torch.empty((1, *self.latent_shape())), picture, 1, height, width, self.dtype, self._places["vae"]
+        )
+        return {"image": tokens[0], "condition": torch.cat([condition[0], mask[0]])}
+
+    def _forward(self, x: Tensor, sigma: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        inputs = {name: tensor.to(self._input_dtype) for name, tensor in inputs.items()}
+        condition = inputs.pop("condition", None)
+        if condition is None:  # text-to-video: an empty condition and a mask of zeros
+            condition = x.new_zeros((len(x), x.shape[1] + 1, *x.shape[2:]), dtype=self._input_dtype)
+        x = torch.cat([x.to(self._input_dtype), condition], dim=1)
+        timestep = self._timestep(sigma, len(x))
+        if self.spec.packed:
+            return self.network(x, timestep, **inputs)
+        return self._stock(x, timestep, **inputs)
+
+    def _stock(
+        self, x: Tensor, timestep: Tensor, text: Tensor, glyphs: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """The transformer's own forward with padding and masks, as the stock pipeline calls it."""
+        config, batch = self.transformer.config, len(x)
+        text, text_mask = _pad(text, self.pipe.tokenizer_max_length)
+        glyphs = x.new_zeros(batch, 0, config.text_embed_2_dim) if glyphs is None else glyphs
+        glyphs, glyph_mask = _pad(glyphs, self.pipe.tokenizer_2_max_length)
+        if image is None:
+            image = x.new_zeros(batch, self.pipe.vision_num_semantic_tokens, config.image_embed_dim)
+        return self.transformer(
+            hidden_states=x,
+            timestep=timestep.to(x.dtype),
+            encoder_hidden_states=text,
+            encoder_attention_mask=text_mask,
+            encoder_hidden_states_2=glyphs,
+            encoder_attention_mask_2=glyph_mask,
+            image_embeds=image,
+            return_dict=False,
+        )[0]
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        return latents / self.pipe.vae.config.scaling_factor
+
+
+def causal_mask(
+    n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
+) -> Tensor:
+    """The VAE's frame-causal attention mask in one operation, for any batch.
+
+    The stock method fills it row by row in Python (seconds at video sizes) and gives it a shape that crashes for batches.
+    """
+    frame = torch.arange(n_frame, device=device).repeat_interleave(n_hw)
+    mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)
+    return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
+
+
+def _vae_attention(vae: nn.Module) -> list[nn.Module]:
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
+
+    return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]
+
+
+def _pack(transformer: Any) -> None:
+    for block in transformer.transformer_blocks:
+        block.attn.set_processor(PackedAttention())
+
+
+def _pad(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    mask = torch.zeros(len(tokens), length, dtype=torch.int64, device=tokens.device)
+    mask[:, : tokens.shape[1]] = 1
+    return F.pad(tokens, (0, 0, 0, length - tokens.shape[1])), mask
+
+
+def _dead(transformer: Any, image_to_video: bool) -> set[str]:
+    """Parameters without gradient when only the inputs that every sample has are there (glyphs are optional)."""
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        _pack(network)
+        size = 2 * config.patch_size
+        inputs = {"text": torch.empty(1, 2, config.text_embed_dim, device="meta")}
+        if image_to_video:
+            inputs["image"] = torch.empty(1, 2, config.image_embed_dim, device="meta")
+        x = torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta")
+        return PackedTransformer(network)(x, torch.empty(1, device="meta"), **inputs)
+
+    return without_gradient(transformer, "transformer_blocks", run)

@@ -1,0 +1,162 @@
+"""LoRA through peft: choosing modules, adding, saving and loading in diffusers' format."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models.spec import LoraSpec, ModelError
+
+FILE = "pytorch_lora_weights.safetensors"
+ADAPTER = "default"
+PREFIX = "transformer"
+
+
+def match_targets(network: nn.Module, targets: Sequence[str], blocks: str, dead: Collection[str] = ()) -> list[str]:
+    """Full names of the Linear modules that `targets` mean.
+
+    A target is looked for inside the repeated blocks, so that "to_q" does not also hit the token refiner; a name that
+    starts outside of them ("context_embedder.*.to_q") is matched in full. Modules in `dead` (their weight never gets a
+    gradient) are left out. A target that binds to nothing is an error.
+    """
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    inside = re.compile(rf"{re.escape(blocks)}\.\d+\.(.+)")
+    chosen: dict[str, None] = {}
+    for target in targets:
+        found = []
+        for name in linear:
+            local = inside.fullmatch(name)
+            hit = fnmatch.fnmatchcase(name, target)
+            if local is not None:
+                hit = hit or fnmatch.fnmatchcase(local[1], target) or fnmatch.fnmatchcase(local[1], f"*.{target}")
+            if hit:
+                found.append(name)
+        if not found:
+            locals_ = sorted({local[1] for name in linear if (local := inside.fullmatch(name))})
+            close = difflib.get_close_matches(target, [*locals_, *linear], n=5, cutoff=0.3)
+            raise ModelError(
+                f'lora.targets: "{target}" binds to no Linear module of the network. '
+                f"Close names: {', '.join(close) or 'none'}. Names inside a block: {', '.join(locals_)}."
+            )
+        chosen.update(dict.fromkeys(name for name in found if f"{name}.weight" not in dead))
+    if not chosen:
+        raise ModelError(f"lora.targets {list(targets)} bind only to modules that never receive a gradient.")
+    return list(chosen)
+
+
+def add_lora(network: nn.Module, lora: LoraSpec, names: list[str]) -> None:
+    """Add a trainable float32 adapter to the named modules; everything else is frozen."""
+    from peft import LoraConfig
+
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha or lora.rank, target_modules=names)
+    network.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(lora.seed)
+        network.add_adapter(config, adapter_name=ADAPTER)
+    for name, parameter in network.named_parameters():
+        if is_lora(name):
+            parameter.data = parameter.data.to(torch.float32)
+            parameter.requires_grad_(True)
+    if lora.path is not None:
+        _start_from(network, Path(lora.path))
+
+
+def is_lora(name: str) -> bool:
+    """Whether a parameter belongs to the trained adapter."""
+    return f".lora_A.{ADAPTER}." in name or f".lora_B.{ADAPTER}." in name
+
+
+def _start_from(network: nn.Module, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    saved = {key.removeprefix(f"{PREFIX}."): tensor for key, tensor in load_file(_file(folder)).items()}
+    own = {_plain(name): parameter for name, parameter in network.named_parameters() if is_lora(name)}
+    wrong = {key for key in saved.keys() & own.keys() if saved[key].shape != own[key].shape}
+    if saved.keys() != own.keys() or wrong:
+        example = next(iter(sorted(wrong or (saved.keys() ^ own.keys()))))
+        raise ModelError(
+            f'lora.path "{folder}" holds another LoRA than lora.rank and lora.targets describe (first difference: '
+            f"{example}). Use the rank and targets that it was trained with; its README.md names them."
+        )
+    with torch.no_grad():
+        for key, parameter in own.items():
+            parameter.copy_(saved[key])
+
+
+def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor]) -> None:
+    """Write `weights` (by the network's parameter names) so that diffusers' load_lora_weights reads them."""
+    from diffusers.loaders import WanLoraLoaderMixin
+    from diffusers.training_utils import _collate_lora_metadata
+
+    layers = {
+        _plain(name): weights.get(name, parameter).detach().to("cpu").contiguous()
+        for name, parameter in network.named_parameters()
+        if is_lora(name)
+    }
+    # The metadata keeps alpha: without it a loader takes alpha = rank. The mixin's writer is the same for all pipelines.
+    metadata = _collate_lora_metadata({PREFIX: network})
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = f"{FILE}.tmp"
+    WanLoraLoaderMixin.save_lora_weights(
+        folder,
+        transformer_lora_layers=layers,
+        weight_name=temporary,
+        transformer_lora_adapter_metadata=metadata.get(f"{PREFIX}_lora_adapter_metadata"),
+    )
+    (folder / temporary).chmod(0o644)  # safetensors writes files that only their owner can read
+    os.replace(folder / temporary, folder / FILE)
+
+
+def load_lora(pipe: Any, folder: str | Path, *, component: str = "transformer", adapter: str | None = None) -> None:
+    """Load a saved LoRA into a stock diffusers pipeline.
+
+    HunyuanVideo-1.5's pipelines have no `load_lora_weights`; this does the same for them, and works for Wan as well.
+    `component` is "transformer_2" for a LoRA of Wan 2.2's low-noise expert.
+    """
+    load_into(getattr(pipe, component), folder, adapter)
+
+
+def load_into(network: Any, folder: str | Path, adapter: str | None = None) -> None:
+    """Load a saved LoRA into a diffusers transformer."""
+    _file(Path(folder))
+    network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
+
+
+def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The network's plain weights with its active adapters folded in, under their plain names.
+
+    `weights` replaces parameters by name; it holds all of them where the network itself is sharded.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    own = {name: weights.get(name, tensor) for name, tensor in network.state_dict().items()}
+    state = {name.replace(".base_layer.", "."): tensor for name, tensor in own.items() if ".lora_" not in name}
+    for name, module in network.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        base = state[f"{name}.weight"]
+        merged = base.detach().float()
+        for adapter in module.active_adapters:
+            up, down = (own[f"{name}.lora_{side}.{adapter}.weight"].detach().float() for side in "BA")
+            merged = merged + module.scaling[adapter] * (up @ down).to(merged.device)
+        state[f"{name}.weight"] = merged.to(base.dtype)
+    return state
+
+
+def _plain(name: str) -> str:
+    return name.replace(f".{ADAPTER}.", ".")
+
+
+def _file(folder: Path) -> Path:
+    file = folder / FILE
+    if not file.is_file():
+        raise ModelError(f'"{folder}" holds no LoRA: there is no {FILE} in it. Give the folder that a run saved.')
+    return file

@@ -1,0 +1,79 @@
+"""Model + kernel + schedule: the only way to a mean, a log-probability or a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sage_grpo.flow.kernels import Kernel, Ode
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.transition import Transition
+from sage_grpo.gaussian import Gaussian
+from sage_grpo.models.base import Progress, VelocityModel
+from sage_grpo.types import Conditioning
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a rollout or of its replay."""
+
+    gaussian: Gaussian
+    """The law of x_next."""
+    velocity: Tensor
+    """v at x, float32."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A stochastic sampler. Rollout and replay call the same `step`, so their log-probabilities agree to the bit."""
+
+    model: VelocityModel
+    kernel: Kernel
+    schedule: Schedule
+    guidance: float | None = None
+    """Overrides the model's guidance scale; 1 is none."""
+
+    def transition(self, index: int) -> Transition:
+        """The three scalars of a step: the kernel's where the schedule explores, the ODE's elsewhere."""
+        kernel = self.kernel if self.schedule.stochastic[index] else Ode()
+        return kernel(*self.schedule.pair(index))
+
+    @property
+    def trained_steps(self) -> tuple[int, ...]:
+        """Steps with noise whose velocity depends on the trainable parameters."""
+        return tuple(
+            index
+            for index in range(self.schedule.num_steps)
+            if float(self.transition(index).std) > 0 and self.model.trains(self.schedule.pair(index)[0])
+        )
+
+    def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
+        """The law of x_next at step `index`, for a batch with one condition per sample."""
+        sigma, _ = self.schedule.pair(index)
+        v = self.model.velocity(x, sigma, conditions, guidance=self.guidance)
+        return Step(gaussian=self.transition(index)(x, v), velocity=v)
+
+
+def integrate(
+    policy: Policy,
+    x: Tensor,
+    conditions: Sequence[Conditioning],
+    noise: Callable[[int], Tensor] | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Run a whole schedule from x without gradients; `noise(index)` gives the noise of the stochastic steps."""
+    with torch.no_grad():
+        for index in range(policy.schedule.num_steps):
+            gaussian = policy.step(index, x, conditions).gaussian
+            if float(policy.transition(index).std) == 0:
+                x = gaussian.mean
+            elif noise is None:
+                raise ValueError(f"Step {index} is stochastic: pass noise, a function from the step to standard noise.")
+            else:
+                x = gaussian.sample(noise(index))
+            if progress is not None:
+                progress(index + 1, policy.schedule.num_steps)
+    return x

@@ -1,0 +1,148 @@
+"""What to load and how: the model part of a configuration. Imports nothing heavy; `load()` does."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from sage_grpo.models.base import VelocityModel
+
+FAMILIES = ("hunyuan15", "wan")
+"""Families that ship with the package; each is the module of this name beside this file."""
+
+
+class ModelError(ValueError):
+    """A model cannot be loaded or used as asked; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSpec:
+    """A low-rank adapter: which modules, how large, from which seed."""
+
+    rank: int = 32
+    """Rank of the update."""
+    alpha: float | None = None
+    """Scale: the update is multiplied by alpha / rank. None means alpha = rank."""
+    targets: list[str] = field(default_factory=list)
+    """Linear modules to adapt: names inside a transformer block ("attn.to_q", "to_q", "ff.*") or full names with
+    wildcards ("context_embedder.*.to_q"). Empty means the family's attention and feed-forward layers."""
+    seed: int = 0
+    """Seed of the adapter's first weights; every rank draws the same."""
+    path: str | None = None
+    """A folder with a saved LoRA of the same shape to start from; None starts at zero."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ModelError(f"lora.rank must be at least 1, got {self.rank}.")
+        if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ModelError(f"lora.alpha must be positive, got {self.alpha} (leave it out for alpha = rank).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A diffusers checkpoint and how to use it."""
+
+    path: str | None = None
+    """A local diffusers folder or a hub id; None (or "shapes") is the small checkpoint that the package carries."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    family: str | None = None
+    """"hunyuan15", "wan", or the import path of a module with a function `load(spec, device=None)`; None reads it from
+    the checkpoint."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the network computes in. On a CPU use float32: bfloat16 is hundreds of times slower there."""
+    vae_dtype: Literal["float32", "bfloat16"] | None = None
+    """What the VAE computes in; None is the family's habit (Wan: float32, HunyuanVideo-1.5: `dtype`)."""
+    device: str = "auto"
+    """"auto", "cpu", "cuda" or "cuda:1"."""
+    train: bool = True
+    """False loads for inference only: nothing is trainable and weights are kept in `dtype`."""
+    lora: LoraSpec | None = None
+    """Train an adapter (float32, on a base in `dtype`); None trains all weights, kept in float32."""
+    guidance_scale: float | None = None
+    """Classifier-free guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6)."""
+    guidance_scale_2: float | None = None
+    """Guidance of the second expert of Wan 2.2; None is `guidance_scale`."""
+    negative_prompt: str = ""
+    """Prompt of the unconditional branch."""
+    guidance_in_training: bool = True
+    """Guide the rollouts and updates of training (the paper does), or only evaluation and generation."""
+    frames: int | None = None
+    """Frames of a clip, 4k + 1; None is the checkpoint's or the family's default, as below."""
+    height: int | None = None
+    """Height in pixels."""
+    width: int | None = None
+    """Width in pixels."""
+    fps: float | None = None
+    """Frames per second."""
+    shift: float | None = None
+    """Shift of the noise schedule; None is the checkpoint's scheduler's."""
+    attention: str = "auto"
+    """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" is cuDNN on CUDA in
+    bfloat16 and PyTorch's own choice elsewhere."""
+    packed: bool = True
+    """HunyuanVideo-1.5: drop padding and masks. False runs the stock forward (slow; there to compare with)."""
+    compile: bool = False
+    """Compile the repeated transformer blocks (worth it on CUDA from about a hundred steps on)."""
+    expert: Literal["high", "low"] = "high"
+    """Wan 2.2 with two experts: train the one for high or for low noise; rollouts use both."""
+    vae_slicing: bool = True
+    """Decode one clip at a time; False decodes a batch at once (faster for small clips)."""
+    vae_tiling: bool = False
+    """Decode in spatial tiles, to save memory; blends at their seams."""
+    cache: str | None = "auto"
+    """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
+    keeps them in memory only."""
+
+    def __post_init__(self) -> None:
+        if self.family is not None and "." not in self.family and self.family not in FAMILIES:
+            close = difflib.get_close_matches(self.family, FAMILIES, n=1, cutoff=0.4)
+            hint = f' Did you mean "{close[0]}"?' if close else ""
+            raise ModelError(
+                f'model.family "{self.family}" is unknown: use one of {", ".join(FAMILIES)}, the import path of a module '
+                f"with load(spec), or leave it out to read it from the checkpoint.{hint}"
+            )
+        for name in ("guidance_scale", "guidance_scale_2"):
+            scale = getattr(self, name)
+            if scale is not None and not (math.isfinite(scale) and scale >= 1):
+                raise ModelError(f"model.{name} must be at least 1 (1 is no guidance), got {scale}.")
+        for name in ("frames", "height", "width", "fps", "shift"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ModelError(f"model.{name} must be positive, got {value}.")
+
+    @property
+    def training_guidance(self) -> float | None:
+        """Guidance of the policy that rolls out and learns: None is the model's own scale, 1 is none.
+
+        Rollout and update share it, so that the first ratio is 1 either way.
+        """
+        return None if self.guidance_in_training else 1.0
+
+    def load(self, device: str | torch.device | None = None) -> VelocityModel:
+        """Load the model; `device` overrides the field (a rank knows its own)."""
+        family = self.family
+        if family is None:
+            from sage_grpo.models.checkpoint import detect_family
+
+            family = detect_family(self)
+        name = family if "." in family else f"sage_grpo.models.{family}"
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise  # the module exists, something that it imports does not
+            raise ModelError(
+                f'model.family "{family}": there is no module {name}. Is it on the Python path?'
+            ) from error
+        import torch
+
+        # Constructors draw weights that the checkpoint then replaces: loading must not move the run's random numbers.
+        with torch.random.fork_rng(devices=[]):
+            return module.load(self, device)

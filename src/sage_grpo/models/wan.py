@@ -1,0 +1,196 @@
+"""Wan 2.1 and 2.2, text-to-video and image-to-video."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sage_grpo.models.attention import SplitSelfAttention
+from sage_grpo.models.checkpoint import check_components, load_pipeline, read_index, resolve
+from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
+from sage_grpo.models.gradients import without_gradient
+from sage_grpo.models.sequence import SequenceSplit, split_rotary
+from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.types import VideoSpec
+
+TEXT_TOKENS = 512
+"""Length to which the pipelines pad text; also hard-coded in the transformer's image attention."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
+    """Load the checkpoint of a spec."""
+    import diffusers
+
+    folder = resolve(spec)
+    index = read_index(folder)
+    two = index.get("boundary_ratio") is not None
+    networks = ["transformer", "transformer_2"] if two else ["transformer"]
+    check_components(folder, index, [*networks, "vae", "scheduler", "tokenizer", "text_encoder"], [*networks, "vae"])
+    encoders = [name for name in Wan.traits.encoders if name in index]
+    pipeline = getattr(diffusers, index["_class_name"])
+    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, vae="float32"))
+    return Wan(spec, folder, index, pipe, device)
+
+
+class Wan(FamilyModel):
+    """Wan as a VelocityModel. With two experts the spec's `expert` is trained and both are used."""
+
+    traits = Traits(
+        video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
+        guidance_scale=5.0,
+        blocks="blocks",
+        lora_targets=(
+            *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+            *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+            "ffn.net.*",
+        ),
+        encoders=("text_encoder", "image_encoder"),
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        image_to_video = "ImageToVideo" in index["_class_name"]
+        self.expand_timesteps = bool(index.get("expand_timesteps"))
+        self._sequence: SequenceSplit | None = None
+        if self.expand_timesteps and image_to_video:
+            raise ModelError(
+                f'"{folder}" is a Wan 2.2 5B image-to-video model, which is not supported (it replaces the first latent '
+                "frame at every step). Use its text-to-video pipeline, or the 14B model."
+            )
+        boundary = index.get("boundary_ratio")
+        low = boundary is not None and spec.expert == "low"
+        others = [] if boundary is None else [pipe.transformer if low else pipe.transformer_2]
+        component = "transformer_2" if low else "transformer"
+        super().__init__(
+            spec,
+            folder,
+            index,
+            pipe,
+            component=component,
+            others=others,
+            boundary=boundary,
+            dead=_dead(getattr(pipe, component)) if spec.train else set(),
+            device=device,
+        )
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Channels, frames, height, width of one sample's latents."""
+        temporal, spatial = self.pipe.vae_scale_factor_temporal, self.pipe.vae_scale_factor_spatial
+        frames = (self.video.frames - 1) // temporal + 1
+        return (self.pipe.vae.config.z_dim, frames, self.video.height // spatial, self.video.width // spatial)
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens; text is whole everywhere."""
+        self._sequence = sequence
+        for network in (self.network, *self.others):
+            sequence.check(network.config.num_attention_heads)
+            _split(network, sequence, self.latent_shape())
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+
+        tokens = self.pipe.tokenizer(
+            prompt_clean(prompt),
+            truncation=True,
+            max_length=TEXT_TOKENS,
+            return_attention_mask=True,
+            return_tensors="pt",
+        ).to(self._places["text"])
+        states = self._encoder("text_encoder")(tokens.input_ids, tokens.attention_mask).last_hidden_state
+        inputs = {"text": states[0].to(self.dtype)}
+        if image is not None:
+            inputs |= self._image(image)
+        return inputs
+
+    def _image(self, image: Tensor) -> dict[str, Tensor]:
+        from PIL import Image
+
+        picture = Image.fromarray(image.cpu().numpy())
+        height, width, device = self.video.height, self.video.width, self._places["vae"]
+        pixels = self.pipe.video_processor.preprocess(picture, height=height, width=width).to(device, torch.float32)
+        _, condition = self.pipe.prepare_latents(
+            pixels,
+            1,
+            height=height,
+            width=width,
+            num_frames=self.video.frames,
+            dtype=torch.float32,
+            device=device,
+            latents=torch.empty((1, *self.latent_shape())),
+        )
+        inputs = {"condition": condition[0]}
+        if self.transformer.config.image_dim is not None:  # Wan 2.1 also attends to the picture's CLIP tokens
+            self._encoder("image_encoder")
+            inputs["image"] = self.pipe.encode_image(picture, self._places["text"])[0].to(self.dtype)
+        return inputs
+
+    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        # Wan attends to its zero padding without a mask, and was trained so: here padding is part of the model. It is
+        # added at the last moment, so that the cache holds valid tokens only.
+        text = inputs["text"]
+        return {**inputs, "text": F.pad(text, (0, 0, 0, TEXT_TOKENS - len(text)))}
+
+    def _forward(self, x: Tensor, sigma: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        if "condition" in inputs:
+            x = torch.cat([x, inputs["condition"].to(x.dtype)], dim=1)
+        timestep = self._timestep(sigma, len(x))
+        if self.expand_timesteps:  # Wan 2.2 5B: a timestep per token, all equal in text-to-video
+            tokens = x.shape[2] * (x.shape[3] // 2) * (x.shape[4] // 2)
+            timestep = timestep[:, None].expand(-1, tokens)
+            timestep = timestep if self._sequence is None else self._sequence.split(timestep)
+        image = inputs.get("image")
+        network = self.network if self.trains(sigma) else self.others[0]
+        return network(
+            hidden_states=x.to(self._input_dtype),
+            timestep=timestep,
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            encoder_hidden_states_image=None if image is None else image.to(self._input_dtype),
+            return_dict=False,
+        )[0]
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        config = self.pipe.vae.config
+
+        def channels(values: list[float]) -> Tensor:
+            return torch.tensor(values).view(1, config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
+
+        # Written as the pipeline does, so that float32 gives its bits.
+        return latents / (1.0 / channels(config.latents_std)) + channels(config.latents_mean)
+
+
+def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:
+    """Split tokens before the first block and put them together after the last projection, around the stock forward."""
+    total = math.prod(size // patch for size, patch in zip(latents[1:], network.config.patch_size))
+
+    def into_blocks(block: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (sequence.split(arguments[0]), *arguments[1:])
+
+    network.rope.register_forward_hook(lambda module, arguments, rotary: split_rotary(sequence, rotary, dim=1))
+    network.blocks[0].register_forward_pre_hook(into_blocks)
+    network.proj_out.register_forward_hook(lambda module, arguments, tokens: sequence.merge(tokens, total))
+    for block in network.blocks:
+        block.attn1.set_processor(SplitSelfAttention(sequence, block.attn1.processor._attention_backend))
+
+
+def _dead(transformer: Any) -> set[str]:
+    """Parameters that never receive a gradient."""
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        image = None if config.image_dim is None else torch.empty(1, 2, config.image_dim, device="meta")
+        return network(
+            hidden_states=torch.empty(1, config.in_channels, *config.patch_size, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            encoder_hidden_states=torch.empty(1, TEXT_TOKENS, config.text_dim, device="meta"),
+            encoder_hidden_states_image=image,
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, "blocks", run)

@@ -1,0 +1,89 @@
+"""`sage-grpo generate`: the right clips in the right files, whatever the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+import tiny
+from sage_grpo.commands.generate import Options, plan, run
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.video import read_video
+
+
+@pytest.fixture(scope="module")
+def wan(tmp_path_factory):
+    return tiny.build("wan_t2v", tmp_path_factory.mktemp("generate") / "wan")
+
+
+def options(folder, out, **fields) -> Options:
+    spec = fields.pop("model", ModelSpec(path=str(folder), cache=None, guidance_scale=1.0))
+    return Options(model=spec, out=str(out), progress=False, steps=2, **fields)
+
+
+def test_clips_do_not_depend_on_the_batch(wan, tmp_path) -> None:
+    fields = {"prompts": ["a cat", "a dog"], "per_prompt": 2, "kernel": KernelSpec(name="sage")}
+    assert run(options(wan, tmp_path / "one", batch=1, **fields)) == 0
+    assert run(options(wan, tmp_path / "three", batch=3, **fields)) == 0
+    names = ["0000-a-cat.mp4", "0001-a-cat.mp4", "0002-a-dog.mp4", "0003-a-dog.mp4"]
+    assert sorted(file.name for file in (tmp_path / "one").iterdir()) == [*names, "contact_sheet.png"]
+    clips = []
+    for name in names:
+        (a, fps), (b, _) = read_video(tmp_path / "one" / name), read_video(tmp_path / "three" / name)
+        assert (a.int() - b.int()).abs().max() <= 2
+        assert (fps, a.shape) == (8.0, (5, 32, 32, 3))
+        clips.append(a)
+    assert not torch.equal(clips[0], clips[1])
+
+
+def test_lora_changes_the_clips(wan, tmp_path) -> None:
+    trained = ModelSpec(path=str(wan), cache=None, lora=LoraSpec(rank=2)).load("cpu")
+    with torch.no_grad():
+        for parameter in trained.trainable().values():
+            parameter.normal_()
+    trained.save(tmp_path / "lora")
+    run(options(wan, tmp_path / "plain", prompts="a cat"))
+    run(options(wan, tmp_path / "tuned", prompts="a cat", lora=str(tmp_path / "lora")))
+    a, b = (read_video(tmp_path / name / "0000-a-cat.mp4")[0] for name in ("plain", "tuned"))
+    assert (a.int() - b.int()).abs().max() > 5
+
+
+def test_images_reach_their_prompts(tmp_path) -> None:
+    folder = tiny.build("wan22_i2v", tmp_path / "i2v")
+    for seed in (1, 2):
+        Image.fromarray(tiny.image(seed).numpy()).save(tmp_path / f"{seed}.png")
+    images = [str(tmp_path / "1.png"), str(tmp_path / "2.png")]
+    run(options(folder, tmp_path / "out", prompts=["a", "a"], images=images))
+    (tmp_path / "p.csv").write_text(f"prompt,seed,image\na,0,{images[0]}\na,1,{images[1]}\n")
+    run(options(folder, tmp_path / "file", prompts=str(tmp_path / "p.csv"), batch=2))
+    for name in ("0000-a.mp4", "0001-a.mp4"):
+        a, b = (read_video(tmp_path / out / name)[0] for out in ("out", "file"))
+        assert (a.int() - b.int()).abs().max() <= 2
+    with pytest.raises(ValueError, match="one per prompt"):
+        plan(options(folder, tmp_path, prompts=["a", "b", "c"], images=images))
+
+
+def test_prompts_and_seeds(wan, tmp_path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "A cat!", "seed": 7}\n{"prompt": "猫"}\n')
+    clips = plan(options(wan, tmp_path, prompts=str(tmp_path / "p.jsonl"), per_prompt=2, seed=100))
+    assert [clip.seed for clip in clips] == [7, 8, 102, 103]
+    assert [clip.file for clip in clips][1:3] == ["0001-a-cat.mp4", "0002-clip.mp4"]
+    with pytest.raises(ValueError, match="nothing to generate"):
+        plan(Options())
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        Options(steps=0)
+
+
+def test_command_line(wan, tmp_path, capsys) -> None:
+    from sage_grpo.cli import main
+
+    where = ["--model.path", str(wan), "--model.cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+    assert (
+        main(["generate", *where, "--prompts", "a cat", "--steps", "2", "--kernel.name", "cps", "--progress", "false"])
+        == 0
+    )
+    assert "1 clips and contact_sheet.png" in capsys.readouterr().out
+    assert main(["generate", *where, "--prompts", "a cat", "--model.frames", "6"]) != 0
+    assert "use 5 or 9" in capsys.readouterr().err

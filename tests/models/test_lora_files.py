@@ -1,0 +1,178 @@
+"""LoRA and full weights: what is trained is what a user of diffusers loads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from sage_grpo.models.lora import load_lora
+from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+
+SIGMA = torch.tensor(0.9)
+LORA = LoraSpec(rank=3, alpha=5.0)
+
+
+def train_a_step(ours) -> tuple[torch.Tensor, list]:
+    """Move the trainable parameters; returns a probe and its conditions."""
+    images = [tiny.image(1)] if ours.image_to_video else None
+    conditions = ours.encode(['a cat "x"'], images)
+    x = torch.randn(1, *ours.latent_shape())
+    sigma = SIGMA if ours.spec.expert == "high" else torch.tensor(0.3)
+    optimizer = torch.optim.SGD(ours.trainable().values(), lr=0.5)
+    for _ in range(2):  # a LoRA's first step moves B only
+        optimizer.zero_grad()
+        ours.velocity(x, sigma, conditions).square().mean().backward()
+        optimizer.step()
+    return x, conditions
+
+
+def reloaded(ours, folder, component: str = "transformer"):
+    """A stock pipeline's transformer with the saved LoRA, run through the stock forward of a fresh adapter."""
+    fresh = ModelSpec(
+        path=ours.spec.path, cache=None, train=False, packed=False, expert=ours.spec.expert, guidance_scale=1.0
+    ).load("cpu")
+    if "HunyuanVideo15" in fresh.index["_class_name"]:
+        load_lora(fresh.pipe, folder)
+    else:
+        fresh.pipe.load_lora_weights(str(folder), load_into_transformer_2=component == "transformer_2")
+    return fresh
+
+
+@pytest.mark.parametrize(
+    ("kind", "expert"),
+    [("hunyuan15_t2v", "high"), ("hunyuan15_i2v", "high"), ("wan_t2v", "high"), ("wan22_t2v", "low")],
+)
+def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, fresh_model, tmp_path) -> None:
+    ours = fresh_model(kind, lora=LORA, guidance_scale=1.0, expert=expert)
+    sigma = SIGMA if expert == "high" else torch.tensor(0.3)
+    x, conditions = train_a_step(ours)
+    ours.save(tmp_path / "lora")
+    with torch.no_grad():
+        trained = ours.velocity(x, sigma, conditions)
+        theirs = reloaded(ours, tmp_path / "lora", ours.component).velocity(x, sigma, conditions)
+        base = fresh_model(kind, guidance_scale=1.0, train=False).velocity(x, sigma, conditions)
+    torch.testing.assert_close(theirs, trained, rtol=1e-5, atol=1e-5)
+    assert (trained - base).abs().max() > 1e-2
+    card = (tmp_path / "lora" / "README.md").read_text()
+    assert str(ours.folder) not in card
+    assert "rank 3, alpha 5" in card
+    assert ("load_into_transformer_2=True" in card) == (expert == "low")
+    assert ("from sage_grpo.models.lora import load_lora" in card) == kind.startswith("hunyuan15")
+
+
+def test_saved_lora_continues(fresh_model, tmp_path) -> None:
+    ours = fresh_model("wan_t2v", lora=LORA, guidance_scale=1.0)
+    train_a_step(ours)
+    ours.save(tmp_path)
+    again = fresh_model("wan_t2v", lora=LoraSpec(rank=3, alpha=5.0, path=str(tmp_path)))
+    for name, parameter in again.trainable().items():
+        assert torch.equal(parameter, ours.trainable()[name])
+    with pytest.raises(ModelError, match="rank"):
+        fresh_model("wan_t2v", lora=LoraSpec(rank=4, path=str(tmp_path)))
+    inference = fresh_model("wan_t2v", train=False, guidance_scale=1.0)
+    inference.load_lora(tmp_path)
+    x, conditions = torch.randn(1, *ours.latent_shape()), ours.encode(["a cat"])
+    with torch.no_grad():
+        assert torch.equal(inference.velocity(x, SIGMA, conditions), ours.velocity(x, SIGMA, conditions))
+    assert not inference.trainable()
+
+
+def test_weights_replace_parameters_without_touching_the_model(fresh_model, tmp_path) -> None:
+    ours = fresh_model("wan_t2v", lora=LORA, guidance_scale=1.0)
+    before = {name: parameter.detach().clone() for name, parameter in ours.trainable().items()}
+    other = {name: torch.randn_like(parameter) for name, parameter in before.items()}
+    ours.save(tmp_path / "lora", weights=other)
+    saved = load_file(tmp_path / "lora" / "pytorch_lora_weights.safetensors")
+    name = "blocks.0.attn1.to_q.lora_B.default.weight"
+    assert torch.equal(saved["transformer.blocks.0.attn1.to_q.lora_B.weight"], other[name])
+
+    ours.save(tmp_path / "merged", weights=other, merged=True)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in ours.trainable().items())
+    merged = ModelSpec(path=str(tmp_path / "merged"), cache=None, guidance_scale=1.0, train=False).load("cpu")
+    with torch.no_grad():
+        for name, parameter in ours.trainable().items():
+            parameter.copy_(other[name])
+        x, conditions = torch.randn(1, *ours.latent_shape()), ours.encode(["a cat"])
+        expected, v = ours.velocity(x, SIGMA, conditions), merged.velocity(x, SIGMA, conditions)
+    torch.testing.assert_close(v, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelError, match="no parameter"):
+        ours.save(tmp_path / "x", weights={"nonsense": torch.zeros(1)})
+
+
+def test_full_weights_are_a_pipeline_folder(fresh_model, tmp_path) -> None:
+    ours = fresh_model("hunyuan15_t2v", guidance_scale=1.0)
+    x, conditions = train_a_step(ours)
+    ours.save(tmp_path / "full")
+    stock = tiny.pipeline(tmp_path / "full")
+    for (name, theirs), own in zip(stock.transformer.named_parameters(), ours.transformer.parameters()):
+        assert torch.equal(theirs, own), name
+    again = ModelSpec(path=str(tmp_path / "full"), cache=None, guidance_scale=1.0).load("cpu")
+    with torch.no_grad():
+        assert torch.equal(again.velocity(x, SIGMA, conditions), ours.velocity(x, SIGMA, conditions))
+    with pytest.raises(ModelError, match="overwrite"):
+        ours.save(ours.folder)
+    # The source must not change through the links of the copy.
+    assert not torch.equal(
+        load_file(ours.folder / "transformer" / "diffusion_pytorch_model.safetensors")["proj_out.weight"],
+        ours.transformer.proj_out.weight,
+    )
+
+
+def test_full_weights_of_the_low_noise_expert(fresh_model, tmp_path) -> None:
+    ours = fresh_model("wan22_t2v", expert="low", guidance_scale=1.0)
+    with torch.no_grad():
+        ours.transformer.proj_out.bias.add_(1)
+    stale = tmp_path / "transformer_2" / "diffusion_pytorch_model-00001-of-00002.safetensors"
+    stale.parent.mkdir()
+    stale.touch()
+    ours.save(tmp_path)
+    stock = tiny.pipeline(tmp_path)
+    assert torch.equal(stock.transformer_2.proj_out.bias, ours.transformer.proj_out.bias)
+    assert torch.equal(stock.transformer.proj_out.bias, ours.others[0].proj_out.bias)
+    assert not stale.exists()
+
+
+def test_adapter_is_float32_on_a_bfloat16_base(fresh_model) -> None:
+    ours = fresh_model("wan_t2v", lora=LORA, dtype="bfloat16", guidance_scale=1.0)
+    assert {p.dtype for p in ours.trainable().values()} == {torch.float32}
+    assert ours.transformer.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16
+    v = ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a cat"]))
+    v.sum().backward()
+    assert {p.grad.dtype for p in ours.trainable().values()} == {torch.float32}
+
+
+def test_every_adapter_weight_gets_a_gradient(fresh_model) -> None:
+    """The last block's text projections never do, so the adapter leaves them out."""
+    ours = fresh_model("hunyuan15_t2v", lora=LORA, guidance_scale=1.0)
+    train_a_step(ours)
+    assert all(parameter.grad is not None for parameter in ours.trainable().values())
+    names = set(ours.trainable())
+    assert any("transformer_blocks.0.ff_context" in name for name in names)
+    assert not any("transformer_blocks.1.ff_context" in name for name in names)
+
+
+def test_targets_stay_out_of_the_token_refiner_unless_asked(fresh_model) -> None:
+    inside = fresh_model("hunyuan15_t2v", lora=LoraSpec(targets=["to_q"]))
+    assert {name.split(".")[0] for name in inside.trainable()} == {"transformer_blocks"}
+    asked = fresh_model("hunyuan15_t2v", lora=LoraSpec(targets=["to_q", "context_embedder.*.to_q"]))
+    assert {name.split(".")[0] for name in asked.trainable()} == {"transformer_blocks", "context_embedder"}
+
+
+@pytest.mark.parametrize("target", ["attn.to_qq", "transformer_blocks.9.attn.to_q", "norm1"])
+def test_lora_that_binds_to_nothing_is_an_error(target: str, fresh_model) -> None:
+    with pytest.raises(ModelError, match=r"binds to no Linear module.*attn\.to_q"):
+        fresh_model("hunyuan15_t2v", lora=LoraSpec(targets=["to_k", target]))
+
+
+def test_adapters_start_alike_everywhere(fresh_model) -> None:
+    torch.manual_seed(1)
+    a = fresh_model("wan_t2v", lora=LORA)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    b = fresh_model("wan_t2v", lora=LORA)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(p, q) for p, q in zip(a.trainable().values(), b.trainable().values()))
+    c = fresh_model("wan_t2v", lora=LoraSpec(rank=3, seed=1))
+    assert not all(torch.equal(p, q) for p, q in zip(a.trainable().values(), c.trainable().values()))

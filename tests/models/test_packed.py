@@ -1,0 +1,138 @@
+"""Padding dropped equals padding masked, in values and gradients; batches of mixed lengths keep their order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from sage_grpo.models.attention import PackedAttention, choose_backend, set_backend
+from sage_grpo.models.batching import in_equal_batches
+from sage_grpo.models.hunyuan15 import PackedTransformer, _dead, _pack, causal_mask
+from sage_grpo.models.spec import ModelError
+
+PROMPTS = ["a cat", 'a dog holds "hi" up']
+SIGMA = torch.tensor(0.7)
+
+
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "hunyuan15_i2v"])
+def test_dropped_padding_is_masked_padding(kind: str, fresh_model) -> None:
+    packed, stock = (fresh_model(kind, guidance_scale=1.0, packed=flag) for flag in (True, False))
+    if kind.endswith("i2v"):  # one kind with all of the real padding is enough
+        stock.pipe.tokenizer_max_length, stock.pipe.tokenizer_2_max_length = 60, 40
+    x = torch.randn(2, *packed.latent_shape())
+    images = [tiny.image(i) for i in range(2)] if kind.endswith("i2v") else None
+    conditions = packed.encode(PROMPTS, images)
+    v, v_stock = packed.velocity(x, SIGMA, conditions), stock.velocity(x, SIGMA, conditions)
+    torch.testing.assert_close(v, v_stock, rtol=1e-5, atol=1e-5)
+
+    probe = torch.randn_like(v)
+    (v * probe).sum().backward()
+    (v_stock * probe).sum().backward()
+    for (name, ours), theirs in zip(packed.trainable().items(), stock.trainable().values()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_frozen_are_exactly_those_without_gradient(fresh_model) -> None:
+    ours = fresh_model("hunyuan15_t2v", guidance_scale=1.0)
+    ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a cat"])).sum().backward()
+    assert all(parameter.grad is not None for parameter in ours.trainable().values())
+    frozen = {name for name, parameter in ours.transformer.named_parameters() if not parameter.requires_grad}
+    heads = {".".join(name.split(".")[:3]) for name in frozen}
+    assert {"transformer_blocks.1.ff_context", "transformer_blocks.1.attn"} <= heads
+    assert "transformer_blocks.0.ff_context" not in heads
+    assert {"image_embedder", "context_embedder_2"} <= {name.split(".")[0] for name in frozen}
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_dead_parameters_of_a_deeper_network(image: bool) -> None:
+    """The shortcut of two blocks finds what the whole graph has."""
+    from diffusers import HunyuanVideo15Transformer3DModel
+
+    network = HunyuanVideo15Transformer3DModel(
+        in_channels=5, out_channels=2, num_attention_heads=1, attention_head_dim=8, num_layers=4, num_refiner_layers=1,
+        mlp_ratio=1.0, text_embed_dim=4, text_embed_2_dim=4, image_embed_dim=4, rope_axes_dim=(2, 2, 4),
+    )  # fmt: skip
+    expected = _dead(network, image)
+    _pack(network)
+    inputs = {"text": torch.randn(1, 3, 4)} | ({"image": torch.randn(1, 2, 4)} if image else {})
+    v = PackedTransformer(network)(torch.randn(1, 5, 1, 2, 2), torch.tensor([500.0]), **inputs)
+    names, parameters = zip(*network.named_parameters())
+    gradients = torch.autograd.grad(v.sum(), parameters, allow_unused=True)
+    assert {name for name, gradient in zip(names, gradients) if gradient is None} == expected
+    assert any("transformer_blocks.3.ff_context" in name for name in expected)
+
+
+def test_network_never_sees_a_mask(model, monkeypatch) -> None:
+    ours = model("hunyuan15_t2v")
+    seen = []
+    call = PackedAttention.__call__
+
+    def spy(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None):
+        seen.append((attention_mask, encoder_hidden_states.shape[1]))
+        return call(self, attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+
+    monkeypatch.setattr(PackedAttention, "__call__", spy)
+    conditions = ours.encode(["a cat"])
+    ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, conditions)
+    tokens = [len(conditions[0].tensors["text"]), len(conditions[0].negative["text"])]
+    assert seen == [(None, tokens[0])] * 2 + [(None, tokens[1])] * 2  # two blocks, two branches
+
+
+def test_sub_batches_keep_the_order() -> None:
+    inputs = [{"a": torch.full((n,), float(row))} for row, n in enumerate([2, 3, 2, 1, 3])]
+    calls = []
+
+    def run(x, batch):
+        calls.append(len(x))
+        assert torch.equal(x[:, 0], batch["a"][:, 0])
+        return x * 10
+
+    x = torch.arange(5.0)[:, None]
+    assert torch.equal(in_equal_batches(run, x, inputs, torch.device("cpu")), x * 10)
+    assert calls == [2, 2, 1]
+
+
+def test_vae_decodes_batches_as_it_does_single_clips(model) -> None:
+    single, batched = model("hunyuan15_t2v", train=False), model("hunyuan15_t2v", train=False, vae_slicing=False)
+    latents = torch.randn(3, *single.latent_shape())
+    steps = []
+    clips = single.decode(latents, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    assert (clips.int() - batched.decode(latents).int()).abs().max() <= 1
+    assert clips.shape == (3, 5, 32, 32, 3)
+
+
+def test_causal_mask_is_the_stock_one() -> None:
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
+
+    expected = HunyuanVideo15AttnBlock.prepare_causal_attention_mask(3, 4, torch.float32, torch.device("cpu"))
+    assert torch.equal(causal_mask(3, 4, torch.float32, torch.device("cpu"), batch_size=2), expected)
+
+
+def test_tiled_decoding_agrees_far_from_seams(model) -> None:
+    fields = {"train": False, "height": 320, "width": 32, "frames": 1}
+    whole, tiled = model("hunyuan15_t2v", **fields), model("hunyuan15_t2v", vae_tiling=True, **fields)
+    assert [tiled.pipe.vae.use_tiling, whole.pipe.vae.use_tiling] == [True, False]
+    latents = torch.randn(1, *whole.latent_shape())
+    a, b = whole.decode(latents), tiled.decode(latents)
+    assert a.shape == b.shape == (1, 1, 320, 32, 3)
+    assert not torch.equal(a, b)
+
+
+def test_backend_is_the_models_own(model) -> None:
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    before = _AttentionBackendRegistry.get_active_backend()[0]
+    a, b = model("hunyuan15_t2v", attention="_native_math"), model("hunyuan15_t2v")
+    backends = [m.blocks()[0].attn.processor._attention_backend for m in (a, b)]
+    assert backends == [AttentionBackendName._NATIVE_MATH, AttentionBackendName.NATIVE]
+    assert _AttentionBackendRegistry.get_active_backend()[0] == before
+    cuda = torch.device("cuda")
+    assert choose_backend("auto", cuda, torch.bfloat16) == AttentionBackendName._NATIVE_CUDNN
+    assert choose_backend("auto", cuda, torch.float32) == AttentionBackendName.NATIVE
+    for name in ("flash_hub", "nativ"):
+        with pytest.raises(ModelError, match=r"native"):
+            choose_backend(name, cuda, torch.bfloat16)
+    set_backend(nn.Linear(1, 1), AttentionBackendName.NATIVE)  # nothing to set is fine

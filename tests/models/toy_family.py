@@ -1,0 +1,58 @@
+"""A whole family: the data of a prompt are Gaussian around the prompt's length, so the velocity is a line in x."""
+
+import torch
+from torch import nn
+
+from sage_grpo.types import Conditioning, VideoSpec
+
+
+class Toy:
+    def __init__(self, spec, device):
+        self.spec, self.device = spec, torch.device(device or "cpu")
+        self.video = VideoSpec(frames=spec.frames or 1, height=2, width=2, fps=spec.fps or 8.0)
+        self.shift, self.guidance_scale, self.others = spec.shift or 1.0, 1.0, []
+        self.network = nn.Linear(1, 1).to(self.device)
+        nn.init.eye_(self.network.weight)
+        nn.init.zeros_(self.network.bias)
+
+    def encode(self, prompts, images=None):
+        return [Conditioning({"length": torch.tensor([float(len(prompt))])}) for prompt in prompts]
+
+    def latent_shape(self):
+        return (3, self.video.frames, 2, 2)
+
+    def velocity(self, x, sigma, conditions, *, guidance=None):
+        lengths = torch.stack([condition.tensors["length"] for condition in conditions]).to(self.device)
+        mean = self.network(lengths).view(-1, 1, 1, 1, 1)
+        return (2 * sigma - 1) / ((1 - sigma) ** 2 + sigma**2) * (x - (1 - sigma) * mean) - mean
+
+    def trains(self, sigma):
+        return True
+
+    def decode(self, latents, progress=None):
+        return latents.clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1).cpu()
+
+    def blocks(self):
+        return [self.network]
+
+    def trainable(self):
+        return dict(self.network.named_parameters())
+
+    def gradient_checkpointing(self, on):
+        pass
+
+    def place(self, part, device):
+        self.network.to(device)
+
+    def unload_text(self):
+        pass
+
+    def load_lora(self, folder):
+        raise NotImplementedError
+
+    def save(self, folder, *, weights=None, merged=False):
+        raise NotImplementedError
+
+
+def load(spec, device=None):
+    return Toy(spec, device)

@@ -1,0 +1,63 @@
+"""Clips survive the trip through files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+from sage_grpo.video import contact_sheet, read_image, read_video, write_mp4
+
+
+def smooth_clip(frames: int = 6, height: int = 32, width: int = 48) -> torch.Tensor:
+    """A gradient that moves: video codecs are made for such things."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
+    clip = torch.stack([torch.stack([x, y, (x + y) / 2 * t / frames], -1) for t in range(frames)])
+    return (clip * 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize(("height", "width", "fps"), [(32, 48, 24.0), (30, 46, 12.5), (31, 45, 24000 / 1001)])
+def test_mp4_round_trip(height: int, width: int, fps: float, tmp_path) -> None:
+    clip = smooth_clip(6, height, width)
+    read, rate = read_video(write_mp4(tmp_path / "a" / "clip.mp4", clip, fps))
+    assert read.shape == clip.shape
+    assert rate == pytest.approx(fps, rel=1e-4)
+    assert (read.float() - clip.float()).abs().mean() < 4
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["clip.mp4"]
+
+
+def test_frames_keep_their_order(tmp_path) -> None:
+    clip = torch.zeros(8, 32, 32, 3, dtype=torch.uint8)
+    for index in range(8):
+        clip[index] = 30 * index
+    read, _ = read_video(write_mp4(tmp_path / "clip.mp4", clip, 8))
+    torch.testing.assert_close(read.float().mean((1, 2, 3)), clip.float().mean((1, 2, 3)), rtol=0, atol=3)
+
+
+def test_what_is_no_video_says_so(tmp_path) -> None:
+    (tmp_path / "text.mp4").write_text("hello")
+    with pytest.raises(ValueError, match="cannot be read as a video"):
+        read_video(tmp_path / "text.mp4")
+    with pytest.raises(FileNotFoundError, match="There is no video"):
+        read_video(tmp_path / "none.mp4")
+    with pytest.raises(ValueError, match="uint8 F x H x W x 3"):
+        write_mp4(tmp_path / "x.mp4", torch.zeros(1, 3, 4, 4), 8)
+
+
+def test_contact_sheet_shows_evenly_spaced_frames(tmp_path) -> None:
+    clip = torch.zeros(9, 8, 8, 3, dtype=torch.uint8)
+    clip[:, ..., 0] = torch.arange(9, dtype=torch.uint8)[:, None, None] * 20
+    file = contact_sheet(tmp_path / "sheet.png", [clip, clip], columns=3, cell=8)
+    sheet = read_image(file)
+    assert sheet.shape == (16, 24, 3)
+    assert sheet[0, ::8, 0].tolist() == [0, 80, 160]
+    captioned = contact_sheet(tmp_path / "sheet.png", [clip], ["a cat 猫"], columns=3, cell=8)
+    assert Image.open(captioned).height == 8 + 16
+
+
+def test_images_are_read_as_rgb(tmp_path) -> None:
+    Image.new("L", (4, 3), 7).save(tmp_path / "grey.png")
+    assert read_image(tmp_path / "grey.png").tolist() == [[[7, 7, 7]] * 4] * 3
+    (tmp_path / "no.png").write_text("x")
+    with pytest.raises(ValueError, match="not an image"):
+        read_image(tmp_path / "no.png")

@@ -1,0 +1,199 @@
+"""Tiny random checkpoints of every supported pipeline, built wholly in code and saved to disk as a user's would be.
+
+`build(kind, folder, seed=0)` writes a diffusers folder; `KINDS` lists what there is. Widths are the smallest that the
+classes accept. No file is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KINDS = ("hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v", "wan22_t2v", "wan22_i2v", "wan22_5b_t2v")
+VIDEO = {"frames": 5, "height": 32, "width": 32, "fps": 8.0}
+"""The clip that every tiny checkpoint is built for (all of them also take others)."""
+
+
+def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -> Path:
+    """Write a tiny random checkpoint of the given kind to `folder` and return the folder."""
+    folder = Path(folder)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        pipeline = _hunyuan15(kind, shift) if kind.startswith("hunyuan15") else _wan(kind, shift)
+    finally:
+        torch.random.set_rng_state(state)
+    pipeline.save_pretrained(folder)
+    (folder / "video.json").write_text(json.dumps(VIDEO))
+    return folder
+
+
+def pipeline(folder: Path | str) -> Any:
+    """The stock diffusers pipeline of a folder, on the CPU in float32, without its progress bar."""
+    from diffusers import DiffusionPipeline
+    from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
+
+    # The image-to-video pipeline of diffusers 0.42 raises NameError where ftfy is not installed; its sibling does not.
+    pipeline_wan_i2v.basic_clean = pipeline_wan.basic_clean
+    pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def image(seed: int = 0, height: int = 32, width: int = 32) -> torch.Tensor:
+    """A random uint8 picture H x W x 3."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
+
+
+def _hunyuan15(kind: str, shift: float) -> Any:
+    import diffusers
+    from diffusers import AutoencoderKLHunyuanVideo15, ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler
+    from diffusers import HunyuanVideo15Transformer3DModel as Transformer
+    from transformers import ByT5Tokenizer, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
+
+    channels = 4
+    transformer = Transformer(
+        in_channels=2 * channels + 1,
+        out_channels=channels,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=2,
+        num_refiner_layers=1,
+        mlp_ratio=2.0,
+        text_embed_dim=16,
+        text_embed_2_dim=12,
+        image_embed_dim=8,
+        rope_axes_dim=(4, 6, 6),
+        target_size=32,
+        task_type="i2v" if kind.endswith("i2v") else "t2v",
+    )
+    _wake(transformer)
+    vae = AutoencoderKLHunyuanVideo15(
+        latent_channels=channels,
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        spatial_compression_ratio=8,
+        temporal_compression_ratio=4,
+        downsample_match_channel=False,
+        upsample_match_channel=False,
+        scaling_factor=1.7,
+    )
+    text_encoder = Qwen2_5_VLTextModel(
+        Qwen2_5_VLTextConfig(
+            vocab_size=300,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=2048,
+            rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+        )
+    )
+    byt5 = T5EncoderModel(T5Config(vocab_size=384, d_model=12, d_kv=4, d_ff=16, num_layers=1, num_heads=2))
+    components = {
+        "text_encoder": text_encoder.eval(),
+        "tokenizer": _qwen_tokenizer(),
+        "transformer": transformer,
+        "vae": vae.eval(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=shift),
+        "text_encoder_2": byt5.eval(),
+        "tokenizer_2": ByT5Tokenizer(),
+        "guider": ClassifierFreeGuidance(guidance_scale=3.0),
+    }
+    if kind.endswith("t2v"):
+        return diffusers.HunyuanVideo15Pipeline(**components)
+    from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
+
+    vision = SiglipVisionConfig(
+        hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    return diffusers.HunyuanVideo15ImageToVideoPipeline(
+        **components,
+        image_encoder=SiglipVisionModel(vision).eval(),
+        feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
+    )
+
+
+def _wan(kind: str, shift: float) -> Any:
+    import diffusers
+    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler
+    from transformers import ByT5Tokenizer, UMT5Config, UMT5EncoderModel
+
+    z_dim = 16
+    vae = AutoencoderKLWan(
+        base_dim=4, z_dim=z_dim, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+    )
+    umt5 = UMT5EncoderModel(UMT5Config(vocab_size=384, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2))
+    components: dict[str, Any] = {
+        "tokenizer": ByT5Tokenizer(),
+        "text_encoder": umt5.eval(),
+        "vae": vae.eval(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=shift),
+        "transformer": _wan_transformer(kind, z_dim),
+    }
+    if kind.startswith("wan22") and "5b" not in kind:
+        components |= {"transformer_2": _wan_transformer(kind, z_dim), "boundary_ratio": 0.8}
+    if kind.endswith("t2v"):
+        return diffusers.WanPipeline(**components, expand_timesteps="5b" in kind)
+    if kind == "wan_i2v":
+        from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+        vision = CLIPVisionConfig(
+            hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+        )
+        size = {"height": 16, "width": 16}
+        components |= {
+            "image_encoder": CLIPVisionModel(vision).eval(),
+            "image_processor": CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size),
+        }
+    return diffusers.WanImageToVideoPipeline(**components)
+
+
+def _wan_transformer(kind: str, z_dim: int) -> Any:
+    from diffusers import WanTransformer3DModel
+
+    image_to_video = kind.endswith("i2v")
+    transformer = WanTransformer3DModel(
+        patch_size=(1, 2, 2),
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=z_dim + (4 + z_dim if image_to_video else 0),
+        out_channels=z_dim,
+        text_dim=16,
+        freq_dim=16,
+        ffn_dim=32,
+        num_layers=2,
+        image_dim=8 if kind == "wan_i2v" else None,
+        added_kv_proj_dim=24 if kind == "wan_i2v" else None,
+        rope_max_seq_len=32,
+    )
+    _wake(transformer)
+    return transformer
+
+
+def _wake(network: torch.nn.Module) -> None:
+    """Make the random network's output depend visibly on every input: default initialisations are nearly silent."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(1.5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def _qwen_tokenizer() -> Any:
+    """A byte-level tokenizer whose template is as long as the 108 tokens that the pipeline crops."""
+    from transformers import Qwen2Tokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    vocabulary = {symbol: index for index, symbol in enumerate(bytes_to_unicode().values())}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], unk_token="<|endoftext|>", pad_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
+    template = "<|endoftext|>" * 108 + "{{ message['content'] }}" + "<|endoftext|>" * 3
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message['role'] == 'user' %}" + template + "{% endif %}{% endfor %}"
+    )
+    return tokenizer
