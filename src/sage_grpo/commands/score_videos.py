@@ -1,0 +1,233 @@
+"""Score video files from any model with any rewards: `sage-grpo evaluate --videos DIR --prompts FILE`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.rewards.base import CompositeReward, RewardSpec
+
+SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
+
+
+@dataclass
+class ScoredVideo:
+    """One row of the table."""
+
+    video: str
+    """Path relative to the folder."""
+    prompt: str
+    """Its prompt."""
+    fps: float = math.nan
+    """The file's own frame rate."""
+    frames: int = 0
+    """Number of frames."""
+    height: int = 0
+    """Height in pixels."""
+    width: int = 0
+    """Width in pixels."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Every part, and `total` where weights were given; NaN where it could not be scored."""
+    reason: str = ""
+    """Why it could not be scored."""
+
+
+def read_video(path: Path) -> tuple[Tensor, float]:
+    """All frames of a file, uint8 F x H x W x 3, and its own frame rate."""
+    import av
+
+    with av.open(str(path)) as container:
+        if not container.streams.video:
+            raise ValueError("the file holds no video")
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        rate = stream.average_rate or stream.guessed_rate
+        frames = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(stream)]
+    if not frames or not rate:
+        raise ValueError("the file has no frames or no frame rate")
+    return torch.stack(frames), float(rate)
+
+
+def find_videos(folder: Path) -> list[Path]:
+    """The video files of a folder and its subfolders, sorted by path."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder.")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise ValueError(f"{folder} holds no video ({', '.join(SUFFIXES)}).")
+    return found
+
+
+def read_prompts(path: Path, names: Sequence[str]) -> list[str]:
+    """The prompt of every video name.
+
+    .txt: one prompt a line, in the order of the sorted names. .csv: columns video and prompt. .jsonl: objects with
+    video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".txt":
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if len(lines) != len(names):
+            raise ValueError(f"{path} has {len(lines)} prompts for {len(names)} videos; name them in a .csv instead.")
+        return lines
+    table = _prompt_table(path, text)
+    prompts, missing = [], []
+    for name in names:
+        known = [
+            key for key in (name, str(Path(name).with_suffix("")), Path(name).name, Path(name).stem) if key in table
+        ]
+        if known:
+            prompts.append(table[known[0]])
+        else:
+            missing.append(name)
+    if missing:
+        shown = ", ".join(missing[:5])
+        raise ValueError(f"{path} has no prompt for {len(missing)} of {len(names)} videos: {shown}.")
+    return prompts
+
+
+def _prompt_table(path: Path, text: str) -> Mapping[str, str]:
+    if path.suffix == ".json":
+        table = json.loads(text)
+        if not isinstance(table, dict):
+            raise ValueError(f"{path} must hold an object from video to prompt.")
+        return {str(video): str(prompt) for video, prompt in table.items()}
+    if path.suffix == ".jsonl":
+        rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.strip()]
+    elif path.suffix == ".csv":
+        rows = list(csv.DictReader(io.StringIO(text)))
+    else:
+        raise ValueError(f"Prompts are read from .txt, .csv, .jsonl or .json, got {path}.")
+    for number, row in enumerate(rows, start=1):
+        if not {"video", "prompt"} <= row.keys():
+            raise ValueError(f"Row {number} of {path} needs video and prompt, it has {sorted(map(str, row))}.")
+    return {str(row["video"]): str(row["prompt"]) for row in rows}
+
+
+def score_videos(
+    videos: Path,
+    prompts: Path,
+    rewards: Sequence[RewardSpec],
+    *,
+    output: Path | None = None,
+    device: str = "cpu",
+    batch_size: int = 8,
+) -> list[ScoredVideo]:
+    """Score every video of a folder, print a table, and write scores.csv and scores.json into `output`.
+
+    A file that cannot be read or scored is a row with a reason, never a 0 and never the end of the run.
+    """
+    composite = CompositeReward(rewards, device=device, require_weights=False)
+    paths = find_videos(videos)
+    names = [path.relative_to(videos).as_posix() for path in paths]
+    columns = [*composite.names, *(["total"] if composite.weights else [])]
+    rows = [ScoredVideo(name, prompt) for name, prompt in zip(names, read_prompts(prompts, names))]
+    for row in rows:
+        row.scores = dict.fromkeys(columns, math.nan)
+    for batch, clips in _batches(paths, rows, batch_size):
+        _score_batch(composite, batch, clips)
+    if output is not None:
+        _write(output, rows, columns)
+    _print_table(rows, columns)
+    return rows
+
+
+def _batches(
+    paths: Sequence[Path], rows: Sequence[ScoredVideo], size: int
+) -> Iterator[tuple[list[ScoredVideo], Tensor]]:
+    """Neighbouring files of the same format, together."""
+    import av
+
+    waiting: list[tuple[ScoredVideo, Tensor]] = []
+    for path, row in zip(paths, rows):
+        try:
+            clip, row.fps = read_video(path)
+        except (av.FFmpegError, OSError, ValueError) as error:
+            row.reason = f"cannot be read: {error}"
+            continue
+        row.frames, row.height, row.width = clip.shape[:3]
+        if waiting and (waiting[0][1].shape != clip.shape or waiting[0][0].fps != row.fps or len(waiting) >= size):
+            yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
+            waiting = []
+        waiting.append((row, clip))
+    if waiting:
+        yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
+
+
+def _score_batch(composite: CompositeReward, rows: list[ScoredVideo], clips: Tensor) -> None:
+    scores, report = composite.score(clips, [row.prompt for row in rows], rows[0].fps)
+    for index, row in enumerate(rows):
+        row.scores.update({part: value[index].item() for part, value in scores.parts.items()})
+        if "total" in row.scores:
+            row.scores["total"] = scores.total[index].item()
+        row.reason = "; ".join(f"{one.reward}: {one.reason}" for one in report.failures if one.index == index)
+
+
+def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
+    """Mean, standard error and number of the finite scores of a column."""
+    values = torch.tensor([row.scores[column] for row in rows], dtype=torch.float64)
+    values = values[values.isfinite()]
+    count = len(values)
+    error = (values.std(unbiased=True) / math.sqrt(count)).item() if count > 1 else math.nan
+    return {"mean": values.mean().item() if count else math.nan, "standard_error": error, "count": count}
+
+
+def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) -> None:
+    facts = ("video", "prompt", "fps", "frames", "height", "width")
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow([*facts, *columns, "reason"])
+    for row in rows:
+        scores = [row.scores[column] for column in columns]
+        shown = ["" if math.isnan(score) else repr(score) for score in scores]
+        writer.writerow([*[getattr(row, fact) for fact in facts], *shown, row.reason])
+    records = [
+        {fact: _plain(getattr(row, fact)) for fact in facts}
+        | {"scores": {column: _plain(row.scores[column]) for column in columns}, "reason": row.reason}
+        for row in rows
+    ]
+    summary = {column: {key: _plain(value) for key, value in summarize(rows, column).items()} for column in columns}
+    document = json.dumps({"summary": summary, "videos": records}, indent=2, allow_nan=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("scores.csv", table.getvalue()), ("scores.json", document)):
+        temporary = folder / f"{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, folder / name)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print_table(rows: Sequence[ScoredVideo], columns: Sequence[str], limit: int = 40) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{len(rows)} videos")
+    table.add_column("video", overflow="fold")
+    for column in ("fps", "frames", *columns):
+        table.add_column(column, justify="right")
+    for row in rows[:limit]:
+        scores = [f"{row.scores[column]:.4f}" for column in columns]
+        table.add_row(row.video, f"{row.fps:g}", str(row.frames), *scores)
+    if len(rows) > limit:
+        table.add_row(f"and {len(rows) - limit} more", "", "", *["" for _ in columns])
+    table.add_section()
+    for key in ("mean", "standard_error", "count"):
+        table.add_row(key, "", "", *[f"{summarize(rows, column)[key]:.4g}" for column in columns])
+    console = Console()
+    console.print(table)
+    for row in rows:
+        if row.reason:
+            console.print(f"{row.video}: {row.reason}", markup=False)

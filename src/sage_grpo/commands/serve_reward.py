@@ -1,0 +1,56 @@
+"""`sage-grpo serve-reward`: host any configured rewards over HTTP for a training run elsewhere."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.batching import composite_scorer
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.server import ServerLimits, check_binding, create_app
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to serve, and where."""
+
+    rewards: list[RewardSpec]
+    """The rewards; all their parts are returned, weights are the client's business."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than this machine only with a token."""
+    port: int = 8765
+    """Port to listen on."""
+    token_env: str = "SAGE_GRPO_REWARD_TOKEN"
+    """Environment variable that holds the token that clients must send; never given on the command line."""
+    device: str = "cpu"
+    """Device of the rewards."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    """Batching, queue and sizes."""
+    log_level: Literal["critical", "error", "warning", "info"] = "warning"
+    """How much the HTTP server logs."""
+
+
+def run(options: Options) -> int:
+    """Serve until SIGINT or SIGTERM; running batches are finished first."""
+    token = os.environ.get(options.token_env, "").strip()
+    check_binding(options.host, token)
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise RewardConfigError('The reward server needs: pip install "sage-grpo[server]".') from error
+    composite = CompositeReward(options.rewards, device=options.device, require_weights=False)
+    app = create_app(composite_scorer(composite), token=token, limits=options.limits)
+    kept = "with a token" if token else "without a token"
+    print(f"Serving {', '.join(composite.names)} on http://{options.host}:{options.port}, {kept}.", flush=True)
+    uvicorn.run(
+        app,
+        host=options.host,
+        port=options.port,
+        log_level=options.log_level,
+        timeout_graceful_shutdown=60,
+        # bursts of a whole training run: connections wait in the kernel instead of being refused
+        backlog=4096,
+    )
+    return 0

@@ -1,0 +1,215 @@
+"""CLIPScore, PickScore and aesthetic heads: image models, averaged over frames sampled by time.
+
+Preprocessing is done on tensors (bicubic with antialiasing, rounded to uint8, centre crop), so clips never become
+image files and no image library is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.rewards.functions import RewardConfigError
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def clip_pixels(frames: Tensor, size: int) -> Tensor:
+    """uint8 N x H x W x 3 to CLIP's input: shortest edge to `size`, centre crop, scale and normalise."""
+    height, width = frames.shape[1:3]
+    short = min(height, width)
+    rows, columns = (size, int(size * width / short)) if height == short else (int(size * height / short), size)
+    # in two passes, columns first, each rounded half up: that is what the image library of CLIP's authors does
+    images = _one_pass(_one_pass(frames.permute(0, 3, 1, 2).float(), height, columns), rows, columns)
+    top, left = (rows - size) // 2, (columns - size) // 2
+    pixels = images[:, :, top : top + size, left : left + size] / 255
+    mean = torch.tensor(CLIP_MEAN, device=frames.device).view(3, 1, 1)
+    std = torch.tensor(CLIP_STD, device=frames.device).view(3, 1, 1)
+    return (pixels - mean) / std
+
+
+def _one_pass(images: Tensor, rows: int, columns: int) -> Tensor:
+    if tuple(images.shape[-2:]) == (rows, columns):
+        return images
+    resized = F.interpolate(images, (rows, columns), mode="bicubic", antialias=True)
+    return resized.add_(0.5).floor_().clamp_(0, 255)
+
+
+class ClipEncoder:
+    """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
+
+    def __init__(self, model: str, tokenizer: str, sample_fps: float, num_frames: int, dtype: str) -> None:
+        from transformers import AutoTokenizer, CLIPModel
+
+        self.model = CLIPModel.from_pretrained(model, dtype=torch.float32).eval().requires_grad_(False)
+        self._tokenizer = AutoTokenizer.from_pretrained(tokenizer or model)
+        self._size = self.model.config.vision_config.image_size
+        self._length = self.model.config.text_config.max_position_embeddings
+        self._sample_fps, self._num_frames = sample_fps, num_frames
+        self._dtype = getattr(torch, dtype) if dtype else torch.float32
+
+    def to(self, device: torch.device) -> None:
+        """Move the weights."""
+        self.model.to(device=device, dtype=self._dtype)
+
+    def frames(self, videos: Tensor, fps: float) -> Tensor:
+        """B x sampled frames x dim, of length 1."""
+        indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        chosen = videos[:, indices].to(self.model.device)
+        pixels = clip_pixels(chosen.flatten(0, 1), self._size).to(self.model.dtype)
+        features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
+        return F.normalize(features, dim=-1).view(videos.shape[0], len(indices), -1)
+
+    def texts(self, prompts: Sequence[str]) -> Tensor:
+        """B x dim, of length 1; prompts beyond the model's context are cut, as its authors do."""
+        tokens = self._tokenizer(
+            list(prompts), padding=True, truncation=True, max_length=self._length, return_tensors="pt"
+        ).to(self.model.device)
+        return F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
+
+
+class ClipScore:
+    """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames.
+
+    With scale 1, clamp false and an empty prefix it is the plain cosine, which is HPSv2's score for a checkpoint in
+    transformers' format.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str = "",
+        scale: float = 2.5,
+        clamp: bool = True,
+        prefix: str = "A photo depicts ",
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
+    ) -> None:
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype)
+        self._scale, self._clamp, self._prefix = scale, clamp, prefix
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """CLIPScore."""
+        return ("CLIPScore",)
+
+    def to(self, device: torch.device) -> ClipScore:
+        """Move the weights."""
+        self._encoder.to(device)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips."""
+        texts = self._encoder.texts([self._prefix + prompt for prompt in prompts])
+        cosine = torch.einsum("bfd,bd->bf", self._encoder.frames(videos, fps), texts)
+        kept = cosine.clamp(min=0) if self._clamp else cosine
+        return {"CLIPScore": self._scale * kept.mean(dim=1)}
+
+
+class PickScore:
+    """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
+
+    About 20 on real pictures. Some toolkits divide by 26; use `divide_by` for that.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str = "",
+        divide_by: float = 1.0,
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
+    ) -> None:
+        if divide_by <= 0:
+            raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype)
+        self._divide_by = divide_by
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """PickScore."""
+        return ("PickScore",)
+
+    def to(self, device: torch.device) -> PickScore:
+        """Move the weights."""
+        self._encoder.to(device)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips."""
+        cosine = torch.einsum("bfd,bd->bf", self._encoder.frames(videos, fps), self._encoder.texts(prompts))
+        scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
+        return {"PickScore": scale * cosine.mean(dim=1)}
+
+
+class Aesthetic:
+    """An aesthetic head on CLIP's image embedding: the linear layers of a file, applied in order.
+
+    Fits the LAION predictors (for example CLIP ViT-L/14 with layers 768-1024-128-64-16-1, no activations).
+    """
+
+    def __init__(
+        self, *, model: str, head: str, sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
+    ) -> None:
+        self._encoder = ClipEncoder(model, "", sample_fps, num_frames, dtype)
+        self._layers = _read_linears(Path(head))
+        width = self._encoder.model.config.projection_dim
+        for weight, _ in self._layers:
+            if weight.shape[1] != width:
+                raise RewardConfigError(f"{head} does not fit: a layer takes {weight.shape[1]} inputs of {width}.")
+            width = weight.shape[0]
+        if width != 1:
+            raise RewardConfigError(f"{head} ends with {width} outputs, a score needs one.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Aesthetic."""
+        return ("Aesthetic",)
+
+    def to(self, device: torch.device) -> Aesthetic:
+        """Move the weights."""
+        self._encoder.to(device)
+        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
+        return self
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips; prompts do not matter."""
+        values = self._encoder.frames(videos, fps)
+        for weight, bias in self._layers:
+            values = F.linear(values, weight, bias)
+        return {"Aesthetic": values.squeeze(-1).mean(dim=1)}
+
+
+def _read_linears(path: Path) -> list[tuple[Tensor, Tensor]]:
+    if not path.is_file():
+        raise RewardConfigError(f"The aesthetic head {path} does not exist.")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = load_file(path)
+    else:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
+    found = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
+    names = [found[index] for index in sorted(found)] or [name for name in state if name.endswith("weight")]
+    layers = []
+    for name in names:
+        bias = state.get(f"{name.removesuffix('weight')}bias", torch.zeros(state[name].shape[0]))
+        layers.append((state[name].float(), bias.float()))
+    if not layers:
+        raise RewardConfigError(f"{path} holds no linear layers; it has {sorted(state)[:5]}.")
+    return layers

@@ -1,0 +1,58 @@
+"""Picking and resizing frames, by time: the one place where fps becomes frame indices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
+    """Raise ValueError unless `videos` is uint8 B x F x H x W x 3, with a prompt a clip and fps > 0."""
+    if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
+        raise ValueError(
+            f"Rewards take uint8 clips B x F x H x W x 3, got {videos.dtype} of shape {tuple(videos.shape)}."
+        )
+    if isinstance(prompts, str) or len(prompts) != videos.shape[0]:  # type: ignore[arg-type]
+        count = "one string" if isinstance(prompts, str) else f"{len(prompts)} prompts"  # type: ignore[arg-type]
+        raise ValueError(f"One prompt a clip is needed: got {count} for {videos.shape[0]} clips.")
+    if not (math.isfinite(fps) and fps > 0):
+        raise ValueError(f"fps must be the clips' own positive frame rate, got {fps}.")
+
+
+def sample_times(num_frames: int, fps: float, *, sample_fps: float, max_frames: int = 0) -> list[float]:
+    """Evenly spaced times in seconds: the centres of equal slices of the clip's duration.
+
+    They depend on the duration num_frames / fps only: the same clip at 8, 16 or 24 fps is read at the same
+    times.
+    """
+    if num_frames < 1:
+        raise ValueError("A clip without frames cannot be sampled.")
+    if sample_fps <= 0:
+        raise ValueError(f"sample_fps must be positive, got {sample_fps}.")
+    duration = num_frames / fps
+    count = max(1, round(duration * sample_fps))
+    if max_frames > 0:
+        count = min(count, max_frames)
+    count = min(count, num_frames)
+    return [(k + 0.5) * duration / count for k in range(count)]
+
+
+def sample_indices(num_frames: int, fps: float, *, sample_fps: float, max_frames: int = 0) -> list[int]:
+    """Indices of the frames shown at `sample_times`; frame i is on screen from i / fps to (i + 1) / fps."""
+    times = sample_times(num_frames, fps, sample_fps=sample_fps, max_frames=max_frames)
+    # the small number keeps a time on a frame's first instant from rounding down to the frame before
+    return [min(num_frames - 1, int(time * fps + 1e-6)) for time in times]
+
+
+def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
+    """Antialiased bicubic resize of uint8 N x 3 x H x W, rounded back to uint8 (as image libraries do).
+
+    The rounding matters: leaving it out changes the scores of VideoAlign visibly.
+    """
+    if tuple(images.shape[-2:]) == (height, width):
+        return images
+    resized = F.interpolate(images.float(), (height, width), mode="bicubic", antialias=True, align_corners=False)
+    return resized.clamp_(0, 255).round_().to(torch.uint8)

@@ -1,0 +1,93 @@
+"""Text in video: how well the frames show the text that the prompt puts in quotation marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.rewards.functions import PartScores, RewardConfigError
+
+# an apostrophe inside a word is no quotation mark, so plain single quotes do not count
+_QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|«([^»]+)»|「([^」]+)」')
+
+
+def quoted_text(prompt: str) -> str:
+    """All quoted passages of a prompt, joined by spaces; empty when there is none."""
+    return " ".join("".join(groups).strip() for groups in _QUOTED.findall(prompt))
+
+
+def normalise(text: str) -> str:
+    """Case, white space and punctuation do not count."""
+    return re.sub(r"[\W_]+", "", text.casefold())
+
+
+def edit_distance(first: str, second: str) -> int:
+    """Levenshtein distance."""
+    row = list(range(len(second) + 1))
+    for i, a in enumerate(first, start=1):
+        diagonal, row[0] = row[0], i
+        for j, b in enumerate(second, start=1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
+    return row[-1]
+
+
+def text_score(target: str, read: str) -> float:
+    """1 - distance / longer length, in [0, 1]; 1 when the normalised texts are equal."""
+    target, read = normalise(target), normalise(read)
+    return 1.0 - edit_distance(target, read) / max(len(target), len(read), 1)
+
+
+class OcrReward:
+    """OCR with rapidocr-onnxruntime, which brings its own weights (pip install "sage-grpo[ocr]")."""
+
+    def __init__(
+        self,
+        *,
+        sample_fps: float = 1.0,
+        num_frames: int = 4,
+        aggregate: Literal["mean", "best"] = "mean",
+        engine: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """aggregate: mean over the sampled frames, or the best frame. engine: for tests, or another recogniser."""
+        if aggregate not in ("mean", "best"):
+            raise RewardConfigError(f"aggregate must be mean or best, got {aggregate!r}.")
+        self._sample_fps, self._num_frames, self._aggregate = sample_fps, num_frames, aggregate
+        self._engine = engine or _rapid_ocr()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """OCR."""
+        return ("OCR",)
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips; a prompt without quoted text cannot be scored."""
+        indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        scores, reasons = torch.full((len(prompts),), torch.nan), {}
+        for index, prompt in enumerate(prompts):
+            target = normalise(quoted_text(prompt))
+            if not target:
+                reasons[index] = "the prompt has no text in double quotation marks"
+                continue
+            frames = videos[index, indices].flip(-1).cpu().numpy()  # the engine takes blue-green-red
+            values = torch.tensor([text_score(target, self._read(frame)) for frame in frames])
+            scores[index] = values.mean() if self._aggregate == "mean" else values.max()
+        return PartScores({"OCR": scores}, reasons)
+
+    def _read(self, frame: Any) -> str:
+        result, _ = self._engine(frame)
+        # reading order: lines from the top, then from the left
+        boxes = sorted(result or [], key=lambda row: (round(row[0][0][1] / 10), row[0][0][0]))
+        return " ".join(text for _, text, _ in boxes)
+
+
+def _rapid_ocr() -> Callable[[Any], Any]:
+    try:
+        from rapidocr_onnxruntime import RapidOCR
+    except ModuleNotFoundError as error:
+        raise RewardConfigError('The ocr reward needs rapidocr-onnxruntime: pip install "sage-grpo[ocr]".') from error
+    return RapidOCR()

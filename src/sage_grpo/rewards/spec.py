@@ -1,0 +1,98 @@
+"""What a configuration says about one reward, and how that becomes an object."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
+from sage_grpo.types import Reward
+
+BUILT_IN: Mapping[str, str] = {
+    "videoalign": "sage_grpo.rewards.videoalign:VideoAlign",
+    "clip": "sage_grpo.rewards.clip:ClipScore",
+    "pickscore": "sage_grpo.rewards.clip:PickScore",
+    "aesthetic": "sage_grpo.rewards.clip:Aesthetic",
+    "video_stats": "sage_grpo.rewards.video_stats:VideoStats",
+    "ocr": "sage_grpo.rewards.ocr:OcrReward",
+    "remote": "sage_grpo.rewards.remote:RemoteReward",
+    "shapes": "sage_grpo.shapes.judge:ShapesJudge",
+    "shapes_proxy": "sage_grpo.shapes.judge:NaiveProxy",
+}
+"""Names of the rewards that come with the package; import paths, loaded only when asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSpec:
+    """One reward of a run."""
+
+    name: str
+    """A built-in name (videoalign, clip, pickscore, ...) or an import path "module:function"."""
+    label: str = ""
+    """How the reward is called in logs; needed only to tell two rewards with the same name apart."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weight of each part in the total. May be left out for a reward with one part (weight 1)."""
+    metric_only: bool = False
+    """Log the parts, but keep them out of the total."""
+    standardize: dict[str, list[float]] = field(default_factory=dict)
+    """Part -> [mean, std]: report (raw - mean) / std instead of the raw score."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the reward's constructor, or of the function."""
+    batch_size: int | None = None
+    """Clips a call; 0: all at once. Default 8, and 0 for `remote`. Halved when memory runs out."""
+    device: str = ""
+    """Device of this reward; empty means the device that the run gives it."""
+
+    @property
+    def title(self) -> str:
+        """The label, or the name without its module."""
+        return self.label or self.name.rsplit(":", 1)[-1]
+
+
+def load_reward(spec: RewardSpec) -> Reward:
+    """Build the reward that a spec names; RewardConfigError (a ValueError) names the nearest valid choice."""
+    path = spec.name if ":" in spec.name else BUILT_IN.get(spec.name)
+    if path is None:
+        raise RewardConfigError(
+            f"Unknown reward {spec.name!r}.{nearest(spec.name, BUILT_IN)} Your own reward is written module:function."
+        )
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise RewardConfigError(
+            f"Reward {spec.name!r}: cannot import {error.name!r}. Is it installed and on the Python path?"
+        ) from error
+    public = [name for name in vars(module) if not name.startswith("_")]
+    if attribute not in public:
+        raise RewardConfigError(f"Module {module_name} has no {attribute!r}.{nearest(attribute, public)}")
+    target = getattr(module, attribute)
+    if not callable(target):
+        raise RewardConfigError(f"{path} is a {type(target).__name__}, neither a function nor a class.")
+    options = dict(spec.options)
+    if inspect.isclass(target):
+        return _construct(target, options, spec)
+    return FunctionReward(target, **{"parts": list(spec.weights), **options})
+
+
+def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Reward:
+    parameters = inspect.signature(target).parameters
+    if "parts" in parameters and spec.weights:
+        options.setdefault("parts", list(spec.weights))
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in options:
+        if name not in parameters and not takes_any:
+            raise RewardConfigError(f"Reward {spec.name!r} has no option {name!r}.{nearest(name, parameters)}")
+    for name, parameter in parameters.items():
+        variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and not variable and name not in options:
+            raise RewardConfigError(f"Reward {spec.name!r} needs the option {name!r}.")
+    reward = target(**options)
+    if not isinstance(reward, Reward):
+        raise RewardConfigError(
+            f"{spec.name!r} is no reward: it needs `names` and __call__(videos, prompts, fps); see docs/rewards.md."
+        )
+    return reward

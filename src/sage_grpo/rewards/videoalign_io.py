@@ -1,0 +1,217 @@
+"""VideoAlign's files: configuration, checkpoint, prompt template; and its frame sampling and patches.
+
+Everything here follows the authors' released folder as it is. The prompt template's text is theirs and is read
+from the user's copy.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sage_grpo.rewards.frames import resize_uint8
+from sage_grpo.rewards.functions import RewardConfigError, nearest
+
+PARTS = ("VQ", "MQ", "TA")
+SPECIAL_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
+PATCH, MERGE, TEMPORAL = 14, 2, 2
+FACTOR = PATCH * MERGE
+MIN_PIXELS = 128 * FACTOR * FACTOR
+MAX_PIXELS = 448 * 448
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"}
+
+
+@dataclass(frozen=True)
+class VideoAlignConfig:
+    """What model_config.json says."""
+
+    output_dim: int
+    """1: one head read at each special token; 3: the diagonal of token x output."""
+    fps: float
+    """Frames a second that the model looks at."""
+    num_frames: int | None
+    """A fixed number of frames instead of fps."""
+    max_pixels: int
+    """Largest frame in pixels."""
+    template: str
+    """Name of the template in the authors' prompt_template.py."""
+    lora_scale: float | None
+    """alpha / r (alpha / sqrt(r) for rank-stabilised LoRA); None without LoRA."""
+    normalization: Mapping[str, tuple[float, float]] | None
+    """Mean and std of VQ, MQ and TA."""
+
+
+def read_config(folder: Path) -> VideoAlignConfig:
+    """Read model_config.json of a released folder."""
+    path = folder / "model_config.json"
+    if not path.is_file():
+        raise RewardConfigError(f"{path} does not exist: give the folder that holds model_config.json.")
+    raw = json.loads(path.read_text())
+    data, model, lora = raw["data_config"], raw["model_config"], raw.get("peft_lora_config", {})
+    if not model.get("use_special_tokens", True):
+        raise RewardConfigError("Only checkpoints with use_special_tokens are supported.")
+    if model["output_dim"] not in (1, 3):
+        raise RewardConfigError(f"output_dim must be 1 or 3, {path} says {model['output_dim']}.")
+    if data.get("sample_type", "uniform") != "uniform":
+        raise RewardConfigError(f"Only uniform frame sampling is supported, {path} says {data['sample_type']!r}.")
+    kind = data.get("prompt_template_type", "detailed_special")
+    if kind not in _TEMPLATES:
+        raise RewardConfigError(f"Template type {kind!r} has no special tokens.{nearest(kind, _TEMPLATES)}")
+    scale = None
+    if lora.get("lora_enable", False):
+        rank = lora["lora_r"]
+        scale = lora["lora_alpha"] / (math.sqrt(rank) if lora.get("use_rslora", False) else rank)
+    statistics = raw.get("inference_config")
+    return VideoAlignConfig(
+        output_dim=model["output_dim"],
+        fps=data.get("fps") or 2.0,
+        num_frames=data.get("num_frames"),
+        max_pixels=data.get("max_frame_pixels") or MAX_PIXELS,
+        template=_TEMPLATES[kind],
+        lora_scale=scale,
+        normalization=statistics and {part: (statistics[f"{part}_mean"], statistics[f"{part}_std"]) for part in PARTS},
+    )
+
+
+def find_checkpoint(folder: Path, step: int | None = None) -> Path:
+    """The folder checkpoint-<step>, or the one with the highest number."""
+    found = {
+        int(match[1]): path
+        for path in folder.iterdir()
+        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
+    }
+    if not found:
+        raise RewardConfigError(f"{folder} holds no checkpoint-<number> folder.")
+    if step is not None and step not in found:
+        raise RewardConfigError(f"{folder} has no checkpoint-{step}; it has {sorted(found)}.")
+    return found[max(found) if step is None else step]
+
+
+def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
+    """The tensors of a checkpoint under transformers 5 names, and whether they are the whole model.
+
+    model.pth wins over adapter_model.safetensors + non_lora_state_dict.pth. A .pth is read with weights_only: it
+    cannot run code.
+    """
+    from safetensors.torch import load_file
+
+    whole = checkpoint / "model.pth"
+    adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
+    if whole.is_file():
+        return _renamed(torch.load(whole, map_location="cpu", weights_only=True)), True
+    if not (adapter.is_file() and rest.is_file()):
+        raise RewardConfigError(
+            f"{checkpoint} needs model.pth, or adapter_model.safetensors and non_lora_state_dict.pth."
+        )
+    state = _renamed(torch.load(rest, map_location="cpu", weights_only=True))
+    state.update(_renamed(load_file(adapter)))
+    return state, False
+
+
+def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' names (peft around transformers 4) in transformers 5's, relative to Qwen2VLModel."""
+    result = {}
+    for key, value in state.items():
+        name = re.sub(r"^(base_model\.model\.)", "", key)
+        if ".original_module." in name:  # peft's untouched copy beside modules_to_save
+            continue
+        name = name.replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")
+        name = re.sub(r"\.(lora_[AB])\.default\.", r".\1.", name)
+        name = re.sub(r"^model\.(language_model|visual)\.", r"\1.", name)
+        name = re.sub(r"^model\.", "language_model.", name)
+        result[name] = value
+    return result
+
+
+def read_template(path: Path, variable: str) -> str:
+    """The prompt template from a text file, or from the authors' prompt_template.py, which is parsed, never run."""
+    if not path.is_file():
+        raise RewardConfigError(
+            f"The prompt template {path} does not exist. Copy prompt_template.py from the VideoAlign repository; "
+            "docs/rewards.md says where it is."
+        )
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        constants = _string_constants(text)
+        if variable not in constants:
+            raise RewardConfigError(f"{path} has no string {variable}.{nearest(variable, constants)}")
+        text = constants[variable]
+    for token in (*SPECIAL_TOKENS, "{text_prompt}"):
+        if text.count(token) != 1:
+            raise RewardConfigError(f"The template {path} must hold {token} once, it does {text.count(token)} times.")
+    order = [text.index(token) for token in SPECIAL_TOKENS]
+    if order != sorted(order):
+        raise RewardConfigError(f"The template {path} must hold {', '.join(SPECIAL_TOKENS)} in this order.")
+    return text
+
+
+def _string_constants(source: str) -> dict[str, str]:
+    constants = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and isinstance(node.value.value, str):
+                    constants[target.id] = node.value.value
+    return constants
+
+
+def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
+    """The frames that VideoAlign looks at: an even number, from the first to the last, evenly spread."""
+    if num_frames is not None:
+        count = min(round(num_frames / TEMPORAL) * TEMPORAL, frames)
+    else:
+        largest = min(768, frames) // TEMPORAL * TEMPORAL
+        count = round(min(max(frames / video_fps * fps, 4), largest) / TEMPORAL) * TEMPORAL
+    if count < TEMPORAL:
+        raise ValueError(f"VideoAlign needs at least {TEMPORAL} frames, the clip has {frames}.")
+    return torch.linspace(0, frames - 1, count).round().long().tolist()
+
+
+def target_size(height: int, width: int, *, max_pixels: int) -> tuple[int, int]:
+    """Multiples of 28 near the frame's size; the maximum is tested first, then the minimum of 100,352 pixels."""
+    if max(height, width) > 200 * min(height, width):
+        raise ValueError(f"The aspect ratio of {height} x {width} is beyond 200.")
+    rows = max(FACTOR, round(height / FACTOR) * FACTOR)
+    columns = max(FACTOR, round(width / FACTOR) * FACTOR)
+    if rows * columns > max_pixels:
+        scale = math.sqrt(height * width / max_pixels)
+        rows = math.floor(height / scale / FACTOR) * FACTOR
+        columns = math.floor(width / scale / FACTOR) * FACTOR
+    elif rows * columns < MIN_PIXELS:
+        scale = math.sqrt(MIN_PIXELS / (height * width))
+        rows = math.ceil(height * scale / FACTOR) * FACTOR
+        columns = math.ceil(width * scale / FACTOR) * FACTOR
+    if rows < FACTOR or columns < FACTOR:
+        raise ValueError(f"A frame of {height} x {width} is too narrow for patches of {FACTOR} pixels.")
+    return rows, columns
+
+
+def pixel_frames(clip: Tensor, video_fps: float, config: VideoAlignConfig) -> Tensor:
+    """Sample, resize (rounded to uint8), scale and normalise one clip F x H x W x 3 to T x 3 x H' x W' floats."""
+    indices = frame_indices(clip.shape[0], video_fps, fps=config.fps, num_frames=config.num_frames)
+    height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels)
+    frames = resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width).float() / 255
+    mean = torch.tensor(CLIP_MEAN, device=clip.device).view(3, 1, 1)
+    std = torch.tensor(CLIP_STD, device=clip.device).view(3, 1, 1)
+    return (frames - mean) / std
+
+
+def patchify(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """T x 3 x H x W to patches in Qwen2-VL's order (2 x 2 neighbours together), and the grid (t, h, w)."""
+    if frames.shape[0] % TEMPORAL:
+        frames = torch.cat([frames, frames[-1:]])
+    t, h, w = frames.shape[0] // TEMPORAL, frames.shape[2] // PATCH, frames.shape[3] // PATCH
+    grid = frames.view(t, TEMPORAL, 3, h // MERGE, MERGE, PATCH, w // MERGE, MERGE, PATCH)
+    # to (t, h block, w block, h in block, w in block, channel, frame in pair, pixel row, pixel column)
+    patches = grid.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, 3 * TEMPORAL * PATCH * PATCH)
+    return patches, (t, h, w)

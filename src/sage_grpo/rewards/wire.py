@@ -1,0 +1,187 @@
+"""What travels between the remote reward and its server: safetensors bytes, never pickle.
+
+Every request carries an id and a checksum of its clips, prompts and fps; the answer repeats both and adds a checksum
+of its scores, so that a score can never be taken for another clip's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from sage_grpo.rewards.frames import check_clips
+from sage_grpo.rewards.functions import PartScores
+
+MAX_HEADER = 8 * 2**20
+
+
+class WireError(ValueError):
+    """Bytes that are not what they should be."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Clips to score."""
+
+    id: str
+    """Chosen by the client, repeated in the answer."""
+    checksum: str
+    """Of clips, prompts and fps; repeated in the answer."""
+    videos: Tensor
+    """uint8 B x F x H x W x 3."""
+    prompts: list[str]
+    """One a clip."""
+    fps: float
+    """Frames per second of the clips."""
+
+
+def content_checksum(videos: Tensor, prompts: Sequence[str], fps: float) -> str:
+    """A checksum of everything that a score depends on."""
+    digest = hashlib.sha256()  # the fastest of the library's on machines with instructions for it
+    digest.update(json.dumps([list(videos.shape), list(prompts), float(fps)]).encode())
+    digest.update(videos.contiguous().cpu().numpy())
+    return digest.hexdigest()
+
+
+def encode_request(
+    videos: Tensor, prompts: Sequence[str], fps: float, request_id: str
+) -> tuple[list[bytes | memoryview], str]:
+    """A request as pieces to send one after the other, and the checksum that its answer must repeat.
+
+    The pieces are a safetensors file whose only tensor is not copied: clips are large.
+    """
+    videos = videos.contiguous().cpu()
+    checksum = content_checksum(videos, prompts, fps)
+    metadata = {
+        "id": request_id,
+        "prompts": json.dumps(list(prompts)),
+        "fps": repr(float(fps)),
+        "checksum": checksum,
+    }
+    tensor = {"dtype": "U8", "shape": list(videos.shape), "data_offsets": [0, videos.numel()]}
+    header = json.dumps({"__metadata__": metadata, "videos": tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    pixels = memoryview(videos.numpy()).cast("B") if videos.numel() else b""
+    return [struct.pack("<Q", len(header)) + header, pixels], checksum
+
+
+def decode_request(body: bytes | bytearray) -> ScoreRequest:
+    """Read and check a request; WireError says what is wrong with it. The clips share a bytearray's memory."""
+    body = body if isinstance(body, bytearray) else bytearray(body)  # tensors need memory that can be written
+    header, start = _header(body)
+    metadata = _metadata(header, ("id", "prompts", "fps", "checksum"))
+    videos = _videos(header, body, start)
+    prompts = _json(metadata["prompts"], "prompts")
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise WireError("prompts must be a list of strings.")
+    try:
+        fps = float(metadata["fps"])
+        check_clips(videos, prompts, fps)
+    except ValueError as error:
+        raise WireError(str(error)) from error
+    if len(metadata["id"]) > 200:
+        raise WireError("The id is longer than 200 characters.")
+    if content_checksum(videos, prompts, fps) != metadata["checksum"]:
+        raise WireError("The checksum does not fit the clips, prompts and fps: they were changed on the way.")
+    return ScoreRequest(metadata["id"], metadata["checksum"], videos, prompts, fps)
+
+
+def _videos(header: dict[str, Any], body: bytearray, start: int) -> Tensor:
+    """The one tensor of a request, where it lies."""
+    if header.keys() - {"__metadata__"} != {"videos"}:
+        raise WireError(f"A request holds the tensor 'videos' alone, got {sorted(header)}.")
+    entry, size = header["videos"], len(body) - start
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
+    if not whole or entry.get("dtype") != "U8" or entry.get("data_offsets") != [0, size]:
+        raise WireError(f"videos must be U8 and fill the file of {size} bytes, its entry says {str(entry)[:200]}.")
+    if math.prod(shape) != size:
+        raise WireError(f"videos of shape {shape} need {math.prod(shape)} bytes, there are {size}.")
+    return torch.frombuffer(body, dtype=torch.uint8, offset=start, count=size).view(shape)
+
+
+def encode_response(request: ScoreRequest, parts: Mapping[str, Tensor], reasons: Mapping[int, str]) -> bytes:
+    """The bytes of an answer."""
+    tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in parts.items()}
+    metadata = {
+        "id": request.id,
+        "checksum": request.checksum,
+        "reasons": json.dumps({str(index): reason for index, reason in reasons.items()}),
+        "scores": _scores_checksum(tensors),
+    }
+    return save(tensors, metadata=metadata)
+
+
+def decode_response(body: bytes, *, request_id: str, checksum: str, count: int) -> PartScores:
+    """Read an answer; WireError unless it is the answer to this very request."""
+    tensors, metadata = _load(body, ("id", "checksum", "reasons", "scores"))
+    if (metadata["id"], metadata["checksum"]) != (request_id, checksum):
+        raise WireError("The answer belongs to another request.")
+    for name, value in tensors.items():
+        if value.dtype != torch.float32 or tuple(value.shape) != (count,):
+            raise WireError(f"Part {name!r} has {tuple(value.shape)} values of {value.dtype} for {count} clips.")
+    if metadata["scores"] != _scores_checksum(tensors):
+        raise WireError("The scores were changed on the way.")
+    reasons = _json(metadata["reasons"], "reasons")
+    if not isinstance(reasons, dict) or not all(key.isdigit() for key in reasons):
+        raise WireError("reasons must map indices to texts.")
+    return PartScores(tensors, {int(index): str(reason) for index, reason in reasons.items()})
+
+
+def _scores_checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + b"\0" + tensors[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise WireError(f"{what} is no JSON: {error}") from error
+
+
+def _load(body: bytes, keys: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    header, _ = _header(body)
+    try:
+        tensors = load(body)
+    except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
+        raise WireError(f"No safetensors file: {error}") from error
+    return tensors, _metadata(header, keys)
+
+
+def _header(body: bytes | bytearray) -> tuple[dict[str, Any], int]:
+    """The JSON header of a safetensors file, and where its tensors begin."""
+    if len(body) < 8:
+        raise WireError(f"{len(body)} bytes are no safetensors file.")
+    (length,) = struct.unpack("<Q", body[:8])
+    if length > min(MAX_HEADER, len(body) - 8):
+        raise WireError(f"The safetensors header claims {length} bytes.")
+    try:
+        header = _json(body[8 : 8 + length].decode("utf-8"), "the safetensors header")
+    except UnicodeDecodeError as error:
+        raise WireError(f"No safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise WireError("The safetensors header is no object.")
+    return header, 8 + length
+
+
+def _metadata(header: dict[str, Any], keys: Sequence[str]) -> dict[str, str]:
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict):
+        raise WireError("The file has no metadata.")
+    missing = [key for key in keys if not isinstance(metadata.get(key), str)]
+    if missing:
+        raise WireError(f"The metadata lacks {missing}.")
+    return metadata

@@ -1,0 +1,79 @@
+"""The OCR reward with a fake engine."""
+
+from __future__ import annotations
+
+import builtins
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.ocr import OcrReward, edit_distance, quoted_text, text_score
+
+WORDS = {10: "OPEN", 20: "OPEM", 30: "nothing alike"}
+
+
+def fake_engine(frame):
+    """Reads the word that the frame's red value stands for; frames come blue-green-red."""
+    word = WORDS.get(int(frame[0, 0, 2]))
+    boxes = [[[0, 0], [1, 0], [1, 1], [0, 1]]]
+    return ([[boxes[0], word, 0.9]] if word else None), 0.1
+
+
+def clip(*reds: int) -> torch.Tensor:
+    video = torch.zeros(1, len(reds), 8, 8, 3, dtype=torch.uint8)
+    video[..., 0] = torch.tensor(reds, dtype=torch.uint8).view(1, -1, 1, 1)
+    return video
+
+
+def test_quoted_text_only():
+    assert quoted_text('a sign says "OPEN now" and "24 h"') == "OPEN now 24 h"
+    assert quoted_text("it's a dog's life") == ""
+    assert quoted_text("ein Schild “offen”") == "offen"
+
+
+@given(st.text(max_size=8), st.text(max_size=8), st.text(max_size=8))
+def test_edit_distance_is_a_metric(a, b, c):
+    assert edit_distance(a, a) == 0
+    assert (edit_distance(a, b) == 0) == (a == b)
+    assert edit_distance(a, b) == edit_distance(b, a)
+    assert edit_distance(a, c) <= edit_distance(a, b) + edit_distance(b, c)
+
+
+def test_edit_distance_and_score_values():
+    assert edit_distance("kitten", "sitting") == 3
+    assert text_score("Open!", "o p e n") == 1
+    assert text_score("OPEN", "OPEM") == 0.75
+    assert text_score("OPEN", "") == 0
+
+
+def test_mean_and_best_over_frames():
+    video = clip(10, 20, 0, 10)
+    mean = OcrReward(engine=fake_engine)(video, ['"open"'], 1.0)["OCR"]
+    best = OcrReward(engine=fake_engine, aggregate="best")(video, ['"open"'], 1.0)["OCR"]
+    assert mean.item() == pytest.approx((1 + 0.75 + 0 + 1) / 4)
+    assert best.item() == 1
+
+
+def test_a_prompt_without_text_cannot_be_scored_and_says_why(monkeypatch):
+    monkeypatch.setattr("sage_grpo.rewards.ocr._rapid_ocr", lambda: fake_engine)
+    composite = CompositeReward([RewardSpec(name="ocr")])
+    scores, report = composite.score(torch.cat([clip(10), clip(10)]), ['"open"', "no text"], 1.0)
+    assert scores.valid.tolist() == [True, False]
+    assert "quotation marks" in report.failures[0].reason
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "rapidocr_onnxruntime":
+            raise ModuleNotFoundError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(RewardConfigError, match=r"sage-grpo\[ocr\]"):
+        OcrReward()

@@ -1,0 +1,117 @@
+"""CLIPScore, PickScore and aesthetic heads against their formulas, on a tiny random CLIP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tiny_reward_checkpoints import write_clip
+
+from sage_grpo.rewards.clip import Aesthetic, ClipScore, PickScore, clip_pixels
+from sage_grpo.rewards.functions import RewardConfigError
+
+PROMPTS = ["a red ball", "two squares", "a prompt that is far longer than the forty tokens of this tiny model" * 2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clip"))
+
+
+def clips(count: int = 3, frames: int = 8, height: int = 40, width: int = 56) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    coarse = torch.randint(0, 256, (count, frames, 3, height // 8, width // 8), generator=generator).float()
+    smooth = torch.nn.functional.interpolate(coarse.flatten(0, 1), (height, width), mode="bilinear")
+    return smooth.round().to(torch.uint8).view(count, frames, 3, height, width).permute(0, 1, 3, 4, 2).contiguous()
+
+
+def reference_cosines(folder: Path, videos: torch.Tensor, prompts: list[str], frames: list[int]) -> torch.Tensor:
+    """B x frames cosines through PIL, the image processor and the model's own logits."""
+    from transformers import AutoTokenizer, CLIPModel
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    model = CLIPModel.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30})
+    rows = []
+    for clip, prompt in zip(videos, prompts):
+        images = [Image.fromarray(clip[index].numpy()) for index in frames]
+        pixels = processor(images, return_tensors="pt")["pixel_values"]
+        tokens = tokenizer([prompt], truncation=True, max_length=40, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(pixel_values=pixels, **tokens).logits_per_image[:, 0]
+        rows.append(logits / model.logit_scale.exp())
+    return torch.stack(rows)
+
+
+FRAMES_AT_2 = [2, 6]  # 8 frames at 8 fps: one second, two slices, their centres
+
+
+def test_clipscore_is_the_clamped_and_scaled_cosine(folder):
+    videos = clips()
+    cosine = reference_cosines(folder, videos, ["A photo depicts " + prompt for prompt in PROMPTS], FRAMES_AT_2)
+    ours = ClipScore(model=str(folder))(videos, PROMPTS, 8.0)["CLIPScore"]
+    torch.testing.assert_close(ours, 2.5 * cosine.clamp(min=0).mean(dim=1), atol=5e-3, rtol=0)
+    plain = ClipScore(model=str(folder), scale=1.0, clamp=False, prefix="")(videos, PROMPTS, 8.0)["CLIPScore"]
+    expected = reference_cosines(folder, videos, PROMPTS, FRAMES_AT_2).mean(dim=1)
+    torch.testing.assert_close(plain, expected, atol=2e-3, rtol=0)
+    assert expected.std() > 0.01  # the reference tells the clips apart
+
+
+def test_pickscore_is_the_logit(folder):
+    videos = clips()
+    cosine = reference_cosines(folder, videos, PROMPTS, FRAMES_AT_2)
+    scale = 1 / 0.07  # exp of CLIP's initial logit scale
+    ours = PickScore(model=str(folder))(videos, PROMPTS, 8.0)["PickScore"]
+    torch.testing.assert_close(ours, scale * cosine.mean(dim=1), atol=3e-2, rtol=0)
+    divided = PickScore(model=str(folder), divide_by=26.0)(videos, PROMPTS, 8.0)["PickScore"]
+    torch.testing.assert_close(divided, ours / 26)
+
+
+def test_the_prompt_and_the_video_matter_and_padding_does_not(folder):
+    reward = PickScore(model=str(folder))
+    videos = clips()
+    together = reward(videos, PROMPTS, 8.0)["PickScore"]
+    alone = torch.cat([reward(videos[i : i + 1], PROMPTS[i : i + 1], 8.0)["PickScore"] for i in range(3)])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)
+    swapped = reward(videos, PROMPTS[1:] + PROMPTS[:1], 8.0)["PickScore"]
+    assert (together - swapped).abs().min() > 1e-3
+
+
+def test_the_same_clip_at_8_16_and_24_fps_scores_alike(folder):
+    reward = PickScore(model=str(folder))
+    slow = clips(1)
+    scores = [reward(slow.repeat_interleave(k, dim=1), PROMPTS[:1], 8.0 * k)["PickScore"] for k in (1, 2, 3)]
+    assert torch.equal(scores[0], scores[1])
+    assert torch.equal(scores[0], scores[2])
+
+
+@pytest.mark.parametrize("size", [(40, 56), (56, 40), (33, 33), (20, 24)])
+def test_tensor_preprocessing_equals_the_image_processor(size):
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    frames = clips(1, 2, *[(side + 7) // 8 * 8 for side in size])[0][:, : size[0], : size[1]]
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30})
+    theirs = processor([Image.fromarray(frame.numpy()) for frame in frames], return_tensors="pt")["pixel_values"]
+    ours = clip_pixels(frames, 30)
+    # fixed-point against floating-point arithmetic: exact halves may fall the other way, by one or two of 255
+    assert (ours - theirs).abs().max() < 2.5 / 255 / 0.26
+    assert ((ours - theirs).abs() > 1e-4).float().mean() < 0.03
+
+
+def test_aesthetic_head_applies_the_layers_in_order(folder, tmp_path):
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(16, 12), torch.nn.Linear(12, 1)
+    state = {"layers.2.weight": first.weight, "layers.2.bias": first.bias}
+    state |= {"layers.10.weight": second.weight, "layers.10.bias": second.bias}
+    save_file({name: value.detach() for name, value in state.items()}, tmp_path / "head.safetensors")
+    reward = Aesthetic(model=str(folder), head=str(tmp_path / "head.safetensors"))
+    embedding = reward._encoder.frames(clips(), 8.0)
+    expected = second(first(embedding)).squeeze(-1).mean(dim=1)
+    torch.testing.assert_close(reward(clips(), PROMPTS, 8.0)["Aesthetic"], expected.detach())
+    save_file({"layers.0.weight": torch.zeros(1, 7)}, tmp_path / "wrong.safetensors")
+    with pytest.raises(RewardConfigError, match="does not fit"):
+        Aesthetic(model=str(folder), head=str(tmp_path / "wrong.safetensors"))

@@ -1,0 +1,133 @@
+"""The wire format: what was sent is what arrives, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from sage_grpo.rewards.wire import (
+    WireError,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+
+
+def encoded(videos, prompts, fps, request_id):
+    """One piece instead of several."""
+    pieces, checksum = encode_request(videos, prompts, fps, request_id)
+    return b"".join(pieces), checksum
+
+
+def request(seed: int = 0, count: int = 2):
+    generator = torch.Generator().manual_seed(seed)
+    videos = torch.randint(0, 256, (count, 3, 4, 5, 3), dtype=torch.uint8, generator=generator)
+    prompts = [f"prompt {seed} {index} é “x”" for index in range(count)]
+    return videos, prompts
+
+
+def test_round_trip():
+    videos, prompts = request()
+    body, checksum = encoded(videos, prompts, 23.976, "id-1")
+    decoded = decode_request(body)
+    assert torch.equal(decoded.videos, videos)
+    assert (decoded.prompts, decoded.fps, decoded.id, decoded.checksum) == (prompts, 23.976, "id-1", checksum)
+    parts = {"VQ": torch.tensor([1.5, float("nan")])}
+    answer = encode_response(decoded, parts, {1: "why"})
+    scores = decode_response(answer, request_id="id-1", checksum=checksum, count=2)
+    assert scores["VQ"][0] == 1.5
+    assert scores["VQ"][1].isnan()
+    assert scores.reasons == {1: "why"}
+
+
+def test_a_request_is_a_safetensors_file():
+    from safetensors.torch import load
+
+    videos, prompts = request()
+    assert torch.equal(load(encoded(videos, prompts, 8.0, "id")[0])["videos"], videos)
+
+
+def test_an_answer_to_another_request_is_refused():
+    first, second = (encoded(*request(seed), 8.0, "same id") for seed in (0, 1))
+    answer = encode_response(decode_request(second[0]), {"x": torch.zeros(2)}, {})
+    with pytest.raises(WireError, match="another request"):
+        decode_response(answer, request_id="same id", checksum=first[1], count=2)
+    with pytest.raises(WireError, match="values"):
+        decode_response(answer, request_id="same id", checksum=second[1], count=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_changed_byte_is_never_accepted_as_other_content(data):
+    """Any single changed byte is refused, or it changed nothing that a score depends on."""
+    videos, prompts = request()
+    body, checksum = encoded(videos, prompts, 8.0, "id")
+    place = data.draw(st.integers(0, len(body) - 1))
+    changed = bytearray(body)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    try:
+        decoded = decode_request(bytes(changed))
+    except WireError:
+        return
+    assert torch.equal(decoded.videos, videos)
+    assert decoded.prompts == prompts
+    assert decoded.fps == 8.0
+    assert decoded.checksum == checksum
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_changed_answer_never_gives_another_score(data):
+    body, checksum = encoded(*request(), 8.0, "id")
+    truth = torch.tensor([0.25, -3.0])
+    answer = bytearray(encode_response(decode_request(body), {"x": truth}, {}))
+    place = data.draw(st.integers(0, len(answer) - 1))
+    answer[place] ^= data.draw(st.integers(1, 255))
+    try:
+        scores = decode_response(bytes(answer), request_id="id", checksum=checksum, count=2)
+    except WireError:
+        return
+    assert torch.equal(scores["x"], truth)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(body):
+    with pytest.raises(WireError):
+        decode_request(body)
+
+
+def crafted(header: object, rest: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + rest
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        struct.pack("<Q", 2**63) + b"{}",
+        crafted([1, 2]),
+        crafted({"__metadata__": {"id": "x"}}),
+        crafted({"videos": {"dtype": "U8", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}, b"0000"),
+        b"[" * 100_000,
+        struct.pack("<Q", 50_000) + b"[" * 50_000,
+        save(
+            {"videos": torch.zeros(1, 1, 2, 2, 3)}, metadata={"id": "", "prompts": '["x"]', "fps": "8", "checksum": ""}
+        ),
+        save({"other": torch.zeros(1)}, metadata={"id": "", "prompts": "[]", "fps": "8", "checksum": ""}),
+    ],
+)
+def test_malformed_requests_are_refused(body):
+    with pytest.raises(WireError):
+        decode_request(body)
+    for cut in (1, 9, 40):
+        with pytest.raises(WireError):
+            decode_request(encoded(*request(), 8.0, "id")[0][:-cut])

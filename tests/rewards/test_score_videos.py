@@ -1,0 +1,114 @@
+"""Scoring video files: the file's own fps, prompts by name, and files that cannot be read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from sage_grpo.commands.score_videos import read_prompts, read_video, score_videos, summarize
+from sage_grpo.rewards.base import RewardSpec
+
+
+def write_video(path: Path, levels: list[int], fps: Fraction | int, size: int = 32) -> None:
+    """A clip whose frames are even grey."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.width = stream.height = size
+        stream.pix_fmt = "yuv420p"
+        for level in levels:
+            picture = np.full((size, size, 3), level, dtype=np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    videos = tmp_path / "videos"
+    (videos / "more").mkdir(parents=True)
+    write_video(videos / "a.mp4", [50] * 8, 8)
+    write_video(videos / "b.mp4", [200] * 12, 24)
+    write_video(videos / "more" / "c.mp4", [100] * 8, Fraction(24000, 1001), size=48)
+    (videos / "broken.mp4").write_bytes(b"no video at all")
+    return videos
+
+
+SPECS = [
+    RewardSpec(name="toy_rewards:two_parts", weights={"level": 1.0, "rate": 0.5}),
+    RewardSpec(name="video_stats", options={"parts": ["motion"]}, metric_only=True),
+]
+
+
+def test_files_are_scored_at_their_own_fps(folder, tmp_path, capsys):
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("video,prompt\na.mp4,first\nb,second\nmore/c.mp4,third\nbroken.mp4,none\n")
+    rows = {row.video: row for row in score_videos(folder, prompts, SPECS, output=tmp_path / "out")}
+    assert rows["a.mp4"].scores["rate"] == 8
+    assert rows["b.mp4"].scores["rate"] == 24
+    assert rows["more/c.mp4"].scores["rate"] == pytest.approx(24000 / 1001)
+    for name, level in (("a.mp4", 50), ("b.mp4", 200), ("more/c.mp4", 100)):
+        assert rows[name].scores["level"] == pytest.approx(level, abs=4)
+        assert rows[name].scores["total"] == pytest.approx(rows[name].scores["level"] + 0.5 * rows[name].fps, rel=1e-6)
+        assert rows[name].scores["motion"] == 0
+    assert math.isnan(rows["broken.mp4"].scores["level"])
+    assert "cannot be read" in rows["broken.mp4"].reason
+    assert (rows["b.mp4"].frames, rows["more/c.mp4"].height) == (12, 48)
+    assert "broken.mp4" in capsys.readouterr().out
+    with (tmp_path / "out" / "scores.csv").open() as file:
+        table = {row["video"]: row for row in csv.DictReader(file)}
+    assert float(table["a.mp4"]["total"]) == rows["a.mp4"].scores["total"]
+    assert table["broken.mp4"]["level"] == ""
+    document = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert document["summary"]["level"]["count"] == 3
+    assert document["summary"]["level"]["mean"] == pytest.approx(summarize(list(rows.values()), "level")["mean"])
+    assert [video["scores"]["level"] for video in document["videos"] if video["video"] == "broken.mp4"] == [None]
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+
+def test_scores_do_not_depend_on_the_batch(tmp_path):
+    for index in range(5):
+        write_video(tmp_path / f"{index}.mp4", [30 * index] * 4, 8)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"p{index}" for index in range(5)))
+    totals = [
+        [row.scores["total"] for row in score_videos(tmp_path, prompts, SPECS[:1], batch_size=size)]
+        for size in (1, 2, 8)
+    ]
+    assert totals[0] == totals[1] == totals[2]
+
+
+def test_read_video_gives_frames_in_order(tmp_path):
+    write_video(tmp_path / "x.mp4", [0, 60, 120, 180, 240], 12)
+    clip, fps = read_video(tmp_path / "x.mp4")
+    assert fps == 12
+    assert clip.dtype == torch.uint8
+    assert clip.float().mean(dim=(1, 2, 3)).tolist() == pytest.approx([0, 60, 120, 180, 240], abs=8)
+
+
+def test_prompt_files(tmp_path):
+    names = ["a.mp4", "b.mp4"]
+    contents = {
+        "p.txt": "one\n\ntwo\n",
+        "p.csv": "video,prompt\nb.mp4,two\na.mp4,one\n",
+        "p.jsonl": '{"video": "b", "prompt": "two"}\n{"video": "a", "prompt": "one"}\n',
+        "p.json": '{"a": "one", "b.mp4": "two", "unused": "x"}',
+    }
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+        assert read_prompts(tmp_path / name, names) == ["one", "two"]
+    with pytest.raises(ValueError, match="2 prompts for 3 videos"):
+        read_prompts(tmp_path / "p.txt", [*names, "c.mp4"])
+    with pytest.raises(ValueError, match=r"no prompt for 1 of 3 videos: c\.mp4"):
+        read_prompts(tmp_path / "p.csv", [*names, "c.mp4"])
+    (tmp_path / "bad.csv").write_text("file,text\na,b\n")
+    with pytest.raises(ValueError, match="needs video and prompt"):
+        read_prompts(tmp_path / "bad.csv", names)

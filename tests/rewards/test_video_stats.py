@@ -1,0 +1,127 @@
+"""Laws of the training-free statistics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.video_stats import STATISTICS, VideoStats
+
+
+def picture(height: int = 64, width: int = 64, seed: int = 0) -> torch.Tensor:
+    """A smooth random colour picture, H x W x 3 uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(1, 3, height // 6, width // 6, generator=generator)
+    full = F.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)[0]
+    return (full * 255).round().to(torch.uint8).permute(1, 2, 0)
+
+
+def still(frames: int = 9, **kwargs) -> torch.Tensor:
+    return picture(**kwargs).expand(frames, -1, -1, -1).unsqueeze(0).contiguous()
+
+
+def pan(step: int, frames: int = 9) -> torch.Tensor:
+    """A camera that moves `step` pixels a frame over a wide picture."""
+    wide = picture(64, 64 + step * frames)
+    return torch.stack([wide[:, step * i : step * i + 64] for i in range(frames)]).unsqueeze(0)
+
+
+def measure(part: str, videos: torch.Tensor, fps: float = 8.0) -> float:
+    return VideoStats(parts=[part])(videos, ["x"] * videos.shape[0], fps)[part][0].item()
+
+
+def test_blur_lowers_sharpness_and_an_even_picture_has_none():
+    sharp = torch.randint(0, 256, (1, 4, 48, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    blurred = F.avg_pool2d(sharp[0].permute(0, 3, 1, 2).float(), 3, stride=1, padding=1)
+    blurred = blurred.round().to(torch.uint8).permute(0, 2, 3, 1).unsqueeze(0)
+    assert measure("sharpness", blurred) < 0.3 * measure("sharpness", sharp)
+    assert measure("sharpness", torch.full((1, 3, 16, 16, 3), 77, dtype=torch.uint8)) < 1e-6
+
+
+def test_grey_has_no_saturation_and_a_pure_colour_has_all():
+    grey = picture().float().mean(dim=-1, keepdim=True).round().to(torch.uint8).expand(-1, -1, 3)
+    assert measure("saturation", grey.expand(1, 3, -1, -1, -1)) == 0
+    red = torch.zeros(1, 2, 16, 16, 3, dtype=torch.uint8)
+    red[..., 0] = 200
+    assert measure("saturation", red) == 1
+
+
+def test_brightness_is_the_level():
+    for level in (0, 51, 255):
+        clip = torch.full((1, 2, 16, 16, 3), level, dtype=torch.uint8)
+        assert measure("brightness", clip) == pytest.approx(level / 255, abs=1e-6)
+
+
+def test_colour_entropy_is_zero_for_one_colour_and_one_for_all_bins():
+    assert measure("colour_entropy", torch.full((1, 2, 16, 16, 3), 9, dtype=torch.uint8)) == 0
+    levels = torch.arange(8) * 32 + 5
+    every = torch.cartesian_prod(levels, levels, levels).view(1, 2, 16, 16, 3).to(torch.uint8)
+    assert measure("colour_entropy", every) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_still_has_no_motion_no_flicker_no_warp_error_and_only_duplicates():
+    for part in ("motion", "flicker", "warp_error"):
+        assert measure(part, still()) == pytest.approx(0, abs=1e-7)
+    assert measure("duplicate_frames", still()) == 1
+    assert measure("duplicate_frames", pan(2)) == 0
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_pan_is_measured_in_heights_a_second(step):
+    assert measure("motion", pan(step), fps=8) == pytest.approx(step / 64 * 8, rel=0.15)
+
+
+def test_a_pan_has_a_low_warp_error_and_new_noise_a_high_one():
+    clip = pan(2)
+    raw = (clip[:, 1:].float() - clip[:, :-1].float()).abs().mean().item() / 255
+    assert measure("warp_error", clip) < 0.25 * raw
+    noise = torch.randint(0, 256, clip.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert measure("warp_error", noise) > 5 * measure("warp_error", clip)
+
+
+def test_flicker_sees_alternation_but_not_a_steady_fade():
+    frames = torch.arange(9)
+    fade = (100 + 10 * frames).view(1, 9, 1, 1, 1).expand(1, 9, 16, 16, 3).to(torch.uint8)
+    flash = (100 + 40 * (frames % 2)).view(1, 9, 1, 1, 1).expand(1, 9, 16, 16, 3).to(torch.uint8)
+    assert measure("flicker", fade) < 1e-6
+    assert measure("flicker", flash) == pytest.approx(80 / 255, rel=1e-4)
+
+
+def test_repeated_frames_are_counted():
+    clip = pan(2, frames=5).repeat_interleave(2, dim=1)
+    assert measure("duplicate_frames", clip) == pytest.approx(5 / 9)
+
+
+def test_speed_does_not_depend_on_the_frame_rate():
+    """The same pan of 48 pixels a second at 12, 16 and 24 fps."""
+    speeds = [measure("motion", pan(48 // fps, frames=fps), fps=fps) for fps in (12, 16, 24)]
+    assert max(speeds) - min(speeds) < 0.12 * max(speeds)
+
+
+def test_speed_does_not_depend_on_the_resolution():
+    small = measure("motion", pan(1))
+    large = pan(1).repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+    assert measure("motion", large) == pytest.approx(small, rel=0.2)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(3, 40), st.integers(3, 40), st.integers(0, 99))
+def test_every_statistic_is_finite_and_independent_of_the_batch(count, frames, height, width, seed):
+    generator = torch.Generator().manual_seed(seed)
+    videos = torch.randint(0, 256, (count, frames, height, width, 3), dtype=torch.uint8, generator=generator)
+    together = VideoStats()(videos, ["x"] * count, 8.0)
+    assert set(together) == set(STATISTICS)
+    for index in range(count):
+        alone = VideoStats()(videos[index : index + 1], ["x"], 8.0)
+        for part, value in alone.items():
+            assert value.isfinite().all()
+            torch.testing.assert_close(value[0], together[part][index], rtol=1e-4, atol=1e-5)
+
+
+def test_a_misspelt_statistic_names_the_nearest():
+    with pytest.raises(RewardConfigError, match="Did you mean 'flicker'"):
+        VideoStats(parts=["fliker"])

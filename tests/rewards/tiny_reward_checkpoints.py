@@ -1,0 +1,175 @@
+"""Tiny random checkpoints, built in code and written in their authors' layouts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"]
+SPECIALS += ["<|image_pad|>", "<|video_pad|>"]
+REWARD_TOKENS = ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>"]
+TEMPLATE = "\nJudge it. Look: <|VQ_reward|>\nMove: <|MQ_reward|>\nText {text_prompt} <|TA_reward|>\nEND\n"
+NORMS = {"VQ": (3.6757, 2.2476), "MQ": (1.1646, 1.3811), "TA": (2.8105, 2.5121)}
+
+
+def byte_symbols() -> list[str]:
+    """The 256 printable stand-ins of byte-level BPE."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())
+
+
+def qwen_tokenizer():
+    """A byte-level Qwen2 tokenizer: 256 bytes and the special tokens of Qwen2-VL; it pads left, like the real one."""
+    from transformers import Qwen2Tokenizer
+
+    vocab = {symbol: index for index, symbol in enumerate(byte_symbols())}
+    vocab["<|endoftext|>"] = len(vocab)
+    tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[], padding_side="left")
+    tokenizer.add_tokens(SPECIALS, special_tokens=True)
+    return tokenizer
+
+
+def write_qwen_base(folder: Path, *, layers: int = 2) -> Path:
+    """A random Qwen2-VL of a few thousand parameters, with more embedding rows than tokens."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    tokenizer = qwen_tokenizer()
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIALS}
+    config = Qwen2VLConfig(
+        text_config={
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            "pad_token_id": None,
+        },
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = Qwen2VLForConditionalGeneration(config)
+    with torch.no_grad():  # spread the weights, so that scores depend visibly on everything
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.25)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def reference_model(base: Path, *, lora: bool, output_dim: int):
+    """The trained model as peft sees it, and its head: the reference for the scores."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2VLForConditionalGeneration
+
+    tokenizer = qwen_tokenizer()
+    tokenizer.add_tokens(REWARD_TOKENS, special_tokens=True)
+    model = Qwen2VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32).eval()
+    model.resize_token_embeddings(len(tokenizer))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.model.visual.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        if not lora:
+            for parameter in model.model.language_model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    if lora:
+        linears = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        layers = model.config.text_config.num_hidden_layers
+        where = [
+            f"model.language_model.layers.{layer}.{'mlp' if '_proj' in name[-8:] and name[0] in 'gud' else 'self_attn'}.{name}"
+            for layer in range(layers)
+            for name in linears
+        ]
+        model = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=where, bias="none")).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(0, 0.1)
+    head = torch.randn(output_dim, 32)
+    return model, head, tokenizer
+
+
+def _authors_name(name: str) -> str:
+    name = re.sub(r"^(base_model\.model\.)?model\.language_model\.", r"\1model.", name)
+    return re.sub(r"^(base_model\.model\.)?model\.visual\.", r"\1visual.", name)
+
+
+def write_videoalign(
+    folder: Path, model, head: torch.Tensor, *, kind: str, step: int = 11, num_frames: int | None = None
+) -> Path:
+    """Write a folder in the authors' layout. kind: adapter, whole_lora (model.pth, unmerged) or whole (no LoRA)."""
+    checkpoint = folder / f"checkpoint-{step}"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    state = {_authors_name(name): value.clone() for name, value in model.state_dict().items()}
+    prefix = "base_model.model." if kind != "whole" else ""
+    if kind == "adapter":
+        lora = {name.replace(".default", ""): value for name, value in state.items() if ".lora_" in name}
+        save_file(lora, checkpoint / "adapter_model.safetensors")
+        rest = {name: value for name, value in state.items() if name.startswith(f"{prefix}visual.")}
+        torch.save({**rest, f"{prefix}rm_head.weight": head}, checkpoint / "non_lora_state_dict.pth")
+    else:
+        torch.save({**state, f"{prefix}rm_head.weight": head}, checkpoint / "model.pth")
+    config = {
+        "data_config": {
+            "meta_data": "x",
+            "data_dir": "y",
+            "fps": 2,
+            "num_frames": num_frames,
+            "max_frame_pixels": 200704,
+            "eval_dim": ["VQ", "MQ", "TA"],
+            "prompt_template_type": "detailed_special",
+            "sample_type": "uniform",
+        },
+        "model_config": {"output_dim": head.shape[0], "use_special_tokens": True, "reward_token": "special"},
+        "peft_lora_config": {"lora_enable": kind != "whole", "lora_r": 4, "lora_alpha": 12, "use_rslora": False},
+        "inference_config": {
+            f"{part}_{key}": value for part, pair in NORMS.items() for key, value in zip(("mean", "std"), pair)
+        },
+    }
+    (folder / "model_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_clip(folder: Path) -> Path:
+    """A tiny random CLIP with a byte-level tokenizer."""
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+    symbols = byte_symbols()
+    vocab = {symbol: index for index, symbol in enumerate(symbols + [symbol + "</w>" for symbol in symbols])}
+    vocab["<|startoftext|>"], vocab["<|endoftext|>"] = len(vocab), len(vocab) + 1
+    tokenizer = CLIPTokenizer(vocab=vocab, merges=[])
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config={
+            **sizes,
+            "vocab_size": len(vocab),
+            "max_position_embeddings": 40,
+            "bos_token_id": vocab["<|startoftext|>"],
+            "eos_token_id": vocab["<|endoftext|>"],
+            "projection_dim": 16,
+        },
+        vision_config={**sizes, "image_size": 30, "patch_size": 10, "projection_dim": 16},
+        projection_dim=16,
+    )
+    torch.manual_seed(3)
+    model = CLIPModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
