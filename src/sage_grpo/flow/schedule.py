@@ -91,7 +91,8 @@ def shift_sigmas(sigmas: Tensor, shift: float) -> Tensor:
     if not (math.isfinite(shift) and shift > 0):
         raise ValueError(f"shift must be positive, got {shift} (1 leaves the grid even; video models use 3 to 12).")
     s = sigmas.to(torch.float64)
-    return shift * s / (1.0 + (shift - 1.0) * s)
+    # Rounding may lift 1 to 1 + 2e-16 (shift 0.2 does).
+    return (shift * s / (1.0 + (shift - 1.0) * s)).clamp(max=1.0)
 
 
 def _even(num_steps: int) -> Tensor:

@@ -17,8 +17,10 @@ def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
     Two affine Gaussians with the same a, b and std differ only by b (v - v_ref): the reference pass needs velocities only.
     """
     if v.shape != v_ref.shape:
-        raise ValueError(f"v has shape {tuple(v.shape)} but v_ref has {tuple(v_ref.shape)}: compare them at the same x.")
-    # float32 whatever the network runs in; the difference of two bf16 velocities would lose most of its digits.
+        raise ValueError(
+            f"v has shape {tuple(v.shape)} but v_ref has {tuple(v_ref.shape)}: compare them at the same x."
+        )
+    # float32 whatever the network runs in: a bf16 mean of squares would lose most of its digits.
     difference = (v.to(torch.float32) - v_ref.to(torch.float32)).flatten(max(1, sensitivity.ndim))
     return 0.5 * sensitivity.to(v.device, torch.float32).square() * difference.square().mean(-1)
 

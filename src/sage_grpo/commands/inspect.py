@@ -1,0 +1,184 @@
+"""Tables and a figure of what samplers and a schedule will do, before any network runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sage_grpo.flow.kernels import KERNELS, Kernel, KernelSpec
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.windows import Window
+from sage_grpo.inspector import KernelReport, inspect_kernel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to inspect, and where to write it."""
+
+    kernels: list[str] = field(default_factory=lambda: list(KERNELS))
+    """Kernels to compare: ode, flow, dance, sage, cps, sage_exact."""
+    steps: int = 20
+    """Steps of the rollout."""
+    shift: float = 5.0
+    """Shift of the schedule; 1 is an even grid."""
+    eta: float = 0.5
+    """Exploration scale (cps: at most 1)."""
+    sigma_max: float | None = None
+    """Clamp of sage and sage_exact near pure noise; null takes each kernel's default."""
+    deterministic_last: bool | None = None
+    """Whether the last step is an ODE step; null asks the kernel: yes where it would leave noise in the video."""
+    window: Window = field(default_factory=Window)
+    """Which steps explore (a random or sliding window is shown as in the first iteration)."""
+    json: bool = False
+    """Print JSON to stdout, and nothing else."""
+    figure: Path | None = Path("inspect.png")
+    """Where to write the figure; null for none."""
+
+
+def schedule_for(kernel: Kernel, options: Options) -> Schedule:
+    """The schedule that a rollout with this kernel would use."""
+    grid = Schedule.shifted(options.steps, options.shift)
+    last = kernel.leaves_noise if options.deterministic_last is None else options.deterministic_last
+    return grid.exploring(options.window.steps(options.steps), deterministic_last=last)
+
+
+def build_kernels(options: Options) -> list[Kernel]:
+    """The kernels in the order they were named."""
+    if not options.kernels:
+        raise ValueError(f"kernels is empty: name one or more of {', '.join(KERNELS)}.")
+    if "cps" in options.kernels and options.eta > 1:
+        others = [name for name in options.kernels if name != "cps"]
+        raise ValueError(
+            f"cps takes eta in [0, 1], got {options.eta:g}: lower eta, or leave cps out with --kernels {json.dumps(others)}."
+        )
+    clamped = ("sage", "sage_exact")
+    return [
+        KernelSpec(
+            name=name,  # type: ignore[arg-type]  # build() names the nearest valid kernel
+            eta=options.eta,
+            sigma_max=options.sigma_max if name in clamped else None,
+        ).build()
+        for name in options.kernels
+    ]
+
+
+def run(options: Options) -> int:
+    """Inspect the kernels; the exit status is 0 with warnings too."""
+    kernels = build_kernels(options)
+    reports = [inspect_kernel(kernel, schedule_for(kernel, options)) for kernel in kernels]
+    if options.json:
+        print(json.dumps(_document(options, reports), indent=2, allow_nan=False))
+    else:
+        _print_tables(options, reports)
+    if options.figure is not None:
+        from sage_grpo.commands.inspect_figure import save_figure
+
+        path = save_figure(options, kernels, reports, options.figure)
+        print(f"figure: {path}", file=sys.stderr if options.json else sys.stdout)
+    return 0
+
+
+def _document(options: Options, reports: Sequence[KernelReport]) -> dict[str, object]:
+    return {
+        "steps": options.steps,
+        "shift": options.shift,
+        "eta": options.eta,
+        "kernels": {report.kernel: report.to_dict() for report in reports},
+    }
+
+
+def _print_tables(options: Options, reports: Sequence[KernelReport]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for report in reports:
+        console.print(_step_table(report))
+    console.print(_summary_table(options, reports))
+    console.print(
+        "off-manifold: variance left for point data (0 is right)\n"
+        "on-manifold: variance for data of variance 1 (1 is right)\n"
+        "peak excess: noise the network meets over what it was trained for (1 is right)",
+        style="dim",
+    )
+    _print_warnings(console, reports)
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    # Narrow padding: eight columns fit an 80-column terminal.
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
+
+
+def _step_table(report: KernelReport) -> Table:
+    title = report.kernel if report.eta is None else f"{report.kernel}  eta = {report.eta:g}"
+    table = _table(title)
+    peak = max(row.share for row in report.rows)
+    for name in ("step", "sigma", "next", "std", "sensitivity", "equaliser", "variance"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in report.rows:
+        table.add_row(
+            str(row.step),
+            f"{row.sigma:.4f}",
+            f"{row.sigma_next:.4f}",
+            f"{row.std:.4f}" if row.std > 0 else "-",
+            _number(row.sensitivity),
+            _number(row.weight),
+            f"{row.share:.1%}",
+            "█" * round(10 * row.share / peak) if peak > 0 else "",
+            style="" if row.std > 0 else "dim",
+        )
+    return table
+
+
+def _summary_table(options: Options, reports: Sequence[KernelReport]) -> Table:
+    title = f"{options.steps} steps, shift {options.shift:g}"
+    table = _table(title)
+    table.add_column("kernel", no_wrap=True)
+    for name in (
+        "steps\ntrained",
+        "total\nvariance",
+        "off-\nmanifold",
+        "on-\nmanifold",
+        "peak\nexcess",
+        "sensitivity\nspan",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for report in reports:
+        table.add_row(
+            report.kernel,
+            str(sum(row.std > 0 for row in report.rows)),
+            f"{report.total_variance:.4g}",
+            f"{report.off_manifold_variance:.4g}",
+            f"{report.on_manifold_variance:.4f}",
+            f"{report.peak_excess:.3g}",
+            "-" if report.sensitivity_span is None else f"{report.sensitivity_span:.0f}x",
+        )
+    return table
+
+
+def _print_warnings(console: Console, reports: Sequence[KernelReport]) -> None:
+    for report in reports:
+        for text in report.warnings:
+            console.print(f"[yellow]![/yellow] [bold]{report.kernel}[/bold]: {text}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

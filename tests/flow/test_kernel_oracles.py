@@ -1,0 +1,111 @@
+"""Numbers that need no network: the Gaussian recursion, telescoping variances, orders of convergence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from kernel_cases import COEFFICIENT_PRESERVING, final_variance, grid
+from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, Ode, Sage, SageExact
+
+STEPS = (10, 20, 40, 80, 160, 320)
+ON_MANIFOLD: dict[Kernel, tuple[float, ...]] = {  # data variance 1, shift 1
+    Ode(): (0.773, 0.879, 0.938, 0.968, 0.984, 0.992),
+    Flow(): (0.867, 0.940, 0.978, 0.995, 1.003, 1.006),
+    Dance(): (0.811, 0.900, 0.949, 0.974, 0.987, 0.993),
+    Sage(): (0.972, 0.989, 0.996, 0.997, 0.998, 1.000),
+    Cps(): (0.677, 0.758, 0.802, 0.825, 0.837, 0.844),
+    SageExact(): (0.757, 0.869, 0.932, 0.965, 0.983, 0.991),
+}
+OFF_MANIFOLD: dict[Kernel, tuple[float, ...]] = {  # data variance 0, shift 5
+    Flow(): (0.0558, 0.0151, 0.0040),
+    Dance(): (0.108, 0.075, 0.062, 0.075, 0.163, 0.837),
+    Sage(): (0.0222, 0.0066, 0.0018),
+}
+
+
+def _name(kernel: Kernel) -> str:
+    return type(kernel).__name__
+
+
+@pytest.mark.parametrize("kernel", ON_MANIFOLD, ids=_name)
+def test_final_variance_of_unit_gaussian_data(kernel: Kernel) -> None:
+    found = [final_variance(kernel, grid(steps), 1.0) for steps in STEPS]
+    assert found == pytest.approx(ON_MANIFOLD[kernel], abs=1e-3)
+
+
+@pytest.mark.parametrize("kernel", OFF_MANIFOLD, ids=_name)
+def test_residual_variance_normal_to_the_data_manifold(kernel: Kernel) -> None:
+    expected = OFF_MANIFOLD[kernel]
+    found = [final_variance(kernel, grid(steps, 5.0), 0.0) for steps in STEPS[: len(expected)]]
+    assert found == pytest.approx(expected, abs=6e-4 if isinstance(kernel, Dance) else 6e-5)
+
+
+@pytest.mark.parametrize("kind", COEFFICIENT_PRESERVING, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("steps", STEPS)
+def test_coefficient_preserving_kernels_leave_exactly_nothing(kind: type, steps: int) -> None:
+    assert final_variance(kind(eta=0.5), grid(steps, 5.0), 0.0) == 0.0
+
+
+@pytest.mark.parametrize("eta", [0.1, 0.5, 1.3])
+@pytest.mark.parametrize(("steps", "shift"), [(1, 1.0), (10, 3.0), (20, 5.0), (50, 7.0), (29, 12.0), (333, 0.2)])
+def test_sage_injects_the_same_total_variance_whatever_the_schedule(steps: int, shift: float, eta: float) -> None:
+    sigmas = grid(steps, shift)
+    total = float(Sage(eta=eta)(sigmas[:-1], sigmas[1:]).std.square().sum())
+    assert total == pytest.approx(eta**2 * (math.log(1 / 0.003) - 0.997), rel=1e-9)
+    assert total == pytest.approx(4.812 * eta**2, rel=1e-4)
+    dance = float(Dance(eta=eta)(sigmas[:-1], sigmas[1:]).std.square().sum())
+    assert dance == pytest.approx(eta**2, rel=1e-9)
+
+
+def test_a_simulated_chain_has_the_variance_of_the_recursion() -> None:
+    """Sampling through Transition and Gaussian is what the recursion talks about."""
+    generator = torch.Generator().manual_seed(3)
+    samples, c = 100_000, 0.25
+    sigmas = grid(12, 3.0)
+    for kernel in (Flow(), Sage(), SageExact(), Cps(), Dance()):
+        x = torch.randn(samples, 1, generator=generator)
+        for p, q in zip(sigmas[:-1].float(), sigmas[1:].float()):
+            v = (p - (1 - p) * c) / ((1 - p) ** 2 * c + p**2) * x
+            x = kernel(p, q)(x, v).sample(torch.randn(samples, 1, generator=generator))
+        spread = float(x.var())
+        assert spread == pytest.approx(final_variance(kernel, sigmas, c), rel=5 * math.sqrt(2 / samples))
+
+
+@pytest.mark.parametrize("c", [1.0, 0.25])
+@pytest.mark.parametrize("kernel", [Ode(), SageExact(), SageExact(eta=1.0)], ids=repr)
+def test_first_order_convergence_to_the_data(kernel: Kernel, c: float) -> None:
+    error = [abs(final_variance(kernel, grid(steps), c) - c) for steps in (160, 320, 640)]
+    assert error[1] / error[0] == pytest.approx(0.5, abs=0.04)
+    assert error[2] / error[1] == pytest.approx(0.5, abs=0.04)
+    assert error[2] < 0.01 * max(c, 0.5)
+
+
+def test_cps_converges_but_not_to_the_data() -> None:
+    found = [final_variance(Cps(eta=0.5), grid(steps), 1.0) for steps in (160, 320, 640, 1280)]
+    changes = [b - a for a, b in itertools.pairwise(found)]
+    assert changes[2] < changes[1] < changes[0] < 0.01  # it settles ...
+    assert found[-1] < 0.86  # ... far from 1
+    assert final_variance(SageExact(eta=0.5), grid(1280), 1.0) == pytest.approx(1.0, abs=0.003)
+
+
+def test_dance_diverges_off_the_manifold_while_the_sage_kernels_settle() -> None:
+    dance = [final_variance(Dance(), grid(steps, 5.0), 0.0) for steps in (40, 80, 160, 320)]
+    sage = [final_variance(Sage(), grid(steps, 5.0), 0.0) for steps in (40, 80, 160, 320)]
+    assert dance == sorted(dance)
+    assert dance[-1] > 10 * dance[0]
+    assert sage == sorted(sage, reverse=True)
+    for coarse, fine in itertools.pairwise(sage):
+        assert fine / coarse == pytest.approx(0.25, abs=0.05)  # second order: the last step's own noise
+
+
+def test_sage_exact_stays_first_order_with_any_shift_and_eta() -> None:
+    for shift in (0.3, 5.0, 12.0):
+        for eta in (0.3, 1.5):
+            coarse, fine = (
+                abs(final_variance(SageExact(eta=eta), grid(steps, shift), 1.0) - 1) for steps in (400, 800)
+            )
+            assert fine / coarse == pytest.approx(0.5, abs=0.08), (shift, eta)

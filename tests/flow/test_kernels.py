@@ -1,0 +1,253 @@
+"""Laws that every kernel obeys on every schedule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+
+from kernel_cases import COEFFICIENT_PRESERVING, ITO, STOCHASTIC, grid, grids, kernels, law
+from sage_grpo.flow.kernels import KERNELS, Cps, Dance, Flow, Kernel, KernelSpec, Ode, Sage, SageExact
+from sage_grpo.rl.trust_region import closed_form_kl
+
+ETA_ZERO: list[Kernel] = [Ode(), *(kind(eta=0.0) for kind in STOCHASTIC)]
+
+
+@law
+@given(kernel=kernels(), sigmas=grids())
+def test_every_coefficient_is_finite_and_std_is_not_negative(kernel: Kernel, sigmas: Tensor) -> None:
+    step = kernel(sigmas[:-1], sigmas[1:])
+    for value in (step.a, step.b, step.std):
+        assert torch.isfinite(value).all()
+        assert value.shape == (len(sigmas) - 1,)
+        assert value.dtype == torch.float32
+    assert (step.std >= 0).all()
+
+
+@law
+@given(kernel=kernels(COEFFICIENT_PRESERVING), sigmas=grids())
+def test_coefficient_preserving_kernels_keep_the_mixture(kernel: Kernel, sigmas: Tensor) -> None:
+    p, q = sigmas[:-1].double(), sigmas[1:].double()
+    for exact, tolerance in ((kernel(p, q), 1e-12), (kernel(p.float(), q.float()), 1e-6)):
+        a, b, std = exact.a.double(), exact.b.double(), exact.std.double()
+        signal = a * (1 - p) - b  # of x0 in x_next, when x = (1 - p) x0 + p eps and v = eps - x0
+        noise = (a * p + b).square() + std.square()
+        torch.testing.assert_close(signal, 1 - q, rtol=0, atol=tolerance)
+        torch.testing.assert_close(noise, q.square(), rtol=0, atol=2 * tolerance)
+
+
+@law
+@given(kernel=kernels(COEFFICIENT_PRESERVING), sigmas=grids(max_steps=200))
+def test_point_data_keep_their_variance_along_the_whole_chain(kernel: Kernel, sigmas: Tensor) -> None:
+    variance = float(sigmas[0]) ** 2
+    step = kernel(sigmas[:-1], sigmas[1:])
+    for index, (p, q) in enumerate(zip(sigmas[:-1].tolist(), sigmas[1:].tolist())):
+        gain = float(step.a[index]) + float(step.b[index]) / p  # x0 = 0, hence v = x / sigma
+        if p > 1e-3:  # below, float32 coefficients divided by sigma say nothing
+            variance = gain**2 * variance + float(step.std[index]) ** 2
+            assert variance == pytest.approx(q**2, abs=1e-5)
+
+
+@law
+@given(kernel=kernels(ITO, least_eta=0.05), sigmas=grids())
+def test_ito_kernels_correct_the_drift_by_half_the_variance_times_the_score(kernel: Kernel, sigmas: Tensor) -> None:
+    p, q = sigmas[:-1].double(), sigmas[1:].double()
+    step = kernel(p, q)
+    x, v = 0.7, -1.3
+    score = -(x + (1 - p) * v) / p
+    expected = x + (q - p) * v + 0.5 * step.std.square() * score
+    torch.testing.assert_close(step.a * x + step.b * v, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ETA_ZERO, ids=lambda kernel: type(kernel).__name__)
+@pytest.mark.parametrize(("steps", "shift"), [(1, 1.0), (7, 0.1), (20, 5.0), (50, 12.0), (1000, 20.0)])
+def test_without_exploration_every_kernel_is_the_euler_step_bit_for_bit(
+    kernel: Kernel, steps: int, shift: float
+) -> None:
+    sigmas = grid(steps, shift).float()
+    step = kernel(sigmas[:-1], sigmas[1:])
+    dt = (sigmas[1:].double() - sigmas[:-1].double()).float()
+    assert torch.equal(step.a, torch.ones_like(dt))
+    assert torch.equal(step.b, dt)
+    assert torch.equal(step.std, torch.zeros_like(dt))
+    x, v = torch.randn(steps, 5), torch.randn(steps, 5)
+    assert torch.equal(step(x, v).sample(torch.randn(steps, 5)), x + dt[:, None] * v)
+
+
+@law
+@given(kernel=kernels(), sigmas=grids(max_steps=60))
+def test_all_steps_at_once_equal_one_step_at_a_time(kernel: Kernel, sigmas: Tensor) -> None:
+    whole = kernel(sigmas[:-1], sigmas[1:])
+    for index in range(len(sigmas) - 1):
+        one = kernel(sigmas[index], sigmas[index + 1])
+        plain = kernel(float(sigmas[index]), float(sigmas[index + 1]))
+        for name in ("a", "b", "std"):
+            value = getattr(one, name)
+            assert value.ndim == 0
+            assert torch.equal(value, getattr(whole, name)[index])
+            assert torch.equal(value, getattr(plain, name))
+
+
+@pytest.mark.parametrize("kind", KERNELS.values(), ids=lambda kind: kind.__name__)
+def test_double_in_double_out_and_single_agrees_with_it(kind: type) -> None:
+    p, q = torch.tensor([1.0, 0.9, 0.5], dtype=torch.float64), torch.tensor([0.9, 0.5, 0.0]).double()
+    double, single = kind()(p, q), kind()(p.float(), q.float())
+    for name in ("a", "b", "std"):
+        assert getattr(double, name).dtype == torch.float64
+        assert getattr(single, name).dtype == torch.float32
+        torch.testing.assert_close(getattr(double, name).float(), getattr(single, name), rtol=1e-5, atol=1e-6)
+
+
+def test_steps_and_samples_broadcast() -> None:
+    sigma, sigma_next = torch.tensor([[1.0], [0.8], [0.4]]), torch.tensor([[0.8], [0.4], [0.0]])
+    step = Sage()(sigma.expand(3, 2), sigma_next)
+    assert step.a.shape == (3, 2)
+    x = torch.randn(3, 2, 4, 5)
+    assert step(x, x).log_prob(x).shape == (3, 2)
+
+
+@law
+@given(kernel=kernels(STOCHASTIC, least_eta=0.1), sigmas=grids(max_steps=100), seed=st.integers(0, 99))
+def test_gradient_of_log_prob_is_the_sensitivity_times_the_noise(kernel: Kernel, sigmas: Tensor, seed: int) -> None:
+    step = kernel(sigmas[:-1], sigmas[1:])
+    usable = (step.std > 1e-2) & torch.isfinite(step.sensitivity)
+    if not usable.any():
+        return
+    index = int(usable.nonzero()[seed % int(usable.sum()), 0])
+    step = kernel(sigmas[index], sigmas[index + 1])
+    torch.manual_seed(seed)
+    x, v, noise = torch.randn(2, 3, 4), torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 3, 4)
+    gaussian = step(x, v)
+    gaussian.log_prob(gaussian.sample(noise).detach()).sum().backward()
+    dims = 12
+    expected = torch.sign(step.b) * step.sensitivity * noise / dims
+    torch.testing.assert_close(v.grad, expected, rtol=2e-3, atol=2e-5 * float(1 + step.sensitivity / step.std))
+
+
+@law
+@given(kernel=kernels(STOCHASTIC, least_eta=0.1), sigmas=grids(max_steps=100), seed=st.integers(0, 99))
+def test_three_ways_to_the_same_kl(kernel: Kernel, sigmas: Tensor, seed: int) -> None:
+    whole = kernel(sigmas[:-1], sigmas[1:])
+    usable = whole.std > 1e-2
+    if not usable.any():
+        return
+    index = int(usable.nonzero()[seed % int(usable.sum()), 0])
+    step = kernel(sigmas[index], sigmas[index + 1])
+    torch.manual_seed(seed)
+    x, v = torch.randn(3, 2, 7), torch.randn(3, 2, 7)
+    v_ref = v + 0.1 * torch.randn(3, 2, 7)
+    from_velocities = closed_form_kl(v, v_ref, step.sensitivity)
+    from_means = step(x, v).kl(step(x, v_ref))
+    by_hand = 0.5 * step.sensitivity**2 * (v - v_ref).square().mean((1, 2))
+    mean, mean_ref = (step.a.double() * x + step.b.double() * u for u in (v, v_ref))
+    std = step.std.double()
+    reference = kl_divergence(Normal(mean, std), Normal(mean_ref, std)).mean((1, 2)).float()
+    scale = float(step.std) ** -2 * 1e-5
+    torch.testing.assert_close(from_velocities, by_hand, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(from_velocities, reference, rtol=1e-3, atol=scale * 1e-2)
+    torch.testing.assert_close(from_velocities, from_means, rtol=1e-3, atol=scale)
+
+
+def test_sage_and_flow_and_sage_exact_are_one_sde_seen_through_short_steps() -> None:
+    p = torch.tensor(0.6, dtype=torch.float64)
+    gaps: dict[float, list[float]] = {}
+    for h in (0.04, 0.02, 0.01):
+        steps = [kind(eta=0.7)(p, p - h) for kind in (Flow, Sage, SageExact)]
+        reference = 0.7**2 * 0.6 / 0.4 * h
+        gaps[h] = [abs(float(step.std**2) / reference - 1) for step in steps[1:]]
+        for step in steps:
+            drift = (float(step.b) + h) / h  # what the noise adds to the ODE's drift, per unit of sigma
+            assert drift == pytest.approx(-(0.7**2) * 0.6 / 0.4 * 0.4 / 1.2, rel=5 * h)
+    for coarse, fine in ((0.04, 0.02), (0.02, 0.01)):
+        for wide, narrow in zip(gaps[coarse], gaps[fine]):
+            assert narrow / wide == pytest.approx(0.5, abs=0.05)  # first order
+
+
+def test_sage_integrates_the_diffusion_of_flow_exactly() -> None:
+    p, q, parts = 0.95, 0.6, 20000
+    nodes = torch.linspace(p, q, parts + 1, dtype=torch.float64)
+    middle = (nodes[1:] + nodes[:-1]) / 2
+    integral = float((0.5**2 * middle / (1 - middle)).sum()) * (p - q) / parts
+    assert float(Sage(eta=0.5)(torch.tensor(p).double(), q).std ** 2) == pytest.approx(integral, rel=1e-6)
+
+
+def test_sage_exact_composes_two_short_steps_are_one_long_step() -> None:
+    """For a fixed x0 the correlation of the noise multiplies: the step size cannot matter."""
+    sigmas = torch.tensor([0.97, 0.7, 0.2], dtype=torch.float64)
+
+    def rho(p: Tensor, q: Tensor) -> float:
+        step = SageExact(eta=0.8)(p, q)
+        return float((step.a * p + step.b) / q)
+
+    assert rho(sigmas[0], sigmas[1]) * rho(sigmas[1], sigmas[2]) == pytest.approx(rho(sigmas[0], sigmas[2]), rel=1e-12)
+
+
+def test_sage_exact_renews_all_noise_at_sigma_one_and_its_clamp_does_not() -> None:
+    free, clamped = SageExact(eta=0.5)(1.0, 0.9), SageExact(eta=0.5, sigma_max=0.997)(1.0, 0.9)
+    assert float(free.std) == pytest.approx(0.9)
+    assert 0 < float(clamped.std) < 0.9
+    inside = SageExact(eta=0.5, sigma_max=0.9)(1.0, 0.95)
+    assert float(inside.std) == 0.0
+    assert float(inside.a) == 1.0
+
+
+def test_no_noise_is_left_after_the_last_step_of_a_coefficient_preserving_kernel() -> None:
+    for kind in COEFFICIENT_PRESERVING:
+        step = kind(eta=0.7)(0.3, 0.0)
+        assert float(step.std) == 0.0
+        assert not kind.leaves_noise
+    for kind in ITO:
+        assert float(kind(eta=0.7)(0.3, 0.0).std) > 0
+        assert kind.leaves_noise
+
+
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(0.5, 0.6), (0.5, 0.5), (1.2, 0.5), (0.5, -0.1), (math.nan, 0.1)])
+@pytest.mark.parametrize("kind", KERNELS.values(), ids=lambda kind: kind.__name__)
+def test_a_step_must_go_down_inside_the_unit_interval(kind: type, sigma: float, sigma_next: float) -> None:
+    with pytest.raises(ValueError, match="1 >= sigma > sigma_next >= 0"):
+        kind()(sigma, sigma_next)
+
+
+def test_the_error_names_the_step_that_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"sigma = 0\.3 and sigma_next = 0\.4"):
+        Dance()(torch.tensor([1.0, 0.3]), torch.tensor([0.3, 0.4]))
+
+
+@pytest.mark.parametrize("kind", STOCHASTIC, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("eta", [-0.1, math.nan, math.inf])
+def test_eta_must_be_finite_and_not_negative(kind: type, eta: float) -> None:
+    with pytest.raises(ValueError, match="eta must be finite and >= 0"):
+        kind(eta=eta)
+
+
+def test_limits_of_single_kernels() -> None:
+    with pytest.raises(ValueError, match=r"eta must lie in \[0, 1\]"):
+        Cps(eta=1.1)
+    for sigma_max in (0.0, 1.0, 1.5):
+        with pytest.raises(ValueError, match="sigma_max must lie in"):
+            Sage(sigma_max=sigma_max)
+    with pytest.raises(ValueError, match="sigma_max must lie in"):
+        SageExact(sigma_max=0.0)
+
+
+def test_a_spec_builds_its_kernel_and_names_the_nearest_valid_one() -> None:
+    assert KernelSpec(name="sage", eta=0.3).build() == Sage(eta=0.3)
+    assert KernelSpec(name="sage_exact", eta=0.3, sigma_max=0.99).build() == SageExact(eta=0.3, sigma_max=0.99)
+    assert KernelSpec(name="ode", eta=0.3).build() == Ode()
+    with pytest.raises(ValueError, match="Did you mean 'dance'"):
+        KernelSpec(name="dnace").build()  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sigma_max applies to sage and sage_exact, not to flow"):
+        KernelSpec(name="flow", sigma_max=0.9).build()
+
+
+def test_x_and_v_must_have_one_shape_and_the_step_computes_in_float32() -> None:
+    step = Sage()(0.9, 0.8)
+    with pytest.raises(ValueError, match="a velocity has its x's shape"):
+        step(torch.zeros(2, 3), torch.zeros(3))
+    half = torch.randn(2, 3).to(torch.bfloat16)
+    assert step(half, half).mean.dtype == torch.float32

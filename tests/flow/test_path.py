@@ -1,0 +1,27 @@
+"""The convention is consistent with itself."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_cases import law
+from sage_grpo.flow.path import interpolate, predicted_eps, predicted_x0, score, velocity
+
+
+@law
+@given(sigma=st.floats(0.01, 1.0), seed=st.integers(0, 99))
+def test_a_velocity_gives_back_both_ends_of_its_path(sigma: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    x0, eps = torch.randn(2, 5).double(), torch.randn(2, 5).double()
+    x, v = interpolate(x0, eps, sigma), velocity(x0, eps)
+    torch.testing.assert_close(predicted_x0(x, v, sigma), x0)
+    torch.testing.assert_close(predicted_eps(x, v, sigma), eps)
+    torch.testing.assert_close(score(x, v, sigma), -(x - (1 - sigma) * x0) / sigma**2)
+
+
+def test_velocity_is_the_derivative_of_the_path() -> None:
+    x0, eps, sigma = torch.randn(4).double(), torch.randn(4).double(), torch.tensor(0.3).double()
+    derivative = torch.autograd.functional.jacobian(lambda s: interpolate(x0, eps, s), sigma)
+    torch.testing.assert_close(derivative, velocity(x0, eps))

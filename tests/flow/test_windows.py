@@ -1,0 +1,75 @@
+"""Windows depend on (number of steps, iteration, seed) alone, and always fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kernel_cases import law
+from sage_grpo.flow.windows import Window
+
+
+def _places(window: Window, num_steps: int, iterations: range, seed: int = 0) -> list[int]:
+    return [window.steps(num_steps, iteration, seed).index(True) for iteration in iterations]
+
+
+@law
+@given(
+    kind=st.sampled_from(["all", "fixed", "random", "sliding"]),
+    num_steps=st.integers(1, 60),
+    start=st.integers(0, 20),
+    length=st.integers(1, 20),
+    stride=st.integers(1, 7),
+    iteration=st.integers(0, 500),
+    seed=st.integers(0, 9),
+)
+def test_a_window_is_one_run_of_the_asked_length(
+    kind: str, num_steps: int, start: int, length: int, stride: int, iteration: int, seed: int
+) -> None:
+    assume(start + length <= num_steps)
+    window = Window(kind=kind, start=start, length=length, stride=stride, every=3)  # type: ignore[arg-type]
+    flags = window.steps(num_steps, iteration, seed)
+    assert len(flags) == num_steps
+    assert flags == window.steps(num_steps, iteration, seed)
+    if kind == "all":
+        assert all(flags)
+        return
+    first = flags.index(True)
+    assert sum(flags) == length
+    assert all(flags[first : first + length])
+    assert first >= start
+    if kind == "fixed":
+        assert first == start
+
+
+def test_a_sliding_window_moves_every_so_often_and_returns() -> None:
+    window = Window(kind="sliding", start=1, length=3, stride=2, every=2)
+    assert _places(window, 9, range(10)) == [1, 1, 3, 3, 5, 5, 1, 1, 3, 3]
+
+
+def test_a_random_window_visits_every_place_and_obeys_stop_and_seed() -> None:
+    window = Window(kind="random", length=3, stop=7)
+    assert set(_places(window, 20, range(200))) == {0, 1, 2, 3, 4}
+    assert _places(window, 20, range(50)) != _places(window, 20, range(50), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "al"}, "window.kind must be all, fixed, random or sliding, got 'al'"),
+        ({"start": -1}, "window.start must be at least 0"),
+        ({"length": 0}, "window.length must be at least 1"),
+        ({"stride": 0}, "window.stride must be at least 1"),
+        ({"every": 0}, "window.every must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Window(**options)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "random", "sliding"])
+def test_a_window_that_does_not_fit_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"does not fit|the schedule has steps 0 to 3"):
+        Window(kind=kind, start=2, length=3).steps(4)  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""Group-relative advantages: statistics per group, masks, and what has no answer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_cases import law
+from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
+
+GROUPS = torch.tensor([0, 0, 0, 0, 7, 7, 7, 7])
+
+
+def _rewards(seed: int = 0, size: int = 8) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_group_gets_mean_zero_and_population_std_one() -> None:
+    advantage = group_advantage(_rewards(), GROUPS)
+    for group in (advantage[:4], advantage[4:]):
+        assert float(group.mean()) == pytest.approx(0, abs=1e-6)
+        assert float(group.std(correction=0)) == pytest.approx(1, abs=1e-4)
+    rewards = _rewards()[:4].double()
+    by_hand = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
+    torch.testing.assert_close(advantage[:4], by_hand.float())
+
+
+@law
+@given(
+    scale=st.floats(0.1, 100.0),
+    offset=st.floats(-100.0, 100.0),
+    order=st.permutations(range(8)),
+    seed=st.integers(0, 50),
+)
+def test_units_of_the_reward_and_order_of_the_rollouts_do_not_matter(
+    scale: float, offset: float, order: list[int], seed: int
+) -> None:
+    rewards = _rewards(seed).double()
+    base = group_advantage(rewards, GROUPS)
+    moved = group_advantage(scale * rewards + offset, GROUPS)
+    torch.testing.assert_close(moved, base, rtol=1e-3, atol=1e-3)
+    shuffled = group_advantage(rewards[order], GROUPS[order])
+    torch.testing.assert_close(shuffled, base[order])
+
+
+@law
+@given(bad=st.lists(st.booleans(), min_size=8, max_size=8), seed=st.integers(0, 50))
+def test_a_failed_rollout_is_as_if_it_had_never_been(bad: list[bool], seed: int) -> None:
+    failed = torch.tensor(bad)
+    rewards = _rewards(seed)
+    for group in (GROUPS == 0, GROUPS == 7):
+        if int((group & ~failed).sum()) < 2:
+            failed = failed & ~group
+    broken = rewards.masked_fill(failed, math.nan)
+    advantage = group_advantage(broken, GROUPS)
+    assert (advantage[failed] == 0).all()
+    alive = group_advantage(rewards[~failed], GROUPS[~failed])
+    torch.testing.assert_close(advantage[~failed], alive)
+    torch.testing.assert_close(group_advantage(rewards, GROUPS, valid=~failed), advantage)
+
+
+def test_infinite_rewards_are_masked_like_failed_ones() -> None:
+    rewards = torch.tensor([1.0, 2.0, math.inf, 3.0, 1.0, -math.inf, 0.0, 2.0])
+    advantage = group_advantage(rewards, GROUPS)
+    assert torch.isfinite(advantage).all()
+    assert advantage[2] == advantage[5] == 0
+
+
+@pytest.mark.parametrize("scale", ["group", "global", "none"])
+@pytest.mark.parametrize("value", [0.1, 1e6, -3.7])
+def test_a_group_without_spread_gives_exactly_zero(scale: str, value: float) -> None:
+    rewards = torch.cat([torch.full((4,), value), _rewards()[:4]])
+    advantage = group_advantage(rewards, GROUPS, scale=scale)  # type: ignore[arg-type]
+    assert (advantage[:4] == 0).all()
+    assert (advantage[4:] != 0).any()
+
+
+def test_a_group_with_one_survivor_gives_zero() -> None:
+    rewards = torch.tensor([5.0, math.nan, math.nan, math.nan, 1.0, 2.0, 3.0, 4.0])
+    assert (group_advantage(rewards, GROUPS)[:4] == 0).all()
+
+
+def test_scales_differ_as_they_say() -> None:
+    rewards = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 10.0, 0.0, 10.0])
+    none = group_advantage(rewards, GROUPS, scale="none")
+    assert none.tolist() == [-0.5, 0.5, -0.5, 0.5, -5.0, 5.0, -5.0, 5.0]
+    together = math.sqrt((0.25 + 25.0) / 2)
+    torch.testing.assert_close(group_advantage(rewards, GROUPS, scale="global"), none / (together + 1e-6))
+    assert group_advantage(rewards, GROUPS).abs().tolist() == pytest.approx([1.0] * 8, abs=1e-4)
+
+
+def test_clip_bounds_the_advantage() -> None:
+    rewards = torch.tensor([100.0] + [0.0] * 99)
+    groups = torch.zeros(100, dtype=torch.long)
+    assert float(group_advantage(rewards, groups).max()) > 5
+    assert float(group_advantage(rewards, groups, clip=5.0).max()) == 5.0
+    parts = {"a": rewards, "b": rewards}
+    assert float(decoupled_advantage(parts, {"a": 1.0, "b": 1.0}, groups, clip=5.0).max()) == 5.0
+
+
+def test_decoupled_normalisation_keeps_a_small_reward_audible() -> None:
+    loud, quiet = _rewards(1) * 100, _rewards(2) * 0.01
+    weights = {"loud": 1.0, "quiet": 1.0}
+    decoupled = decoupled_advantage({"loud": loud, "quiet": quiet}, weights, GROUPS)
+    expected = group_advantage(loud, GROUPS) + group_advantage(quiet, GROUPS, eps=1e-6)
+    torch.testing.assert_close(decoupled, expected)
+    summed = group_advantage(loud + quiet, GROUPS)
+    silent = group_advantage(loud, GROUPS)
+    assert float((summed - silent).abs().max()) < 1e-2  # the plain sum does not hear it
+    assert float((decoupled - silent).abs().max()) > 0.3
+
+
+def test_decoupled_weights_scale_their_terms_and_a_failed_part_fails_the_rollout() -> None:
+    a, b = _rewards(1), _rewards(2)
+    b[3] = math.nan
+    ok = torch.isfinite(b)
+    advantage = decoupled_advantage({"a": a, "b": b}, {"a": 2.0, "b": 0.5}, GROUPS)
+    expected = 2 * group_advantage(a, GROUPS, valid=ok) + 0.5 * group_advantage(b, GROUPS, valid=ok)
+    torch.testing.assert_close(advantage, expected)
+    assert advantage[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "groups", "message"),
+    [
+        ([], [], "there is no group"),
+        ([[1.0, 2.0]], [[0, 0]], "one non-empty row"),
+        ([math.nan, math.nan], [0, 0], "None of the 2 rewards is valid"),
+        ([1.0, 2.0, 3.0], [0, 0, 1], r"Groups \[1\] have a single member"),
+        ([1.0], [0], r"Groups \[0\] have a single member"),
+        ([1.0, 2.0], [0], "one value per rollout"),
+    ],
+)
+def test_what_has_no_answer_is_refused(rewards: list, groups: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        group_advantage(torch.tensor(rewards), torch.tensor(groups, dtype=torch.long))
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="scale must be 'group', 'global' or 'none', got 'batch'"):
+        group_advantage(_rewards(), GROUPS, scale="batch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"not computed: \['VQQ'\]; there are \['VQ'\]"):
+        decoupled_advantage({"VQ": _rewards()}, {"VQQ": 1.0}, GROUPS)
+    with pytest.raises(ValueError, match="one value per rollout"):
+        group_advantage(_rewards(), GROUPS, valid=torch.ones(3, dtype=torch.bool))

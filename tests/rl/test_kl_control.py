@@ -1,0 +1,131 @@
+"""The KL coefficient: ramp, feedback, clamps, and resume = continue."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_cases import law
+from sage_grpo.rl.kl_control import KlCoefficient
+
+KINDS = ("constant", "two_stage", "paper", "ppo")
+
+
+def test_the_ramp_is_linear_in_optimizer_updates() -> None:
+    controller = KlCoefficient().controller()
+    assert controller.value == 1e-7
+    values = [controller.observe(0.0) for _ in range(150)]
+    for k, value in enumerate(values, start=1):
+        assert value == pytest.approx(1e-7 + (1e-5 - 1e-7) * min(k / 100, 1.0), rel=1e-12)
+
+
+def test_constant_is_constant_and_no_warm_up_starts_at_the_top() -> None:
+    controller = KlCoefficient(kind="constant", lambda_max=3e-4).controller()
+    assert {controller.value, *(controller.observe(kl) for kl in (0.0, 1.0, 9.0))} == {3e-4}
+    assert KlCoefficient(warmup_updates=0).controller().value == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "kl", "factor"),
+    [
+        ("ppo", 1.6, 1.1),
+        ("ppo", 1.0, 1.0),
+        ("ppo", 0.4, 0.9),
+        ("paper", 1.6, 0.9),
+        ("paper", 1.0, 1.0),
+        ("paper", 0.4, 1.1),
+    ],
+)
+def test_one_update_of_the_feedback(kind: str, kl: float, factor: float) -> None:
+    controller = KlCoefficient(
+        kind=kind,  # type: ignore[arg-type]
+        lambda_min=1e-3,
+        lambda_max=1.0,
+        warmup_updates=0,
+        target=1.0,
+        window=1,
+    ).controller()
+    controller.value = 0.1
+    assert controller.observe(kl) == pytest.approx(0.1 * factor)
+
+
+def test_feedback_waits_for_the_end_of_the_ramp_and_averages_its_window() -> None:
+    config = KlCoefficient(kind="ppo", lambda_min=0.01, lambda_max=1.0, warmup_updates=4, target=1.0, window=3)
+    controller = config.controller()
+    for _ in range(4):
+        controller.observe(0.0)
+    assert controller.value == 1.0
+    assert controller.observe(0.0) == pytest.approx(0.9)
+    controller.observe(3.0)  # mean of (0, 0, 3) = 1: hold
+    assert controller.value == pytest.approx(0.9)
+    controller.observe(3.0)  # mean of (0, 3, 3) = 2: tighten
+    assert controller.value == pytest.approx(0.99)
+    assert controller.history == [0.0, 3.0, 3.0]
+
+
+@law
+@given(
+    kind=st.sampled_from(KINDS),
+    kls=st.lists(st.floats(0.0, 10.0), max_size=60),
+    cut=st.integers(0, 60),
+    warmup=st.integers(0, 20),
+)
+def test_a_resumed_controller_continues_and_never_leaves_its_bounds(
+    kind: str, kls: list[float], cut: int, warmup: int
+) -> None:
+    config = KlCoefficient(
+        kind=kind,  # type: ignore[arg-type]
+        lambda_min=0.1,
+        lambda_max=1.0,
+        warmup_updates=warmup,
+        target=1.0,
+        window=4,
+    )
+    straight, first = config.controller(), config.controller()
+    expected = [straight.observe(kl) for kl in kls]
+    found = [first.observe(kl) for kl in kls[:cut]]
+    resumed = config.controller()
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    found += [resumed.observe(kl) for kl in kls[cut:]]
+    assert found == expected
+    assert resumed.state_dict() == straight.state_dict()
+    assert all(0.1 <= value <= 1.0 for value in found)
+
+
+def test_ppo_feedback_holds_a_plant_near_its_target() -> None:
+    """A policy whose KL falls as lambda grows: tightening when it is high is stable."""
+    config = KlCoefficient(kind="ppo", lambda_min=1e-4, lambda_max=10.0, warmup_updates=0, target=1.0, window=1)
+    controller = config.controller()
+    kls = []
+    for _ in range(200):
+        kls.append(0.05 / controller.value)
+        controller.observe(kls[-1])
+    assert all(0.4 < kl < 1.7 for kl in kls[-50:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "adaptive"}, "kind must be constant, two_stage, paper or ppo, got 'adaptive'"),
+        ({"lambda_min": 1.0, "lambda_max": 0.1}, "lambda_min <= lambda_max"),
+        ({"lambda_min": -1.0}, "0 <= lambda_min"),
+        ({"window": 0}, "window >= 1"),
+        ({"target": 0.0}, "target > 0"),
+        ({"warmup_updates": -1}, "warmup_updates must be >= 0"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KlCoefficient(**options)
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf])
+def test_a_broken_kl_stops_instead_of_poisoning_the_history(kl: float) -> None:
+    controller = KlCoefficient().controller()
+    with pytest.raises(ValueError, match="The KL of update 0 is"):
+        controller.observe(kl)
+    assert controller.history == []

@@ -1,0 +1,317 @@
+"""The rules of the house, read from the source alone (ast, no imports of the package)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "sage_grpo"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+ALLOWED_LONG: frozenset[str] = frozenset()
+"""Names of modules or functions that may be longer; keep it empty."""
+
+# Imports point from a higher rank to a lower one. Units of one rank are siblings and do not import one another.
+RANKS = {
+    "types": 0,
+    "gaussian": 0,
+    "video": 0,
+    "configure": 0,
+    "flow": 1,
+    "rl": 1,
+    "models": 2,
+    "rewards": 2,
+    "shapes": 2,
+    "data": 2,
+    "parallel": 2,
+    "inspector": 2,
+    "train.config": 3,
+    "train": 4,
+    "train.trainer": 5,
+    "train.runner": 6,
+    "lab": 7,
+    "report": 7,
+    "recipes": 8,
+    "commands": 9,
+    "cli": 10,
+    "__main__": 11,
+}
+QUARANTINE = {
+    "diffusers": ("models/", "rewards/", "shapes/"),
+    "transformers": ("models/", "rewards/", "shapes/"),
+    "peft": ("models/", "rewards/", "shapes/"),
+    "torch.distributed": ("parallel/",),
+    "tensorboard": ("train/metrics.py", "train/loggers.py"),
+    "torch.utils.tensorboard": ("train/metrics.py", "train/loggers.py"),
+    "wandb": ("train/metrics.py", "train/loggers.py"),
+    "trackio": ("train/metrics.py", "train/loggers.py"),
+}
+FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
+FRAMEWORK_METHODS = ("forward", "backward")  # documented by the class whose contract they fill
+PRIVATE_PLACES = re.compile(r"(?<![\w.])/(?:work|home|root|Users|opt)/\w|\b(?:pypi|devpi|registry)[\w.-]*\.internal\b")
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _module_name(path: Path) -> str:
+    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    if parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(["sage_grpo", *parts])
+
+
+def _at_start(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes that run when the module is imported: not those in functions, nor those for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _at_start(child)
+
+
+def _imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[str, int]]:
+    """Every imported dotted name (for `from a import b` both a and a.b) with its line; `lazy` ones too or not."""
+    package = _module_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(_tree(path)) if lazy else _at_start(_tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
+            yield base, node.lineno
+            for alias in node.names:
+                yield f"{base}.{alias.name}", node.lineno
+
+
+def _unit(module: str) -> str | None:
+    """The named part of the house that a module of the package belongs to; None for the package itself."""
+    parts = module.split(".")[1:]
+    if not parts:
+        return None
+    if parts[0] == "train" and len(parts) > 1 and f"train.{parts[1]}" in RANKS:
+        return f"train.{parts[1]}"
+    return parts[0]
+
+
+@cache
+def _modules() -> frozenset[str]:
+    return frozenset(_module_name(path) for path in FILES)
+
+
+def _package_imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[str, int]]:
+    """Imported modules of the package itself, without the names inside them."""
+    for name, line in _imports(path, lazy=lazy):
+        if name.split(".")[0] == "sage_grpo" and name in _modules():
+            yield name, line
+
+
+def _report(problems: list[str]) -> None:
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_there_is_a_house() -> None:
+    assert len(FILES) > 10
+
+
+def test_every_module_has_a_place() -> None:
+    units = {_unit(_module_name(path)) for path in FILES} - {None}
+    _report([f"{unit}: give it a rank in tests/test_house.py" for unit in sorted(units - set(RANKS))])
+
+
+def test_imports_point_down_and_siblings_do_not_import_one_another() -> None:
+    problems = []
+    for path in FILES:
+        own = _unit(_module_name(path))
+        for name, line in _package_imports(path):
+            other = _unit(name)
+            if other is None or other == own or own not in RANKS or other not in RANKS:
+                continue
+            if own is None or RANKS[other] >= RANKS[own]:
+                problems.append(f"{_relative(path)}:{line}: {own or 'the package'} must not import {other} ({name})")
+    _report(problems)
+
+
+def test_modules_do_not_import_in_circles() -> None:
+    graph = {
+        _module_name(path): {name for name, _ in _package_imports(path, lazy=False)} - {_module_name(path), "sage_grpo"}
+        for path in FILES
+    }
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join([*trail[trail.index(module) :], module])
+        if module in done:
+            return
+        for other in sorted(graph.get(module, ())):
+            # a package's __init__ is imported with any of its modules; that is not a circle of its own making
+            if not module.startswith(other + "."):
+                visit(other, (*trail, module))
+        done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+def test_heavy_libraries_stay_in_quarantine() -> None:
+    problems = []
+    for path in FILES:
+        names = list(_imports(path))
+        names += [
+            (f"{node.value.id}.{node.attr}", node.lineno)
+            for node in ast.walk(_tree(path))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch"
+        ]
+        for library, homes in QUARANTINE.items():
+            if _relative(path).startswith(homes):
+                continue
+            lines = {line for name, line in names if name == library or name.startswith(library + ".")}
+            problems += [f"{_relative(path)}:{line}: {library} belongs in {', '.join(homes)}" for line in sorted(lines)]
+    _report(problems)
+
+
+def test_the_parser_needs_only_the_standard_library_and_jsonargparse() -> None:
+    path = PACKAGE / "configure.py"
+    if not path.exists():
+        pytest.skip("configure.py is not there yet")
+    import sys
+
+    allowed = {*sys.stdlib_module_names, "jsonargparse", "yaml"}
+    _report([f"configure.py:{line}: {name}" for name, line in _imports(path) if name.split(".")[0] not in allowed])
+
+
+def test_modules_and_functions_are_short() -> None:
+    problems = []
+    for path in FILES:
+        length = len(path.read_text(encoding="utf-8").splitlines())
+        if length > MAX_MODULE_LINES and _relative(path) not in ALLOWED_LONG:
+            problems.append(f"{_relative(path)}: {length} lines, at most {MAX_MODULE_LINES}")
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES and f"{_relative(path)}:{node.name}" not in ALLOWED_LONG:
+                    problems.append(
+                        f"{_relative(path)}:{node.lineno}: {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
+                    )
+    _report(problems)
+
+
+def _is_broad(kind: ast.expr | None) -> bool:
+    if kind is None:
+        return True
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(isinstance(item, ast.Name) and item.id in ("Exception", "BaseException") for item in kinds)
+
+
+def test_no_broad_except_without_a_reason() -> None:
+    problems = []
+    for path in FILES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for node in ast.walk(_tree(path)):
+            if not isinstance(node, ast.ExceptHandler) or not _is_broad(node.type):
+                continue
+            if not re.search(r"noqa: BLE001\W+\w{3,}", lines[node.lineno - 1]):
+                problems.append(
+                    f"{_relative(path)}:{node.lineno}: name the exceptions, or add `# noqa: BLE001` and the reason"
+                )
+    _report(problems)
+
+
+def _undocumented(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, int]]:
+    for child in node.body:
+        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        decorators = {ast.unparse(decorator) for decorator in child.decorator_list}
+        if child.name.startswith("_") or child.name in FRAMEWORK_METHODS:
+            continue
+        if any(name in ("overload", "typing.overload") or name.endswith(".setter") for name in decorators):
+            continue
+        if ast.get_docstring(child) is None:
+            yield prefix + child.name, child.lineno
+        if isinstance(child, ast.ClassDef):
+            yield from _undocumented(child, f"{prefix}{child.name}.")
+
+
+def test_every_public_name_is_documented() -> None:
+    problems = []
+    for path in FILES:
+        tree = _tree(path)
+        if tree.body and ast.get_docstring(tree) is None:
+            problems.append(f"{_relative(path)}: the module has no docstring")
+        problems += [f"{_relative(path)}:{line}: {name} has no docstring" for name, line in _undocumented(tree, "")]
+    _report(problems)
+
+
+def _dangers(path: Path) -> Iterator[tuple[int, str]]:
+    for name, line in _imports(path):
+        if name.split(".")[0] in FORBIDDEN_MODULES:
+            yield line, f"{name}: read safetensors or JSON instead"
+    for node in ast.walk(_tree(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        if called in ("eval", "exec"):
+            yield node.lineno, f"{called}() runs text as code"
+        if called == "torch.load" and options.get("weights_only") != "True":
+            yield node.lineno, "torch.load needs weights_only=True"
+        if called in ("np.load", "numpy.load") and options.get("allow_pickle") == "True":
+            yield node.lineno, "allow_pickle=True runs code from a file"
+        if called in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+            yield node.lineno, f"{called}: use yaml.safe_load"
+
+
+def test_nothing_runs_code_from_a_file() -> None:
+    _report([f"{_relative(path)}:{line}: {text}" for path in FILES for line, text in _dangers(path)])
+
+
+def test_no_private_place_is_written_down() -> None:
+    suffixes = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".cfg", ".html", ".js"}
+    folders = [ROOT / name for name in ("src", "tests", "docs", "benchmarks", "examples", ".ci")]
+    files = [path for folder in folders if folder.exists() for path in folder.rglob("*") if path.is_file()]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    problems = []
+    for path in files:
+        if path.suffix not in suffixes and path.name not in ("Makefile", "run", "Dockerfile"):
+            continue
+        for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            if PRIVATE_PLACES.search(text):
+                problems.append(f"{path.relative_to(ROOT)}:{number}: {text.strip()[:100]}")
+    _report(problems)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import pickle\n", "pickle"),
+        ("import torch\ntorch.load('x')\n", "weights_only"),
+        ("eval('1')\n", "runs text as code"),
+    ],
+)
+def test_the_house_rules_can_fail(source: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    path = tmp_path / "bad.py"
+    path.write_text(source)
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    assert any(problem in text for _, text in _dangers(path))

@@ -1,0 +1,70 @@
+"""Starting is cheap: the package, its help and the configs come without the heavy libraries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("diffusers", "transformers", "peft", "accelerate", "matplotlib", "tensorboard", "wandb", "av", "scipy")
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "sage_grpo"
+
+
+def _modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after running `code`."""
+    script = (
+        f"import json, sys\n{code}\nprint('\\n' + json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import sage_grpo", "from sage_grpo.cli import main\nassert main(['--help']) == 0"],
+    ids=["import", "help"],
+)
+def test_the_package_and_its_help_need_no_library_at_all(code: str) -> None:
+    loaded = _modules_after(code)
+    assert "sage_grpo" in loaded
+    assert not loaded & {*HEAVY, "torch", "numpy", "jsonargparse", "rich"}
+
+
+def test_the_core_needs_torch_and_nothing_else_that_is_heavy() -> None:
+    folders = [SOURCE / "flow", SOURCE / "rl"]
+    names = [f"{folder.name}.{path.stem}" for folder in folders for path in sorted(folder.glob("[a-z]*.py"))]
+    imports = "\n".join(f"import sage_grpo.{name}" for name in [*names, "gaussian", "types", "inspector"])
+    loaded = _modules_after(imports)
+    assert "torch" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_inspect_draws_no_heavy_library_in_unless_it_draws() -> None:
+    loaded = _modules_after(
+        "from sage_grpo.cli import main\nassert main(['inspect', '--json', '--figure', 'null', '--steps', '3']) == 0"
+    )
+    assert not loaded & set(HEAVY)
+
+
+def test_configs_are_light() -> None:
+    """A spec is a frozen dataclass whose load() imports the heavy thing."""
+    wanted = ("train/config.py", "models/spec.py", "rewards/spec.py")
+    present = [name for name in wanted if (SOURCE / name).exists()]
+    if not present:
+        pytest.skip("no config modules yet")
+    modules = [f"sage_grpo.{name[:-3].replace('/', '.')}" for name in present]
+    assert not _modules_after("\n".join(f"import {module}" for module in modules)) & set(HEAVY)
+
+
+def test_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    import sage_grpo
+    from sage_grpo.cli import main
+
+    assert main(["--version"]) == 0
+    assert sage_grpo.__version__ in capsys.readouterr().out
+    assert main(["inspct"]) == 2
+    assert "Did you mean 'inspect'?" in capsys.readouterr().err
