@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sage_grpo import __version__
 
@@ -16,17 +17,22 @@ class Command:
 
     module: str
     summary: str
+    positional: Literal["", "action", "command"] = ""
+    """What a first word without dashes means: nothing, the option `action`, or another command to run."""
+    recipes: bool = False
+    """Whether `--recipe NAME` gives the defaults, through the module's function `recipe`."""
 
 
 COMMANDS = {
     "demo": Command("demo", "train the miniature video model on this machine and show what changed"),
-    "train": Command("train", "align a video model with a reward (SAGE-GRPO and its baselines)"),
+    "train": Command("train", "align a video model with a reward (SAGE-GRPO and its baselines)", recipes=True),
     "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint"),
     "evaluate": Command("evaluate", "score a model on held-out prompts, or existing mp4 files, with any rewards"),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
     "inspect": Command("inspect", "tables and a figure of what a sampler and a schedule will do"),
+    "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
     "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
-    "shapes": Command("shapes", "the embedded world: pretrain, score and render it"),
+    "shapes": Command("shapes", "the embedded world: pretrain, score and render it", positional="action"),
 }
 
 
@@ -52,10 +58,14 @@ def _run(name: str, argv: list[str]) -> int:
     module = importlib.import_module(f"sage_grpo.commands.{command.module}")
     try:
         defaults = None
-        if "--recipe" in argv:
+        if command.positional == "command":
+            argv = module.arguments(argv, COMMANDS)
+        elif command.positional == "action" and argv and not argv[0].startswith("-"):
+            argv = ["--action", *argv]
+        if command.recipes and "--recipe" in argv:
             at = argv.index("--recipe")
             defaults = module.recipe(argv[at + 1] if at + 1 < len(argv) else "")
-            del argv[at : at + 2]
+            argv = argv[:at] + argv[at + 2 :]
         options = parse(
             module.Options, argv, prog=f"sage-grpo {name}", description=module.__doc__ or "", defaults=defaults
         )

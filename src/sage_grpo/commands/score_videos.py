@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.video import read_video
 
 SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
 
@@ -40,22 +41,6 @@ class ScoredVideo:
     """Every part, and `total` where weights were given; NaN where it could not be scored."""
     reason: str = ""
     """Why it could not be scored."""
-
-
-def read_video(path: Path) -> tuple[Tensor, float]:
-    """All frames of a file, uint8 F x H x W x 3, and its own frame rate."""
-    import av
-
-    with av.open(str(path)) as container:
-        if not container.streams.video:
-            raise ValueError("the file holds no video")
-        stream = container.streams.video[0]
-        stream.thread_type = "AUTO"
-        rate = stream.average_rate or stream.guessed_rate
-        frames = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(stream)]
-    if not frames or not rate:
-        raise ValueError("the file has no frames or no frame rate")
-    return torch.stack(frames), float(rate)
 
 
 def find_videos(folder: Path) -> list[Path]:

@@ -2,14 +2,15 @@
 
 Rollouts are numbered group by group and dealt out as evenly as possible, so a group may span ranks and no divisibility
 rule ties prompts, group size and world size together. Every rank runs the same number of micro-batches (a rank that has
-fewer repeats one as filler with weight 0), because sharded networks communicate in every forward pass.
+fewer repeats one as filler with weight 0), because sharded networks communicate in every forward pass. For the same reason a
+micro-batch of several ranks holds one group only: prompts of different lengths would take a rank more than one pass.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,23 @@ def share_out(members: list[Member], micro_batch: int, *, world_size: int = 1) -
     bounds = [len(members) * rank // world_size for rank in range(world_size + 1)]
     # A rank without a share (fewer clips than ranks) still keeps in step, on a filler.
     shares = [members[start:stop] for start, stop in pairwise(bounds)]
-    rounds = math.ceil(max(map(len, shares)) / micro_batch)
-    return tuple(_chunks(share, members[:1], micro_batch, rounds) for share in shares)
+    pieces = [_by_group(share) if world_size > 1 else [share] for share in shares]
+    dealt = [[chunk for piece in part for chunk in _chunks(piece, micro_batch)] for part in pieces]
+    rounds = max(map(len, dealt))
+    return tuple(_filled(chunks, members[:1], rounds) for chunks in dealt)
 
 
-def _chunks(share: list[Member], spare: list[Member], micro_batch: int, rounds: int) -> tuple[MicroBatch, ...]:
-    chunks = [MicroBatch(tuple(share[start : start + micro_batch])) for start in range(0, len(share), micro_batch)]
-    chunks += [MicroBatch(chunks[-1].members if chunks else tuple(spare), filler=True)] * (rounds - len(chunks))
-    return tuple(chunks)
+def _by_group(share: list[Member]) -> list[list[Member]]:
+    return [list(members) for _, members in groupby(share, key=lambda member: member.group)]
+
+
+def _chunks(share: list[Member], micro_batch: int) -> list[MicroBatch]:
+    return [MicroBatch(tuple(share[start : start + micro_batch])) for start in range(0, len(share), micro_batch)]
+
+
+def _filled(chunks: list[MicroBatch], spare: list[Member], rounds: int) -> tuple[MicroBatch, ...]:
+    filler = MicroBatch(chunks[-1].members if chunks else tuple(spare), filler=True)
+    return (*chunks, *[filler] * (rounds - len(chunks)))
 
 
 def split_updates(steps: list[int], updates: int) -> list[list[int]]:

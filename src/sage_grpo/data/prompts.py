@@ -46,6 +46,8 @@ def _from_json(line: str, path: Path, number: int) -> Prompt:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error}.") from error
+    if not isinstance(row, (str, dict)):
+        raise ValueError(f"{path}, line {number}: expected an object with a prompt, or a string, got {line.strip()!r}.")
     return _from_row({"prompt": row} if isinstance(row, str) else row, path, number)
 
 

@@ -3,6 +3,7 @@
 A checkpoint is a folder: shard files, `state.json` (everything that is not a tensor) and `manifest.json` (size and
 checksum of every file). It is written beside its final place and renamed, so a folder with a manifest is whole; the
 checksums also catch what happens later to a disk. Loading reshards: save on any number of ranks, load on any other.
+Every rank writes its own shards into a file of its own; nothing is gathered and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -29,18 +33,56 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
 
+class Writer:
+    """Writes checkpoints at once, or in the background from a copy of this process's shards in CPU memory."""
+
+    def __init__(self, world: World, *, background: bool = False) -> None:
+        self.world, self.background = world, background
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, root: Path, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+        """Write checkpoint `number` under `root`; in the background it may not be there yet when this returns."""
+        self.finish()
+        if not self.background:
+            return save(root, number, tensors, meta, self.world)
+        # Copies, because training goes on: also the rest of the state changes under our hands.
+        staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        frozen = json.loads(json.dumps(meta))
+        self._thread = threading.Thread(target=self._write, args=(root, number, staged, frozen), name="checkpoint")
+        self._thread.start()
+        return _folder(root, number)
+
+    def _write(self, root: Path, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        try:
+            save(root, number, tensors, meta, self.world)
+        except (OSError, RuntimeError, ValueError) as error:
+            self._error = error
+
+    def finish(self) -> None:
+        """Wait for the write that is under way; raises what went wrong with it."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise CheckpointError(f"A checkpoint could not be written in the background: {error}") from error
+
+
 def save(root: Path, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], world: World) -> Path:
     """Write checkpoint `number` under `root`; whole or not at all."""
-    final, partial = root / f"{number:06d}", root / f".{number:06d}.partial"
+    final, partial = _folder(root, number), root / f".{number:06d}.partial"
     if world.is_main:
-        shutil.rmtree(partial, ignore_errors=True)
+        for leftover in root.glob(".*.partial"):  # of writes that were interrupted
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
-    world.barrier()
+    _wait(world)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
-        dcp.save(dict(tensors), storage_writer=writer, no_dist=world.size == 1, process_group=world.group)
-    world.barrier()
+        dcp.save(dict(tensors), storage_writer=writer, no_dist=world.files is None, process_group=world.files)
+    _wait(world)
     if world.is_main:
         _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
         _write(
@@ -49,8 +91,18 @@ def save(root: Path, number: int, tensors: Mapping[str, Tensor], meta: Mapping[s
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
         _sync_folder(root)
-    world.barrier()
+    _wait(world)
     return final
+
+
+def _folder(root: Path, number: int) -> Path:
+    return root / f"{number:06d}"
+
+
+def _wait(world: World) -> None:
+    """A barrier of its own group: a write in the background must not meet the training's."""
+    if world.files is not None:
+        dist.monitored_barrier(world.files, timedelta(seconds=world.timeout), wait_all_ranks=True)
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
@@ -62,7 +114,14 @@ def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
             f"{folder} does not fit this configuration: it lacks {missing or 'nothing'} and has {extra or 'nothing'} besides. "
             "Resume with the model, LoRA, EMA and trust-region settings of the run that wrote it, or choose another `out`."
         )
-    load_some(folder, tensors, world)
+    try:
+        load_some(folder, tensors, world)
+    except dcp.CheckpointException as error:  # no subclass of Exception: it would pass every handler above
+        cause = next(iter(error.failures.values()))[0]
+        raise CheckpointError(
+            f"{folder} does not fit this configuration: {cause}. Resume with the model and LoRA settings of the run that "
+            "wrote it, or choose another `out`."
+        ) from error
 
 
 def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None = None) -> None:
@@ -73,8 +132,8 @@ def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None =
         dcp.load(
             dict(tensors),
             storage_reader=HuggingFaceStorageReader(str(folder)),
-            no_dist=world.size == 1,
-            process_group=world.group,
+            no_dist=world.files is None,
+            process_group=world.files,
         )
 
 
@@ -109,11 +168,9 @@ def find_fault(folder: Path) -> str | None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and the leftovers of interrupted writes."""
+    """Delete all but the newest `keep` checkpoints."""
     for folder in sorted(f for f in root.glob("[0-9]*") if f.is_dir())[:-keep]:
         shutil.rmtree(folder)
-    for folder in root.glob(".*.partial"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fingerprint(file: Path, *, sync: bool = False) -> dict[str, Any]:

@@ -24,18 +24,18 @@ from sage_grpo.train.config import (
 def shapes() -> TrainConfig:
     """The embedded world on a laptop CPU, in minutes."""
     return TrainConfig(
-        iterations=60,
-        model=ModelSpec(vae_slicing=False),
+        iterations=45,
+        model=ModelSpec(),
         rewards=[RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5}, batch_size=0)],
-        batch=BatchConfig(prompts=6, group_size=8, micro_batch=24),
+        batch=BatchConfig(prompts=4, group_size=12, micro_batch=12),
         kernel=KernelSpec(name="sage", eta=0.5),
-        rollout=RolloutConfig(steps=10),
+        rollout=RolloutConfig(steps=6),
         update=UpdateConfig(updates_per_rollout=2, step_fraction=0.6),
         surrogate=SurrogateConfig(clip_scale=0.3),
         kl=KlCoefficient(kind="two_stage"),
-        optimizer=OptimizerConfig(lr=2e-5, weight_decay=0.0, betas=(0.9, 0.99)),
-        evaluate=EvalConfig(every=20, prompts=64, steps=20),
-        keep=KeepConfig(checkpoint_every=10, videos_every=20),
+        optimizer=OptimizerConfig(lr=5e-5, weight_decay=0.0, betas=(0.9, 0.99)),
+        evaluate=EvalConfig(every=25, prompts=64, steps=20),
+        keep=KeepConfig(checkpoint_every=10, videos_every=25),
     )
 
 

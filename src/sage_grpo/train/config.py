@@ -8,6 +8,7 @@ from typing import Literal
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
@@ -260,6 +261,8 @@ class TrainConfig:
     """Evaluation."""
     keep: KeepConfig = KeepConfig()
     """Disk."""
+    parallel: ParallelSpec = ParallelSpec()
+    """Several processes."""
     log: LogConfig = LogConfig()
     """Logging."""
 

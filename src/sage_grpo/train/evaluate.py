@@ -52,13 +52,15 @@ def evaluate(
     policy = Policy(model, Ode(), schedule)
     members = [Member(group, index) for group in range(len(prompts)) for index in range(config.per_prompt)]
     share = share_out(members, micro_batch, world_size=world.size)[world.rank]
+    real = [number for number, batch in enumerate(share) if not batch.filler]
+    scored = {real[place] for place in world.mine(len(real))}
     clips, captions = [], []
     for number, batch in enumerate(share):
         x = torch.stack(
             [keyed_noise(model.latent_shape(), "eval", config.seed, m.group, m.index) for m in batch.members]
         )
         latents = integrate(policy, x.to(model.device), [conditions[m.group] for m in batch.members])
-        if not batch.filler:
+        if number in scored:
             clips.append(model.decode(latents))
             captions += [prompts[m.group].text for m in batch.members]
         progress(number + 1, len(share))

@@ -162,7 +162,8 @@ class Metrics:
         """Open the sinks that the configuration names; rows after `resumed_at` are dropped."""
         sinks: list[Sink] = [Journal(out / "metrics.jsonl", keep_until=resumed_at)]
         if log.tensorboard:
-            sinks.append(TensorBoard(out / "tensorboard", purge_from=None if resumed_at is None else resumed_at + 1))
+            # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
+            sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
         if log.wandb is not None:
             sinks.append(_optional("wandb", lambda: Wandb(log.wandb or "", out, config)))
         if log.trackio is not None:

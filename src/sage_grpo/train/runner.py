@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from sage_grpo.parallel import checkpoint
@@ -51,7 +50,12 @@ def train(config: TrainConfig, world: World | None = None) -> int:
     world = world or World()
     out = Path(config.out)
     terminal = Terminal(enabled=world.is_main, progress=config.log.progress, total=config.iterations)
-    trainer = Trainer(config, world, Clock(terminal.listen))
+
+    def listen(phase: str, done: int, total: int) -> None:
+        world.note(f"{phase} {done}/{total}")
+        terminal.listen(phase, done, total)
+
+    trainer = Trainer(config, world, Clock(listen))
     resumed = _resume(trainer, out, terminal)
     if world.is_main:
         out.mkdir(parents=True, exist_ok=True)
@@ -90,8 +94,10 @@ def _loop(trainer: Trainer, out: Path, metrics: Metrics, terminal: Terminal, sto
             if world.is_main:
                 checkpoint.prune(out / "checkpoints", config.keep.checkpoints)
         if stopping and not last:
+            trainer.writer.finish()
             terminal.say(f"Stopped by signal after iteration {number}; saved. The same command continues from here.")
             return 0
+    trainer.writer.finish()
     trainer.export(out / "final")
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
     return 0
@@ -123,6 +129,12 @@ def _resume(trainer: Trainer, out: Path, terminal: Terminal) -> int | None:
     if mode == "never" and root.is_dir() and any(root.iterdir()):
         raise ValueError(
             f"{out} holds checkpoints of another run. Choose another `out`, or resume: auto to continue it."
+        )
+    if mode != "never" and found is None and any(root.glob("[0-9]*")):
+        # Starting anew would overwrite the metrics of a run whose checkpoints someone may still be able to repair.
+        raise checkpoint.CheckpointError(
+            f"{root} has checkpoints, but every checkpoint there is damaged (see the warnings). Restore one from a copy, or "
+            "choose another `out` to start anew."
         )
     if mode == "must" and found is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
@@ -166,15 +178,3 @@ def _write(file: Path, text: str) -> None:
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text)
     os.replace(partial, file)
-
-
-def load_weights(folder: Path, params: dict[str, torch.nn.Parameter], *, ema: bool = False) -> dict[str, torch.Tensor]:
-    """The trainable weights (or their EMA) of a checkpoint, by parameter name."""
-    meta = checkpoint.read_meta(folder)
-    prefix = "ema" if ema else "weights"
-    wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in params.items()}
-    missing = sorted(set(wanted) - set(meta["tensors"]))
-    if missing:
-        raise ValueError(f"{folder} has no {missing[0]!r}: was it trained with {'an EMA' if ema else 'this model'}?")
-    checkpoint.load_some(folder, wanted)
-    return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in wanted.items()}

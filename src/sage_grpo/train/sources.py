@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import random
 
-import torch
 from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt, load_prompts
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.video import read_image
 
 
 def load_sources(config: TrainConfig) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts and held-out prompts."""
-    train = shapes_prompts("train") if config.data.prompts == "shapes" else load_prompts(config.data.prompts)
     held_out = config.data.eval_prompts or ("shapes" if config.data.prompts == "shapes" else None)
-    if held_out is None:
-        return train, []
-    return train, shapes_prompts("heldout") if held_out == "shapes" else load_prompts(held_out)
+    return prompts_from(config.data.prompts, split="train"), [] if held_out is None else prompts_from(held_out)
+
+
+def prompts_from(source: str, *, split: str = "heldout") -> list[Prompt]:
+    """The prompts of a file, or of a split of the embedded world."""
+    return shapes_prompts(split) if source == "shapes" else load_prompts(source)
 
 
 def shapes_prompts(split: str) -> list[Prompt]:
@@ -33,10 +35,4 @@ def shapes_prompts(split: str) -> list[Prompt]:
 
 def first_frame(prompt: Prompt) -> Tensor | None:
     """A prompt's image, uint8 H x W x 3."""
-    if prompt.image is None:
-        return None
-    import numpy
-    from PIL import Image
-
-    with Image.open(prompt.image) as picture:
-        return torch.from_numpy(numpy.asarray(picture.convert("RGB")).copy())
+    return None if prompt.image is None else read_image(prompt.image)

@@ -37,9 +37,9 @@ class TrainState:
     best: dict[str, float] = field(default_factory=dict)
     """Iteration and score of the best evaluation."""
 
-    def save(self, root: Path, config: dict[str, Any], world: World) -> Path:
+    def save(self, root: Path, config: dict[str, Any], writer: checkpoint.Writer) -> Path:
         """Write a checkpoint of this moment."""
-        return checkpoint.save(root, self.iteration, self._tensors(), {**self._meta(), "config": config}, world)
+        return writer.save(root, self.iteration, self._tensors(), {**self._meta(), "config": config})
 
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""
@@ -70,3 +70,15 @@ class TrainState:
             "kl": self.kl.state_dict(),
             "best": self.best,
         }
+
+
+def load_weights(folder: Path, params: dict[str, nn.Parameter], *, ema: bool = False) -> dict[str, Tensor]:
+    """The trainable weights (or their EMA) of a checkpoint, by parameter name."""
+    meta = checkpoint.read_meta(folder)
+    prefix = "ema" if ema else "weights"
+    wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in params.items()}
+    missing = sorted(set(wanted) - set(meta["tensors"]))
+    if missing:
+        raise ValueError(f"{folder} has no {missing[0]!r}: was it trained with {'an EMA' if ema else 'this model'}?")
+    checkpoint.load_some(folder, wanted)
+    return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in wanted.items()}

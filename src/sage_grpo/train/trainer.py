@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sage_grpo.data.groups import deal, split_updates
+from sage_grpo.data.groups import MicroBatch, deal, split_updates
 from sage_grpo.data.prompts import Prompt, PromptStream
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy
@@ -22,6 +22,7 @@ from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.train.anchor import Anchor, Ema
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.distribute import distribute
 from sage_grpo.train.evaluate import Evaluation, evaluate
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.rollout import NoiseKeys, Storage, Trajectory, roll_out
@@ -48,8 +49,10 @@ class Trainer:
     def __init__(self, config: TrainConfig, world: World | None = None, clock: Clock | None = None) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         torch.manual_seed(config.seed)
-        self.model = config.model.load()
+        self.model = config.model.load(self.world.device)
         self.model.gradient_checkpointing(config.update.gradient_checkpointing)
+        self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
+        self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         self.reward = CompositeReward(
             config.rewards,
             max_failed_fraction=config.max_failed_fraction,
@@ -82,7 +85,7 @@ class Trainer:
         )[self.world.rank]
         self.kernel = config.kernel.build()
         self.grid = Schedule.shifted(config.rollout.steps, config.rollout.shift or self.model.shift)
-        self.choose_steps(self.policy_of(0), 0)  # a plan that cannot work fails here, not after the first rollout
+        self._check_plan()
 
     def step(self) -> dict[str, float]:
         """One iteration: the straight line."""
@@ -100,8 +103,16 @@ class Trainer:
         with self.clock("update"):
             metrics = self.update(policy, trajectories, scored, advantages, steps)
         self.state.iteration += 1
-        self.videos, self.captions = videos, [prompts[m.group].text for b in self._real() for m in b.members]
+        self.videos, self.captions = videos, [prompts[m.group].text for b in self._scored() for m in b.members]
         return {**self.describe(scored, advantages), **metrics, **self.clock.report()}
+
+    def _check_plan(self) -> None:
+        """A plan that cannot work fails before the first rollout, also where the fault is in a window of a late iteration."""
+        config, first = self.config.rollout, {}
+        for iteration in range(self.config.iterations):
+            first.setdefault(config.window.steps(config.steps, iteration, self.config.seed), iteration)
+        for iteration in first.values():
+            self.choose_steps(self.policy_of(iteration), iteration)
 
     def policy_of(self, iteration: int) -> Policy:
         """The policy that explores at this iteration's window."""
@@ -147,24 +158,26 @@ class Trainer:
         ]
 
     def decode(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """This rank's clips, uint8; fillers are left out."""
+        """The clips that this process scores, uint8; fillers are left out."""
         self.model.place("vae", self.model.device)
-        tick = self.clock.ticker(len(trajectories))
+        mine, video = self._scored(), self.model.video
+        tick = self.clock.ticker(len(mine))
         clips = []
         for trajectory in trajectories:
-            if not trajectory.batch.filler:
+            if trajectory.batch in mine:
                 clips.append(self.model.decode(trajectory.latents))
-            tick()
+                tick()
         if self.model.device.type != "cpu":
             self.model.place("vae", "cpu")
+        if not clips:  # more ranks share the clips of this one than there are micro-batches
+            return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
         return torch.cat(clips)
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
-        real = self._real()
-        members = [member for batch in real for member in batch.members]
+        members = [member for batch in self._scored() for member in batch.members]
         scores, report = self.reward.score(videos, [prompts[m.group].text for m in members], self.model.video.fps)
-        place = torch.tensor([[m.group, m.index] for m in members], dtype=torch.float64)
+        place = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
         columns = [scores.total, *(scores.parts[name] for name in self.reward.names)]
         rows = self.world.gather(torch.cat([place, torch.stack(columns, 1).double().cpu()], 1))
         size = self.config.batch.group_size
@@ -172,7 +185,11 @@ class Trainer:
         rows = rows[torch.argsort(number)]
         total = rows[:, 2].float()
         valid = torch.isfinite(total)
-        check_failures(int((~valid).sum()), len(valid), self.config.max_failed_fraction, report.describe())
+        # With no valid reward at all there is nothing to learn from, however much failure is allowed.
+        limit = self.config.max_failed_fraction if bool(valid.any()) else 0.0
+        failed = int((~valid).sum())
+        reports = self.world.texts(report.describe()) if failed else []
+        check_failures(failed, len(valid), limit, "\n".join(text for text in reports if text))
         mine = [torch.tensor([m.group * size + m.index for m in batch.members]) for batch in self.share]
         parts = {name: rows[:, 3 + column].float() for column, name in enumerate(self.reward.names)}
         return Scored(rows[:, 0].long(), total, valid, parts, mine)
@@ -211,6 +228,7 @@ class Trainer:
             if self.state.anchor is not None:
                 with self.state.anchor.applied():
                     v_anchor = anchor_velocities(policy, trajectories, part, progress=tick)
+            self.engine.begin()
             tally = accumulate(
                 policy,
                 self.objective,
@@ -221,6 +239,8 @@ class Trainer:
                 equalizer=equalizer,
                 v_anchor=v_anchor,
                 kl_lambda=self.state.kl.value,
+                scale=self.engine.scale,
+                before_last=self.engine.synchronize,
                 progress=tick,
             )
             logs.append(self._apply(summarize(tally, self.world, part)))
@@ -229,7 +249,7 @@ class Trainer:
     def _apply(self, metrics: dict[str, float]) -> dict[str, float]:
         """One optimizer step with everything that counts in updates: EMA, KL coefficient, anchor."""
         state, config = self.state, self.config.optimizer
-        norm = float(torch.nn.utils.clip_grad_norm_(list(state.params.values()), config.max_grad_norm))
+        norm = self.engine.clip(state.params.values(), config.max_grad_norm)
         if not torch.isfinite(torch.tensor(norm)):
             state.optimizer.zero_grad()
             raise Diverged(
@@ -251,7 +271,7 @@ class Trainer:
     def describe(self, scored: Scored, advantages: Tensor) -> dict[str, float]:
         """Metrics of the rewards."""
         ok = scored.valid
-        spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups.unique()]
+        spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
         metrics = {
             "reward/total": float(scored.total[ok].mean()),
             "reward/std": float(scored.total[ok].std(correction=0)),
@@ -274,24 +294,30 @@ class Trainer:
             with self.state.ema.applied():
                 return evaluate(self.model, self.reward, self.held_out, config.evaluate, **arguments)
 
-    def _real(self) -> list:
-        return [batch for batch in self.share if not batch.filler]
+    def _scored(self) -> list[MicroBatch]:
+        """The micro-batches that this process decodes and scores: ranks that share clips share that work too."""
+        real = [batch for batch in self.share if not batch.filler]
+        return [real[place] for place in self.world.mine(len(real))]
 
     def save(self, root: Path) -> Path:
         """Write a checkpoint."""
-        return self.state.save(root, dataclasses.asdict(self.config), self.world)
+        return self.state.save(root, dataclasses.asdict(self.config), self.writer)
 
     def export(self, folder: Path) -> None:
-        """Write weights that load into diffusers: the EMA's when there is one."""
+        """Write weights that load into diffusers: the EMA's when there is one. Called by all ranks."""
+        weights = self.engine.whole(self.state.params if self.state.ema is None else self.state.ema.copies)
         if self.world.is_main:
-            self.model.save(folder, weights=None if self.state.ema is None else self.state.ema.copies)
+            self.model.save(folder, weights=weights)
+        self.world.barrier()
 
     def resume(self, root: Path) -> Path | None:
         """Continue from the newest good checkpoint, if there is one."""
-        folder = checkpoint.newest_good(root)
-        if folder is not None:
-            self.state.load(folder, self.world)
-        return folder
+        found = checkpoint.newest_good(root) if self.world.is_main else None
+        name = self.world.from_main("" if found is None else found.name)
+        if not name:
+            return None
+        self.state.load(root / name, self.world)
+        return root / name
 
 
 def _mean(logs: Sequence[dict[str, float]]) -> dict[str, float]:

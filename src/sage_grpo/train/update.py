@@ -136,8 +136,10 @@ def _count(
     for name, term in (("kl/position", kl.position), ("kl/velocity", kl.velocity)):
         if term is not None:
             sums[name] += float((w * term.detach()).sum())
-    sums["ratio/mean"] += float((w * terms.ratio).sum())
-    sums["ratio/square"] += float((w * terms.ratio.square()).sum())
+    # Ratios differ from 1 in the fifth digit and beyond: their spread is lost in float32, and in E[r^2] - E[r]^2.
+    excess, share = terms.ratio.double() - 1.0, w.double()
+    sums["ratio/mean"] += float((share * excess).sum())
+    sums["ratio/square"] += float((share * excess.square()).sum())
     sums["ratio/clip_fraction"] += float((w * terms.inactive).sum())
     live = log_ratio[w > 0]
     if len(live):
@@ -223,11 +225,12 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
     if broken:
         raise Diverged(
             f"The loss is not finite at denoising step(s) {broken}. The weights were not changed. Lower optimizer.lr or "
-            "kernel.eta, or look at the rewards of this iteration in metrics.jsonl."
+            "kernel.eta, or look at how gradient/norm and ratio/largest_log grew in metrics.jsonl."
         )
     policy, kl = math.sqrt(metrics.pop("gradient/policy")), math.sqrt(metrics.pop("gradient/kl"))
     metrics["gradient/kl_share"] = kl / (policy + kl) if policy + kl > 0 else 0.0
     metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
+    metrics["ratio/mean"] += 1.0
     metrics["ratio/largest_log"] = float(
         world.gather(torch.tensor([tally.largest_log_ratio], dtype=torch.float64)).max()
     )

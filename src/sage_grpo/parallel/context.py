@@ -1,0 +1,62 @@
+"""Sequence parallelism (Ulysses): the tokens of one clip are split over ranks; attention trades tokens for heads.
+
+Everything but attention acts on single tokens, so each rank runs it on its own part. For attention an all-to-all gives each
+rank all tokens of some heads, and another one takes the result back. Attention does not care about the order of tokens, so text
+and video tokens are split alike and no token needs padding: counts may differ by one between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sage_grpo.parallel.collectives import exchange, merge
+from sage_grpo.parallel.spec import ParallelError
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query, key, value), each batch x tokens x heads x channels, to the same shape."""
+
+
+class SequenceParallel:
+    """This rank's part of every clip's tokens; what models see as `SequenceSplit`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+
+    def check(self, heads: int) -> None:
+        """Raise unless the heads can be dealt out."""
+        if heads % self.size:
+            fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+            raise ParallelError(
+                f"parallel.sp = {self.size} does not divide the {heads} attention heads: use one of {fitting}."
+            )
+
+    def counts(self, total: int) -> list[int]:
+        """Tokens of every rank."""
+        return [stop - start for start, stop in pairwise(total * rank // self.size for rank in range(self.size + 1))]
+
+    def split(self, tokens: Tensor, dim: int = 1) -> Tensor:
+        """This rank's tokens of all."""
+        counts = self.counts(tokens.shape[dim])
+        return tokens.narrow(dim, sum(counts[: self.rank]), counts[self.rank])
+
+    def merge(self, tokens: Tensor, total: int) -> Tensor:
+        """All tokens (batch x tokens x channels) from every rank's, for a loss that every rank computes alike."""
+        return merge(tokens.transpose(0, 1), self.counts(total), self.group).transpose(0, 1)
+
+    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, counts: list[int]) -> Tensor:
+        """Attention over the tokens of all ranks (`counts` of them) for this rank's; batch x tokens x heads x channels."""
+        batch, tokens, heads, channels = value.shape
+        packed = torch.cat([query.to(value.dtype), key.to(value.dtype), value], dim=-1)
+        # (rank, token) x batch x heads of that rank x channels: consecutive rows go to one rank.
+        rows = packed.unflatten(2, (self.size, -1)).permute(2, 1, 0, 3, 4).flatten(0, 1)
+        mine = [tokens] * self.size
+        everyone = exchange(rows, mine, counts, self.group).transpose(0, 1)
+        attended = attention(*everyone.split(channels, dim=-1))
+        back = exchange(attended.transpose(0, 1), counts, mine, self.group)
+        back = back.unflatten(0, (self.size, tokens)).permute(2, 1, 0, 3, 4)
+        return back.reshape(batch, tokens, heads, channels)

@@ -1,0 +1,130 @@
+"""Sharded networks: FSDP2 per block, with what training needs to know of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.parallel.world import World
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How gradients come together and tensors become whole. Without networks it is one process: nothing to do."""
+
+    world: World = World()
+    networks: tuple[FSDPModule, ...] = ()
+    sync_every_pass: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Factor of the loss: FSDP averages over all processes, but every one adds its own share of the loss."""
+        return float(self.world.processes) if self.networks else 1.0
+
+    def begin(self) -> None:
+        """Before the first backward pass of an update: gradients stay on this process."""
+        self.synchronize(self.sync_every_pass)
+
+    def synchronize(self, on: bool = True) -> None:
+        """Whether the next backward pass adds gradients up over processes."""
+        for network in self.networks:
+            network.set_requires_gradient_sync(on)
+
+    def clip(self, params: Iterable[nn.Parameter], max_norm: float) -> float:
+        """Scale gradients down to a norm; returns the norm before, over all shards."""
+        params = list(params)
+        norm = get_total_norm([p.grad for p in params if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        clip_grads_with_norm_(params, max_norm, norm)
+        return float(norm)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Unsharded copies in the main process's CPU memory, one tensor at a time; empty on the others."""
+        result = {}
+        for name, tensor in tensors.items():
+            full = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            if self.world.is_main:
+                result[name] = full.to("cpu", copy=True)
+        return result
+
+
+def shard(
+    networks: Sequence[tuple[nn.Module, Sequence[nn.Module]]],
+    spec: ParallelSpec,
+    world: World,
+    *,
+    compute: torch.dtype | None = None,
+    keep: Iterable[nn.Parameter] = (),
+) -> Engine:
+    """Shard networks (each with its blocks) in place over all processes; parameters become DTensors.
+
+    `compute` is the dtype in which weights are gathered, where it is not their own; gradients are reduced in float32. `keep`
+    are parameters that stay whole on every process. Call this before optimizers, anchors and averages are made.
+    """
+    if world.control is None:
+        return Engine()
+    return Engine(
+        world=world,
+        networks=tuple(_shard(network, blocks, spec, _mesh(world), compute, set(keep)) for network, blocks in networks),
+        sync_every_pass=spec.sync_every_pass,
+    )
+
+
+def _mesh(world: World) -> DeviceMesh:
+    """Processes as FSDP sees them: the ranks of one clip hold different weights too."""
+    kind = "cpu" if world.device is None else world.device.type
+    layout = world.layout
+    if layout.replicate == 1:
+        return init_device_mesh(kind, (layout.weight_shards,), mesh_dim_names=("weights",))
+    return init_device_mesh(kind, (layout.replicate, layout.weight_shards), mesh_dim_names=("replicate", "weights"))
+
+
+def _shard(
+    network: nn.Module,
+    blocks: Sequence[nn.Module],
+    spec: ParallelSpec,
+    mesh: DeviceMesh,
+    compute: torch.dtype | None,
+    keep: set[nn.Parameter],
+) -> FSDPModule:
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        # Inputs are left alone: timesteps must not be rounded, and autocast or the adapter has the tokens' dtype in hand.
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        if spec.cpu_offload
+        else OffloadPolicy(),
+        "ignored_params": keep,
+    }
+    # FSDP warns of networks that return views, for those who would change them in place; nobody does.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=spec.reshard, **arguments)
+    root = fully_shard(network, reshard_after_forward=True, **arguments)
+    network.register_forward_hook(_after_forward)
+    return root
+
+
+def _after_forward(network: nn.Module, arguments: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> Any:
+    """What FSDP leaves open after the root's forward pass."""
+    if not torch.is_grad_enabled():
+        # No backward pass will free gathered weights, and the anchor's and the policy's weights change places between passes:
+        # what stayed gathered would be used again although it is stale.
+        for module in network.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return None
+    # Gradients at the velocity are taken before the network's backward pass; on an alias that does not set off FSDP's hooks.
+    if isinstance(output, Tensor):
+        return output.view_as(output)
+    return tuple(part.view_as(part) for part in output)

@@ -1,0 +1,250 @@
+"""Memory per GPU and traffic per iteration, from a formula: for planning, and for the table in docs/scale.md.
+
+`python -m sage_grpo.parallel.memory` prints that table. Pure arithmetic: nothing is loaded and no GPU is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from sage_grpo.parallel.spec import Layout
+
+GIB = 2**30
+COMPUTE, MASTER = 2, 4
+"""Bytes of a number in bfloat16 and in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What the formula needs to know of a video transformer of equal blocks."""
+
+    blocks: int
+    width: int
+    heads: int
+    block_parameters: int
+    other_parameters: int
+    lora_width: int
+    """LoRA parameters of a block per unit of rank: the sum of inputs and outputs of the adapted matrices."""
+    patch: tuple[int, int, int]
+    """Pixels of a token: frames, height, width (VAE and patch together)."""
+    channels: int
+    """Latent channels."""
+    saved_full: float = 61.0
+    """Bytes per token and unit of width that a block keeps for its backward pass when all weights are trained (bfloat16)."""
+    saved_lora: float = 70.0
+    """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters' float32 inputs."""
+    working: float = 24.0
+    """Bytes per token and unit of width of gradients inside one block's backward pass; an estimate."""
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.blocks * self.block_parameters + self.other_parameters
+
+
+HUNYUAN15 = Network(
+    blocks=54,
+    width=2048,
+    heads=16,
+    # Two streams with modulation (6), attention (4) and feed-forward (8 widths squared) each.
+    block_parameters=36 * 2048**2,
+    other_parameters=8_330_000_000 - 54 * 36 * 2048**2,
+    lora_width=36 * 2048,
+    patch=(4, 16, 16),
+    channels=32,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training run, as far as memory and traffic depend on it."""
+
+    layout: Layout = Layout()
+    lora_rank: int | None = 32
+    """None trains all weights."""
+    frames: int = 81
+    height: int = 480
+    width: int = 848
+    text_tokens: int = 256
+    micro_batch: int = 1
+    guidance: bool = True
+    """Two forward passes for one velocity; both are kept for the backward pass."""
+    checkpointing: bool = True
+    anchor: bool = True
+    anchor_offload: bool = False
+    ema: bool = False
+    reshard: bool = True
+    cpu_offload: bool = False
+    sync_every_pass: bool = False
+    clips: int = 64
+    """Prompts x group size of an iteration."""
+    steps: int = 20
+    trained_steps: int = 19
+    updates: int = 2
+
+    @property
+    def branches(self) -> int:
+        """Forward passes of one velocity."""
+        return 2 if self.guidance else 1
+
+    @property
+    def rounds(self) -> int:
+        """Micro-batches of a rank."""
+        return math.ceil(self.clips / self.layout.data / self.micro_batch)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU at the peak of an update."""
+
+    weights: float
+    gathered: float
+    gradients: float
+    optimizer: float
+    copies: float
+    """Anchor and average."""
+    activations: float
+    trajectories: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(dataclasses.astuple(self))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one GPU receives in an iteration."""
+
+    gather: float
+    """Weights, before every block's forward and backward pass."""
+    reduce: float
+    """Gradients."""
+    exchange: float
+    """Tokens for heads and back (sequence parallelism)."""
+
+
+def tokens(network: Network, job: Job) -> int:
+    """Video tokens of a clip."""
+    frames, height, width = network.patch
+    return ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
+
+
+def trainable(network: Network, job: Job) -> int:
+    """Parameters that training changes."""
+    if job.lora_rank is None:
+        return network.parameters
+    return network.blocks * network.lora_width * job.lora_rank
+
+
+def memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU by category, without the encoders, the VAE and the rewards, which leave between phases."""
+    layout, train = job.layout, trainable(network, job)
+    full = job.lora_rank is None
+    kept = 0 if job.cpu_offload else 1 / layout.weight_shards
+    stored = MASTER * network.parameters if full else COMPUTE * network.parameters + MASTER * train
+    copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema)
+    whole_gradients = layout.processes > 1 and not job.sync_every_pass
+    local = math.ceil(tokens(network, job) / layout.sequence) + math.ceil(job.text_tokens / layout.sequence)
+    states = 2 * MASTER * network.channels * tokens(network, job) * job.trained_steps  # x and v_old
+    return Memory(
+        weights=stored * kept,
+        gathered=_gathered(network, job),
+        gradients=MASTER * train * (kept + whole_gradients),
+        optimizer=2 * MASTER * train * kept,
+        copies=copies * kept,
+        activations=_activations(network, job) * local * network.width * job.micro_batch,
+        trajectories=states * job.rounds * job.micro_batch,
+    )
+
+
+def _gathered(network: Network, job: Job) -> float:
+    """Weights as they are computed with, beside the shards: the block at work and the next one, or all of them."""
+    blocks = network.blocks
+    if job.layout.processes == 1:
+        if job.lora_rank is not None:
+            return 0.0
+        # Autocast's bfloat16 copies are kept for the backward pass; checkpointed blocks drop theirs.
+        return COMPUTE * network.block_parameters * (1 if job.checkpointing else blocks)
+    rank = job.lora_rank or 0
+    block = COMPUTE * network.block_parameters + MASTER * network.lora_width * rank
+    return block * (2 if job.reshard else blocks) + COMPUTE * network.other_parameters
+
+
+def _activations(network: Network, job: Job) -> float:
+    """Bytes per token and unit of width."""
+    saved = network.saved_full if job.lora_rank is None else network.saved_lora
+    if job.checkpointing:  # a block keeps its input; one at a time runs again
+        return job.branches * network.blocks * COMPUTE + saved + network.working
+    return job.branches * network.blocks * saved + network.working
+
+
+def traffic(network: Network, job: Job) -> Traffic:
+    """Bytes that a GPU receives in one iteration."""
+    layout, train = job.layout, trainable(network, job)
+    shards, sp = layout.weight_shards, layout.sequence
+    rollout = job.rounds * job.steps * job.branches
+    update = job.rounds * job.trained_steps * job.branches
+    anchor = update if job.anchor else 0
+    weights = COMPUTE * network.parameters + (0 if job.lora_rank is None else MASTER * train)
+    gathers = rollout + anchor + update * (2 if job.reshard else 1)
+    reductions = update if job.sync_every_pass else job.updates * job.branches
+    across = 2 * (layout.replicate - 1) / layout.replicate / shards
+    local = tokens(network, job) / sp * network.width * COMPUTE * job.micro_batch
+    attention = rollout + anchor + update * (3 if job.checkpointing else 2)
+    return Traffic(
+        gather=gathers * weights * (shards - 1) / shards,
+        reduce=reductions * MASTER * train * ((shards - 1) / shards + across),
+        exchange=attention * network.blocks * 4 * local * (sp - 1) / sp,
+    )
+
+
+LAYOUTS = (
+    (1, 1),
+    (2, 1),
+    (2, 2),
+    (4, 1),
+    (4, 4),
+    (8, 1),
+    (8, 2),
+    (8, 8),
+    (16, 1),
+    (16, 4),
+    (32, 1),
+    (32, 4),
+    (64, 1),
+    (64, 4),
+    (64, 8),
+)
+"""(GPUs, sp) of the table."""
+
+
+def table(network: Network, job: Job) -> str:
+    """Markdown: memory and traffic of a job from 1 to 64 GPUs."""
+    head = "| GPUs | dp x sp | weights | gathered | gradients | optimizer | anchor | activations | **total GiB** | micro-batches | gather | reduce | exchange |"
+    lines = [head, "|" + " ---: |" * 13]
+    for gpus, sp in LAYOUTS:
+        placed = dataclasses.replace(job, layout=Layout(1, gpus // sp, sp))
+        m, t = memory(network, placed), traffic(network, placed)
+        sizes = [m.weights, m.gathered, m.gradients, m.optimizer, m.copies, m.activations + m.trajectories]
+        cells = [
+            str(gpus),
+            f"{gpus // sp} x {sp}",
+            *(f"{size / GIB:.1f}" for size in sizes),
+            f"**{m.total / GIB:.0f}**",
+        ]
+        cells += [str(placed.rounds), *(f"{size / GIB:,.0f}" for size in (t.gather, t.reduce, t.exchange))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def tables() -> str:
+    """The tables of docs/scale.md: HunyuanVideo-1.5, 81 frames of 480 x 848, 64 clips, 20 steps."""
+    lora, full = Job(), Job(lora_rank=None)
+    return f"LoRA of rank 32:\n\n{table(HUNYUAN15, lora)}\n\nAll weights:\n\n{table(HUNYUAN15, full)}\n"
+
+
+if __name__ == "__main__":
+    print(tables(), end="")

@@ -1,0 +1,88 @@
+"""How many processes do what: the parallel part of a configuration. Pure arithmetic; imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ParallelError(ValueError):
+    """Processes cannot be laid out as asked; the message says which layouts work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSpec:
+    """Layout of a run on several processes: data parallel (replicated x sharded) x sequence parallel. One process ignores it."""
+
+    dp_replicate: int = 1
+    """Copies of the sharded weights (HSDP): 1 shards over all ranks; on slow networks, use the number of nodes."""
+    dp_shard: int | None = None
+    """Data-parallel ranks that share one copy of the weights; None is what the number of processes leaves over."""
+    sp: int = 1
+    """Ranks that share the tokens of one clip (Ulysses); must divide the attention heads. Use it when one clip's activations do
+    not fit, or to shorten a rollout."""
+    reshard: bool = True
+    """Free a block's gathered weights after its forward pass and gather them again in the backward pass: less memory, more
+    traffic."""
+    cpu_offload: bool = False
+    """Keep sharded weights, gradients and optimizer state in CPU memory."""
+    sync_every_pass: bool = False
+    """Reduce gradients after every backward pass, not once per update: more traffic, but no rank keeps whole gradients (4 bytes
+    per trainable parameter)."""
+    async_checkpoint: bool = False
+    """Write checkpoints in the background; needs CPU memory for a copy of this rank's shards."""
+    timeout: float = 1800.0
+    """Seconds that ranks wait for one another before the run stops and names the missing one."""
+
+    def __post_init__(self) -> None:
+        for name in ("dp_replicate", "sp"):
+            if getattr(self, name) < 1:
+                raise ParallelError(f"parallel.{name} must be at least 1, got {getattr(self, name)}.")
+        if self.dp_shard is not None and self.dp_shard < 1:
+            raise ParallelError(f"parallel.dp_shard must be at least 1, got {self.dp_shard}.")
+        if self.timeout <= 0:
+            raise ParallelError(f"parallel.timeout must be positive, got {self.timeout}.")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes as a grid replicate x shard x sequence; ranks of one clip are neighbours."""
+
+    replicate: int = 1
+    shard: int = 1
+    sequence: int = 1
+
+    @property
+    def data(self) -> int:
+        """Data-parallel ranks: each samples its own clips."""
+        return self.replicate * self.shard
+
+    @property
+    def processes(self) -> int:
+        """All ranks."""
+        return self.data * self.sequence
+
+    @property
+    def weight_shards(self) -> int:
+        """Into how many pieces the weights are cut: sequence-parallel ranks share them too."""
+        return self.shard * self.sequence
+
+
+def lay_out(spec: ParallelSpec, processes: int) -> Layout:
+    """The grid of a number of processes, or an error that names the nearest numbers that work."""
+    unit = spec.dp_replicate * spec.sp
+    if spec.dp_shard is not None:
+        need = unit * spec.dp_shard
+        if processes != need:
+            raise ParallelError(
+                f"{processes} processes, but dp_replicate {spec.dp_replicate} x dp_shard {spec.dp_shard} x sp {spec.sp} = {need}. "
+                f"Start {need}, or leave parallel.dp_shard out to use what there is."
+            )
+        return Layout(spec.dp_replicate, spec.dp_shard, spec.sp)
+    if processes % unit:
+        below = processes // unit * unit
+        nearest = " or ".join(str(number) for number in (below, below + unit) if number)
+        raise ParallelError(
+            f"{processes} processes cannot be split into dp_replicate {spec.dp_replicate} x sp {spec.sp}: the nearest numbers that "
+            f"can are {nearest}."
+        )
+    return Layout(spec.dp_replicate, processes // unit, spec.sp)

@@ -1,0 +1,69 @@
+"""Who holds which rollout, and which steps go to which update."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_grpo.data.groups import Member, deal, share_out, split_updates
+
+
+@given(groups=st.integers(1, 7), size=st.integers(2, 6), micro=st.integers(1, 5), world=st.integers(1, 9))
+def test_every_rollout_is_dealt_exactly_once_in_equal_rounds(groups: int, size: int, micro: int, world: int) -> None:
+    total = groups * size
+    if world > total:
+        with pytest.raises(ValueError, match=f"at most {total} ranks"):
+            deal(groups, size, micro, world_size=world)
+        return
+    shares = deal(groups, size, micro, world_size=world)
+    assert len(shares) == world
+    real = [member for share in shares for batch in share if not batch.filler for member in batch.members]
+    assert Counter(real) == Counter(Member(g, i) for g in range(groups) for i in range(size))
+    # Sharded networks talk in every forward pass: all ranks run the same number of micro-batches, and a micro-batch is one
+    # pass, because its prompts have one length.
+    dealt = [[batch for batch in share if not batch.filler] for share in shares]
+    assert {len(share) for share in shares} == {max(map(len, dealt))}  # fillers only where a rank has less to do
+    for batches in dealt:
+        held = [member for batch in batches for member in batch.members]
+        assert len(held) in (total // world, math.ceil(total / world))
+        assert all(1 <= len(batch.members) <= micro for batch in batches)
+        assert world == 1 or all(len({member.group for member in batch.members}) == 1 for batch in batches)
+        pieces = Counter(member.group for member in held).values() if world > 1 else [len(held)]
+        assert len(batches) == sum(math.ceil(piece / micro) for piece in pieces)  # as few as possible
+
+
+@given(micro=st.integers(1, 5), size=st.integers(2, 6))
+def test_one_rank_needs_no_filler_and_keeps_the_order(micro: int, size: int) -> None:
+    (share,) = deal(3, size, micro)
+    members = [member for batch in share for member in batch.members]
+    assert members == [Member(g, i) for g in range(3) for i in range(size)]
+    assert not any(batch.filler for batch in share)
+
+
+def test_fewer_clips_than_ranks_keeps_everyone_in_step() -> None:
+    shares = share_out([Member(0, 0), Member(1, 0)], 4, world_size=3)
+    assert [[batch.filler for batch in share] for share in shares].count([True]) == 1
+    assert {len(share) for share in shares} == {1}
+
+
+@pytest.mark.parametrize("arguments", [(0, 4, 1), (2, 1, 1), (2, 4, 0)])
+def test_impossible_batches_are_refused(arguments: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1 prompt, groups of at least 2"):
+        deal(*arguments)
+
+
+@given(steps=st.lists(st.integers(0, 99), min_size=1, max_size=30, unique=True), updates=st.integers(1, 30))
+def test_steps_are_dealt_out_evenly_and_in_order(steps: list[int], updates: int) -> None:
+    if updates > len(steps):
+        with pytest.raises(ValueError, match="use fewer updates"):
+            split_updates(steps, updates)
+        return
+    parts = split_updates(steps, updates)
+    assert [step for part in parts for step in part] == steps
+    assert len(parts) == updates
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert min(map(len, parts)) >= 1

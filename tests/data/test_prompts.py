@@ -1,0 +1,101 @@
+"""Prompt files and the stream over them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_grpo.data.prompts import Prompt, PromptStream, load_prompts
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_txt_takes_lines_without_blanks_and_comments(tmp_path: Path) -> None:
+    file = write(tmp_path, "p.txt", "\ufeffa cat\n\n  # a comment\n  a dog, running  \nünïcode\n")
+    assert load_prompts(file) == [Prompt("a cat"), Prompt("a dog, running"), Prompt("ünïcode")]
+
+
+def test_csv_takes_prompt_seed_and_image(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    picture = write(tmp_path, "images/first.png", "")
+    file = write(tmp_path, "p.csv", 'prompt,seed,image\n"a cat, sitting",7,images/first.png\n"two\nlines",,\n')
+    assert load_prompts(file) == [Prompt("a cat, sitting", 7, picture), Prompt("two\nlines")]
+
+
+def test_csv_needs_only_prompts(tmp_path: Path) -> None:
+    assert load_prompts(write(tmp_path, "p.csv", "prompt\na cat\n")) == [Prompt("a cat")]
+
+
+def test_jsonl_takes_objects_and_strings(tmp_path: Path) -> None:
+    file = write(tmp_path, "p.jsonl", '{"prompt": "a cat", "seed": 3}\n\n"a dog"\n{"prompt": "x", "seed": null}\n')
+    assert load_prompts(file) == [Prompt("a cat", 3), Prompt("a dog"), Prompt("x")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("p.txt", "\n# only a comment\n", "holds no prompts"),
+        ("p.csv", "prompt,sed\na cat,1\n", r"line 2: unknown columns \['sed'\]"),
+        ("p.csv", "prompt,seed\na cat,one\n", "line 2: seed must be a whole number, got 'one'"),
+        ("p.csv", "prompt,seed\na cat,1\n,2\n", "line 3: the prompt is empty"),
+        ("p.csv", "text\na cat\n", "unknown columns"),
+        ("p.csv", "prompt\na cat, sitting\n", "unknown columns"),  # a comma without quotes
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
+        ("p.jsonl", "[1, 2]\n", "line 1: expected an object"),
+        ("p.jsonl", "3\n", "line 1: expected an object"),
+        ("p.jsonl", '{"prompt": "a", "seed": 1.5}\n', "whole number"),
+        ("p.json", "{}", "unknown kind of prompt file '.json'"),
+    ],
+)
+def test_faults_are_named_with_their_line(name: str, text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        load_prompts(write(tmp_path, name, text))
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no prompt file .*none\.txt"):
+        load_prompts(tmp_path / "none.txt")
+    with pytest.raises(FileNotFoundError, match=r"line 2: there is no image .*gone\.png"):
+        load_prompts(write(tmp_path, "p.csv", "prompt,image\na cat,gone.png\n"))
+
+
+@given(count=st.integers(1, 12), seed=st.integers(0, 99), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_every_prompt_comes_once_per_epoch_however_it_is_taken(count: int, seed: int, sizes: list[int]) -> None:
+    stream = PromptStream([Prompt(str(n)) for n in range(count)], seed)
+    taken = [prompt.text for size in sizes for prompt in stream.take(size)]
+    assert stream.position == len(taken) == sum(sizes)
+    for start in range(0, len(taken), count):
+        epoch = taken[start : start + count]
+        assert max(Counter(epoch).values()) == 1
+        assert len(epoch) < count or set(epoch) == {str(n) for n in range(count)}
+
+
+@given(count=st.integers(1, 12), seed=st.integers(0, 99), skip=st.integers(0, 40), size=st.integers(1, 30))
+def test_a_position_is_all_that_a_resumed_stream_needs(count: int, seed: int, skip: int, size: int) -> None:
+    prompts = [Prompt(str(n)) for n in range(count)]
+    whole, resumed = PromptStream(prompts, seed), PromptStream(prompts, seed)
+    whole.take(skip)
+    resumed.position = skip
+    assert whole.take(size) == resumed.take(size)
+
+
+def test_epochs_and_seeds_shuffle_differently() -> None:
+    prompts = [Prompt(str(n)) for n in range(30)]
+    stream, other = PromptStream(prompts, 0), PromptStream(prompts, 1)
+    first, second = stream.take(30), stream.take(30)
+    assert first != prompts
+    assert first != second
+    assert first != other.take(30)
+
+
+def test_an_empty_stream_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one prompt"):
+        PromptStream([], 0)

@@ -1,0 +1,81 @@
+"""The option tables of docs/config.md, written from the dataclasses so that they cannot go stale.
+
+`python tests/train/docs_options.py` writes them; tests/train/test_docs.py compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+import types
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
+BEGIN, END = "<!-- options: written by tests/train/docs_options.py -->", "<!-- end of options -->"
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Field -> the docstring literal under it."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, text in zip(body.body, body.body[1:]):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            docs[field.target.id] = " ".join(str(text.value.value).split())
+    return docs
+
+
+def inner_dataclass(annotation: Any) -> type | None:
+    """The dataclass in `X`, `X | None` or `list[X]`."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType, list) else (annotation,)
+    return next((kind for kind in options if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
+def tables(kind: type, prefix: str = "", *, title: str = "Run") -> str:
+    """A table for the plain fields of a dataclass, then one for each dataclass in it."""
+    hints, docs = get_type_hints(kind), field_docs(kind)
+    rows, later = [], []
+    for field in dataclasses.fields(kind):
+        inner = inner_dataclass(hints[field.name])
+        if inner is None:
+            rows.append(
+                f"| `{prefix}{field.name}` | {_default(field)} | {docs[field.name].replace('|', chr(92) + '|')} |"
+            )
+        else:
+            many = "[]" if get_origin(hints[field.name]) is list else ""
+            later.append(tables(inner, f"{prefix}{field.name}{many}.", title=f"{prefix}{field.name}"))
+    summary = " ".join((inspect.getdoc(kind) or "").split())
+    return "\n".join([f"### {title}", "", summary, "", "| option | default | |", "|---|---|---|", *rows, "", *later])
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+        return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else '`""`'
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{field.default_factory()}`"
+    return "(needed)"
+
+
+def section() -> str:
+    """The whole generated section."""
+    from sage_grpo.train.config import TrainConfig
+
+    return tables(TrainConfig).rstrip() + "\n"
+
+
+def main() -> int:
+    """Write the section into the document."""
+    text = DOCUMENT.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{section()}\n{END}{after}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The documents say what the code does: every option, every metric, and commands that parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import docs_options
+import pytest
+
+from sage_grpo.configure import leaves, parse
+from sage_grpo.recipes import recipe
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.train.config import OptimizerConfig, TrainConfig
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_option_tables_are_those_of_the_code() -> None:
+    assert docs_options.section() in docs_options.DOCUMENT.read_text(), "run: python tests/train/docs_options.py"
+
+
+def test_every_metric_is_in_the_glossary(make_config, make_trainer) -> None:
+    text = docs_options.DOCUMENT.read_text()
+    known = set(re.findall(r"`([a-z]+/[\w/<>]+)`", text))
+    patterns = [
+        re.compile(re.escape(name).replace("NNN", r"\d{3}").replace("<part>", ".+").replace("<phase>", ".+"))
+        for name in known
+    ]
+    trainer = make_trainer(make_config(optimizer=OptimizerConfig(ema=0.9), trust_region=TrustRegion(mode="dual")))
+    for name in {**trainer.evaluate().metrics, **trainer.step()}:
+        assert any(pattern.fullmatch(name) for pattern in patterns), f"docs/config.md does not explain {name}"
+
+
+def commands(document: str) -> list[list[str]]:
+    blocks = re.findall(r"```\n(.*?)```", (DOCS / document).read_text(), flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    found = [shlex.split(line) for line in lines if " train --recipe" in line]
+    return [words[words.index("train") + 1 :] for words in found]
+
+
+@pytest.mark.parametrize("document", ["from-official.md", "config.md"])
+def test_commands_in_the_documents_parse(document: str) -> None:
+    found = commands(document)
+    assert found
+    for argv in found:
+        assert argv[0] == "--recipe"
+        rest = [word for word in argv[2:] if word not in ("--config", "mine.yaml")]
+        parse(TrainConfig, rest, prog="train", defaults=recipe(argv[1]))
+
+
+def test_the_official_command_is_the_official_run() -> None:
+    (argv,) = commands("from-official.md")
+    config = parse(TrainConfig, argv[2:], prog="train", defaults=recipe(argv[1]))
+    assert config.batch.prompts * config.batch.group_size == 2 * (8 // 2)  # batch_size x dp_degree
+    assert (config.parallel.sp, config.iterations, config.optimizer.lr) == (2, 10000, 1e-5)
+    assert (config.trust_region.mode, config.anchor.every, config.anchor.offload) == ("dual", 10, True)
+
+
+def test_every_option_that_the_documents_name_exists() -> None:
+    keys = {key for key, _ in leaves(TrainConfig)}
+    sections = {key.split(".")[0] for key in keys if "." in key}
+    for document in ("from-official.md", "config.md"):
+        text = (DOCS / document).read_text().split(docs_options.BEGIN)[0]
+        for name in re.findall(r"`(?:--)?([a-z_]+\.[a-z_.]+)[` ]", text):
+            if name.split(".")[0] in sections and not name.endswith((".yaml", ".jsonl", ".md")):
+                assert name in keys, f"{document} names {name}"
+
+
+OFFICIAL = (
+    "sp_size batch_size num_generations learning_rate max_steps sde_type use_grad_balancing enable_timestep_permutation "
+    "kl_weight kl_coef kl_min_coef use_moving_KL update_ref_model_step use_dual_kl dual_kl_moving_weight "
+    "dual_kl_step_weight validate_at_step0 validate_video_length validation_timestep_shift reference_mode_offload "
+    "pretrained_model_root output_dir enable_fsdp enable_gradient_checkpointing world_size dp_degree"
+)
+
+
+def test_every_official_parameter_is_mapped() -> None:
+    rows = [line for line in (DOCS / "from-official.md").read_text().splitlines() if line.startswith("| `")]
+    for name in OFFICIAL.split():
+        assert any(re.search(rf"\b{name}\b", row.split("|")[1]) for row in rows), name

@@ -1,0 +1,55 @@
+"""Saved videos stay within their disk budget; the newest are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from sage_grpo.train.samples import Samples
+
+
+def clips(count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 4, 32, 32, 3), generator=generator, dtype=torch.uint8)
+
+
+def used(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def test_the_oldest_go_first_and_the_budget_holds(tmp_path: Path) -> None:
+    free = Samples(tmp_path / "free", megabytes=100)
+    free.save("rollout-000000", clips(2, 0), ["a", "b"], 8.0)
+    one = used(tmp_path / "free")
+    assert sorted(f.name for f in (tmp_path / "free").iterdir()) == [
+        "rollout-000000-00.mp4", "rollout-000000-01.mp4", "rollout-000000.txt",
+    ]  # fmt: skip
+    samples = Samples(tmp_path / "tight", megabytes=2.6 * one / 1e6)
+    for number in range(6):
+        samples.save(f"rollout-{number:06d}", clips(2, number), ["a", "b"], 8.0)
+        for file in (tmp_path / "tight").glob(f"*{number:06d}*"):
+            os.utime(file, ns=(number * 10**9, number * 10**9))  # apart in time, whatever the clock's grain
+        assert used(tmp_path / "tight") <= samples.budget
+    kept = {file.name[:14] for file in (tmp_path / "tight").iterdir()}
+    assert "rollout-000005" in kept
+    assert "rollout-000004" in kept
+    assert not kept & {"rollout-000000", "rollout-000001", "rollout-000002"}
+
+
+def test_a_budget_below_one_clip_keeps_nothing_and_does_not_fail(tmp_path: Path) -> None:
+    samples = Samples(tmp_path, megabytes=0.0)
+    samples.save("rollout-000001", clips(1, 0), ["a"], 8.0)
+    assert used(tmp_path) == 0
+
+
+def test_a_run_keeps_within_its_budget(make_config, make_trainer, tmp_path: Path) -> None:
+    from sage_grpo.train.config import KeepConfig
+    from sage_grpo.train.runner import train
+
+    keep = KeepConfig(checkpoint_every=10, videos_every=1, videos=2, video_megabytes=0.01)
+    assert train(make_config(keep=keep, iterations=4)) == 0
+    names = sorted(file.name for file in (tmp_path / "run" / "videos").iterdir())
+    assert used(tmp_path / "run" / "videos") <= 10_000
+    assert any(name.startswith("rollout-000004") for name in names)

@@ -1,0 +1,75 @@
+"""Evaluation: the ODE, fixed seeds, all rewards, whatever the batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from trainer_helpers import same, weights_of
+
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.config import BatchConfig, EvalConfig
+
+REWARDS = [
+    RewardSpec(name="trainer_toys:bright", weights={"bright": 2.0}),
+    RewardSpec(name="video_stats", weights={"brightness": 1.0}, metric_only=True),
+]
+
+
+@pytest.mark.parametrize("kind", ["toy", "wan_t2v"])
+def test_evaluation_repeats_and_does_not_depend_on_batches_or_history(kind: str, make_config, make_trainer) -> None:
+    config = make_config(kind=kind, rewards=REWARDS, evaluate=EvalConfig(prompts=3, per_prompt=2, steps=3))
+    results = []
+    for micro_batch in (1, 4, 6):
+        trainer = make_trainer(replace(config, batch=BatchConfig(prompts=2, group_size=2, micro_batch=micro_batch)))
+        before = weights_of(trainer)
+        first, second = trainer.evaluate(), trainer.evaluate()
+        assert first.metrics == second.metrics
+        assert torch.equal(first.clips, second.clips)
+        assert same(before, weights_of(trainer))
+        results.append(first)
+    for other in results[1:]:
+        assert other.captions == results[0].captions
+        assert (other.clips.int() - results[0].clips.int()).abs().max() <= 1
+        for name, value in results[0].metrics.items():
+            assert other.metrics[name] == pytest.approx(value, rel=1e-4)
+    metrics = results[0].metrics
+    assert metrics["eval/total"] == pytest.approx(2 * metrics["eval/bright"])
+    assert "eval/brightness" in metrics
+    assert metrics["eval/failed"] == 0
+    assert len(results[0].clips) == 6
+
+
+def test_evaluation_uses_no_exploration_and_its_own_seed(make_config, make_trainer) -> None:
+    base = make_config(evaluate=EvalConfig(prompts=3, steps=3))
+    plain = make_trainer(base).evaluate()
+    loud = make_trainer(replace(base, seed=7, kernel=replace(base.kernel, eta=0.9))).evaluate()
+    assert torch.equal(plain.clips, loud.clips)
+    other = make_trainer(replace(base, evaluate=replace(base.evaluate, seed=99))).evaluate()
+    assert not torch.equal(plain.clips, other.clips)
+
+
+def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(prompts=2, per_prompt=2, steps=3, seed=0), seed=0)
+    trainer = make_trainer(config)
+    prompts = trainer.state.stream.take(2)
+    policy = trainer.policy_of(0)
+    clips = trainer.decode(trainer.roll_out(policy, prompts, 0, trainer.choose_steps(policy, 0)))
+    assert not any(torch.equal(a, b) for a in trainer.evaluate().clips for b in clips)
+
+
+def test_failed_clips_are_counted_and_left_out(make_config, make_trainer) -> None:
+    spec = RewardSpec(name="trainer_toys:bright_but", label="bright", batch_size=0, options={"bad": [1]})
+    config = make_config(evaluate=EvalConfig(prompts=3, steps=3))
+    clean = make_trainer(config).evaluate()
+    result = make_trainer(replace(config, rewards=[spec])).evaluate()
+    assert result.metrics["eval/failed"] == 1
+    levels = clean.clips.float().mean(dim=(1, 2, 3, 4)) / 255
+    assert result.metrics["eval/total"] == pytest.approx(float((levels[0] + levels[2]) / 2), rel=1e-5)
+
+
+def test_runs_without_held_out_prompts_evaluate_nothing(make_config, make_trainer) -> None:
+    config = make_config()
+    trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None)))
+    assert trainer.held_out == []

@@ -1,0 +1,51 @@
+"""Rewards for trainer tests, as a user would write them: `trainer_toys:function`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+CALLS = {"count": 0}
+"""How often `signals` was called; tests set it to 0."""
+
+
+def bright(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """The mean level of a clip, in [0, 1]."""
+    return videos.float().mean(dim=(1, 2, 3, 4)) / 255
+
+
+def bright_but(videos: Tensor, prompts: Sequence[str], fps: float, bad: Sequence[int] = ()) -> Tensor:
+    """`bright`, but NaN for the clips at these places of the call."""
+    level = bright(videos, prompts, fps)
+    level[list(bad)] = torch.nan
+    return level
+
+
+def broken(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Fails for everyone."""
+    raise ConnectionError("the reward's machine is gone")
+
+
+def flat(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
+    """The same for everyone: nothing to learn."""
+    return [0.5] * len(prompts)
+
+
+def signals(videos: Tensor, prompts: Sequence[str], fps: float, at: int = 2) -> Tensor:
+    """`bright`; on call number `at` the process gets SIGTERM, as from a cluster's scheduler."""
+    CALLS["count"] += 1
+    if CALLS["count"] == at:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return bright(videos, prompts, fps)
+
+
+def crashes(videos: Tensor, prompts: Sequence[str], fps: float, at: int = 2) -> Tensor:
+    """`bright`; on call number `at` the process ends at once, like a power cut that Python may still clean up after."""
+    CALLS["count"] += 1
+    if CALLS["count"] == at:
+        raise KeyboardInterrupt
+    return bright(videos, prompts, fps)

@@ -1,0 +1,1 @@
+"""A model family from outside the package."""
