@@ -69,6 +69,7 @@ def test_printed_config_reads_back(tmp_path, capsys) -> None:
     ("argv", "hint"),
     [
         (("--kernel.nme", "sage"), "kernel.name"),
+        (("--kernel.nam", "sage"), "kernel.name"),  # not taken as an abbreviation
         (("--eta", "0.3"), "kernel.eta"),
         (("--kernel.name", "saeg"), "sage"),
         (("--learning_rat", "1"), None),

@@ -20,7 +20,7 @@ class Command:
     positional: Literal["", "action", "command"] = ""
     """What a first word without dashes means: nothing, the option `action`, or another command to run."""
     recipes: bool = False
-    """Whether `--recipe NAME` gives the defaults, through the module's function `recipe`."""
+    """Whether the module's function `defaults` takes a `--recipe NAME` out of the words."""
 
 
 COMMANDS = {
@@ -62,10 +62,8 @@ def _run(name: str, argv: list[str]) -> int:
             argv = module.arguments(argv, COMMANDS)
         elif command.positional == "action" and argv and not argv[0].startswith("-"):
             argv = ["--action", *argv]
-        if command.recipes and "--recipe" in argv:
-            at = argv.index("--recipe")
-            defaults = module.recipe(argv[at + 1] if at + 1 < len(argv) else "")
-            argv = argv[:at] + argv[at + 2 :]
+        if command.recipes:
+            defaults, argv = module.defaults(argv)
         options = parse(
             module.Options, argv, prog=f"sage-grpo {name}", description=module.__doc__ or "", defaults=defaults
         )

@@ -26,7 +26,7 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
     from jsonargparse import set_parsing_settings as settings
 
     settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(prog=prog, description=description, exit_on_error=False, default_env=False)
+    parser = ArgumentParser(prog=prog, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="A YAML file with any of the options below.")
     parser.add_class_arguments(options)  # type: ignore[type-var]
     if defaults is not None:

@@ -1,32 +1,8 @@
-"""Whole runs: checkpoints and prompts as files, and a cache folder that is not the user's."""
+"""Whole runs share the kill-and-resume harness of the benchmarks."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
-import tiny
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """kind -> folder of a tiny random checkpoint."""
-    root = tmp_path_factory.mktemp("tiny")
-
-    def get(kind: str) -> Path:
-        folder = root / kind
-        return folder if folder.is_dir() else tiny.build(kind, folder)
-
-    return get
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield

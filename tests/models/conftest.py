@@ -8,20 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import tiny
 from sage_grpo.models.spec import ModelSpec
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """kind -> folder of a tiny random checkpoint."""
-    root = tmp_path_factory.mktemp("tiny")
-
-    def get(kind: str) -> Path:
-        folder = root / kind
-        return folder if folder.is_dir() else tiny.build(kind, folder)
-
-    return get
 
 
 @pytest.fixture(scope="session")

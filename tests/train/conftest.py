@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import tiny
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import (
@@ -27,18 +26,6 @@ from sage_grpo.train.trainer import Trainer
 
 MakeConfig = Callable[..., TrainConfig]
 MakeTrainer = Callable[[TrainConfig], Trainer]
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """kind -> folder of a tiny random checkpoint."""
-    root = tmp_path_factory.mktemp("tiny")
-
-    def get(kind: str) -> Path:
-        folder = root / kind
-        return folder if folder.is_dir() else tiny.build(kind, folder)
-
-    return get
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,20 @@ import sys
 from sage_grpo.recipes import recipe
 from sage_grpo.train.config import TrainConfig as Options
 
-__all__ = ["Options", "recipe", "run"]
+__all__ = ["Options", "defaults", "run"]
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from, and the words without `--recipe NAME`.
+
+    Without a recipe, a file or a model it is the embedded world's recipe, which runs on any machine; with a model or a file,
+    the options' own defaults, which are the paper's.
+    """
+    if "--recipe" in argv:
+        at = argv.index("--recipe")
+        return recipe(argv[at + 1] if at + 1 < len(argv) else ""), argv[:at] + argv[at + 2 :]
+    chosen = any(word.split("=")[0] in ("--config", "--model", "--model.path", "--print_config") for word in argv)
+    return (None if chosen else recipe("shapes/sage")), argv
 
 
 def run(options: Options) -> int:

@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from sage_grpo.parallel.heartbeat import Heartbeat
 from sage_grpo.parallel.spec import Layout, ParallelSpec, lay_out
@@ -143,7 +144,11 @@ def start(spec: ParallelSpec, device: str = "auto") -> World:
     if cuda:
         torch.cuda.set_device(place)
     limit = timedelta(seconds=spec.timeout)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit, rank=number, world_size=processes)
+    # A restarted run meets the store of the try before, with the addresses of dead processes in it: start a page of its own.
+    store, _, _ = next(rendezvous("env://", timeout=limit))
+    page = dist.PrefixStore(f"sage_grpo/try/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, timeout=limit, store=page, rank=number, world_size=processes)
     return join(layout, place, spec.timeout)
 
 

@@ -20,19 +20,19 @@ from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, random_scenes, to_tex
 class Flaws:
     """How imperfect the data is. A share is a probability a clip; a strength is the largest amount drawn."""
 
-    wrong_word: float = 0.2
+    wrong_word: float = 0.12
     """Probability, for each attribute of each caption on its own, that it names another value."""
-    jitter_share: float = 0.45
+    jitter_share: float = 0.3
     """Share of clips whose object shakes."""
-    jitter: float = 0.13
+    jitter: float = 0.08
     """Strongest shake, world units r.m.s. an axis (0.0625 is one pixel in a frame of 32)."""
-    blur_share: float = 0.35
+    blur_share: float = 0.25
     """Share of clips that are blurred."""
-    blur: float = 1.4
+    blur: float = 1.0
     """Strongest blur, pixels."""
-    noise_share: float = 0.3
+    noise_share: float = 0.2
     """Share of clips with pixel noise."""
-    noise: float = 0.08
+    noise: float = 0.06
     """Strongest noise, standard deviation in [0, 1] pixels."""
 
     def __post_init__(self) -> None:

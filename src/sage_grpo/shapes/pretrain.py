@@ -47,17 +47,17 @@ class PretrainOptions:
     """An existing VAE folder whose weights VAE training goes on from."""
     start: Path | None = None
     """An existing pipeline folder whose transformer and text encoder the flow starts from."""
-    vae_minutes: float = 3.0
+    vae_minutes: float = 6.5
     """Minutes of VAE training."""
-    flow_minutes: float = 4.0
+    flow_minutes: float = 4.3
     """Minutes of flow training."""
     vae_steps: int = 0
     """Steps of VAE training instead of minutes."""
     flow_steps: int = 0
     """Steps of flow training instead of minutes."""
-    vae_batch: int = 128
+    vae_batch: int = 64
     """Clips a VAE step."""
-    flow_batch: int = 512
+    flow_batch: int = 256
     """Latents a flow step."""
     vae_lr: float = 1.5e-3
     """Peak learning rate of the VAE."""
@@ -67,7 +67,7 @@ class PretrainOptions:
     """Clips rendered for the VAE."""
     flow_clips: int = 160_000
     """Clips rendered, captioned and encoded for the flow."""
-    latent_noise: float = 0.1
+    latent_noise: float = 0.05
     """Noise on the latents in VAE training: a smoother decoder, at some cost in sharpness."""
     shift: float = 3.0
     """Shift of the sampling schedule."""

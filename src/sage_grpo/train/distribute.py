@@ -14,6 +14,8 @@ from sage_grpo.parallel.world import World
 
 def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine:
     """Split clips over sequence-parallel ranks and weights over all; nothing changes in a run of one process."""
+    if world.control is not None and not model.spec.packed:
+        raise ParallelError("model.packed: false is for comparisons in one process; leave it out.")
     if world.sequence_group is not None:
         if not isinstance(model, SplitsSequence):
             raise ParallelError(f"{type(model).__name__} cannot split a clip over ranks: set parallel.sp to 1.")

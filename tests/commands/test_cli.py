@@ -1,0 +1,137 @@
+"""The command line: help, mistakes, and the small commands on a finished run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sage_grpo.cli import COMMANDS, main
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.config import (
+    BatchConfig,
+    DataConfig,
+    EvalConfig,
+    KeepConfig,
+    LogConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from sage_grpo.train.runner import train
+
+REWARD = [RewardSpec(name="video_stats", weights={"brightness": 1.0})]
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint, tmp_path_factory) -> Path:
+    """A finished run of a LoRA on a tiny checkpoint, with kept videos."""
+    folder = tmp_path_factory.mktemp("runs")
+    prompts = folder / "prompts.txt"
+    prompts.write_text("a cat\na red dog\n")
+    config = TrainConfig(
+        out=str(folder / "run"),
+        iterations=2,
+        model=ModelSpec(path=str(checkpoint("hunyuan15_t2v")), lora=LoraSpec(rank=2), guidance_scale=1.0, cache=None),
+        rewards=REWARD,
+        data=DataConfig(prompts=str(prompts), eval_prompts=str(prompts)),
+        batch=BatchConfig(prompts=2, group_size=2, micro_batch=2),
+        rollout=RolloutConfig(steps=4),
+        evaluate=EvalConfig(every=0, prompts=2, steps=2, show=2),
+        keep=KeepConfig(checkpoint_every=1, videos_every=1, videos=1),
+        log=LogConfig(tensorboard=False, progress=False),
+    )
+    assert train(config) == 0
+    return folder / "run"
+
+
+def test_help_names_every_command(capsys) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([name, "--help"])
+    assert exit_.value.code == 0
+    assert "usage: sage-grpo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["tran"], "Did you mean 'train'?"),
+        (["train", "--recipe", "shapes/sag"], "Did you mean 'shapes/sage'?"),
+        (["train", "--kernel.nam", "sage"], "Did you mean 'kernel.name'?"),
+        (["export", "--run", "nowhere"], "is not the folder of a run"),
+        (["evaluate", "--videos", "nowhere"], "needs --prompts FILE"),
+        (["launch"], "needs a command to run"),
+    ],
+)
+def test_mistakes_exit_with_2_and_an_answer(argv, answer, capsys) -> None:
+    assert main(argv) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_recipe_overrides_and_printed_config(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--recipe", "cps", "--kernel.eta", "0.3", "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["kernel"] == {"name": "cps", "eta": 0.3, "sigma_max": None}
+
+
+def test_train_alone_means_the_embedded_world_and_a_model_means_the_papers_settings() -> None:
+    from sage_grpo.commands.train import defaults
+    from sage_grpo.recipes import recipe
+
+    assert defaults(["--iterations", "2"]) == (recipe("shapes/sage"), ["--iterations", "2"])
+    assert defaults(["--model.path=mine"]) == (None, ["--model.path=mine"])
+    assert defaults(["--seed", "1", "--recipe", "cps"]) == (recipe("shapes/cps"), ["--seed", "1"])
+
+
+def test_written_config_reads_back_as_the_same_run(finished: Path) -> None:
+    from sage_grpo.commands.export import read_config
+
+    written = yaml.safe_load((finished / "config.yaml").read_text())
+    assert json.loads(json.dumps(asdict(read_config(finished)))) == written
+    assert written["model"]["lora"]["rank"] == 2
+
+
+def test_evaluate_a_run_repeats_its_last_evaluation(finished: Path, tmp_path: Path, capsys) -> None:
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    settings = ["--settings.prompts", "2", "--settings.steps", "2", "--micro_batch", "2"]
+    for weights, row in (("final", rows[-1]), ("base", rows[0])):
+        assert main(["evaluate", "--run", str(finished), "--weights", weights, *settings, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert found["brightness"] == pytest.approx(row["eval/brightness"], abs=1e-5)
+    assert main(["evaluate", "--run", str(finished), *settings, "--out", str(tmp_path / "scores")]) == 0
+    assert (tmp_path / "scores" / "clips.png").is_file()
+
+
+def test_evaluate_scores_existing_files(finished: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    files = sorted((finished / "videos").glob("*.mp4"))
+    prompts.write_text("a cat\n" * len(files))
+    reward = json.dumps([{"name": "video_stats", "weights": {"brightness": 1.0}}])
+    arguments = ["--videos", str(finished / "videos"), "--prompts", str(prompts), "--rewards", reward]
+    assert main(["evaluate", *arguments, "--out", str(tmp_path / "out")]) == 0
+    assert len((tmp_path / "out" / "scores.csv").read_text().splitlines()) == len(files) + 1
+
+
+def test_export_writes_a_lora_and_a_merged_model(finished: Path, tmp_path: Path) -> None:
+    assert main(["export", "--run", str(finished), "--out", str(tmp_path / "lora")]) == 0
+    assert (tmp_path / "lora" / "pytorch_lora_weights.safetensors").is_file()
+    assert main(["export", "--run", str(finished), "--merged", "--out", str(tmp_path / "merged")]) == 0
+    assert (tmp_path / "merged" / "model_index.json").is_file()
+    assert main(["export", "--run", str(finished), "--checkpoint", "77", "--out", str(tmp_path / "none")]) == 2
+
+
+def test_a_run_is_drawn(finished: Path, tmp_path: Path) -> None:
+    from sage_grpo.report.picture import draw_run
+
+    assert draw_run(finished, tmp_path / "picture.png").stat().st_size > 10_000

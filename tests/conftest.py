@@ -1,0 +1,29 @@
+"""What all tests share: tiny checkpoints built once a session, and a cache folder that is not the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """kind -> folder of a tiny random checkpoint."""
+    root = tmp_path_factory.mktemp("tiny")
+
+    def get(kind: str) -> Path:
+        folder = root / kind
+        return folder if folder.is_dir() else tiny.build(kind, folder)
+
+    return get
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
