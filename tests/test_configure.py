@@ -30,6 +30,8 @@ class Options:
     """Learning rate."""
     quiet: bool = False
     """Say nothing."""
+    names: list[str] = field(default_factory=list)
+    """Some names."""
     weights: dict[str, float] = field(default_factory=dict)
     """Named weights."""
 
@@ -45,6 +47,11 @@ def test_defaults_are_the_dataclass() -> None:
 def test_dotted_overrides_and_bare_flags() -> None:
     options = run("--kernel.name", "cps", "--quiet", "--adapter.rank", "8", "--weights.VQ", "0.5")
     assert options == Options(kernel=KernelSpec(name="cps"), quiet=True, adapter=Adapter(rank=8), weights={"VQ": 0.5})
+
+
+@pytest.mark.parametrize("words", [("a", "b"), ("a,b",), ('["a", "b"]',)])
+def test_lists_of_words_are_written_as_people_do(words) -> None:
+    assert run("--names", *words, "--lr", "2") == Options(names=["a", "b"], lr=2.0)
 
 
 def test_command_line_wins_over_yaml_wins_over_recipe(tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import re
 import types
 from collections.abc import Iterator, Sequence
@@ -26,25 +27,36 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
     from jsonargparse import set_parsing_settings as settings
 
     settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(prog=prog, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
+    parser = ArgumentParser(
+        prog=prog, description=description, exit_on_error=False, default_env=False, allow_abbrev=False
+    )
     parser.add_argument("--config", action="config", help="A YAML file with any of the options below.")
     parser.add_class_arguments(options)  # type: ignore[type-var]
     if defaults is not None:
         parser.set_defaults(dataclasses.asdict(defaults))  # type: ignore[call-overload]
     try:
-        namespace = parser.instantiate_classes(parser.parse_args(_flags(argv, options)))
+        namespace = parser.instantiate_classes(parser.parse_args(_friendly(argv, options)))
         return options(**{field.name: namespace[field.name] for field in dataclasses.fields(options)})  # type: ignore[arg-type]
     except (argparse.ArgumentError, ValueError, TypeError) as error:
         raise ConfigError(explain(str(error), options)) from error
 
 
-def _flags(argv: Sequence[str], options: type) -> list[str]:
-    """`--json` alone means `--json=true`."""
-    flags = {f"--{key}" for key, kind in leaves(options) if kind is bool}
-    following = [*argv[1:], "--"]
-    return [
-        f"{word}=true" if word in flags and after.startswith("--") else word for word, after in zip(argv, following)
-    ]
+def _friendly(argv: Sequence[str], options: type) -> list[str]:
+    """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage", "flow"]`."""
+    kinds = {f"--{key}": kind for key, kind in leaves(options)}
+    words, result = list(argv), []
+    while words:
+        word = words.pop(0)
+        values = []
+        while words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        if kinds.get(word) is bool and not values:
+            result.append(f"{word}=true")
+        elif kinds.get(word) == list[str] and values and not values[0].startswith("["):
+            result.append(f"{word}={json.dumps([item for value in values for item in value.split(',')])}")
+        else:
+            result += [word, *values]
+    return result
 
 
 def explain(message: str, options: type) -> str:

@@ -199,8 +199,8 @@ def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: 
 
     options = PretrainOptions(
         out=tmp_path,
-        vae_steps=6,
-        flow_steps=24,
+        vae_steps=12,
+        flow_steps=60,
         vae_batch=2,
         flow_batch=8,
         vae_clips=4,
@@ -216,7 +216,7 @@ def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: 
     )
     assert pretrain(options) == 0
     printed = capsys.readouterr().out
-    for stage, few in (("vae", 2), ("flow", 8)):
+    for stage, few in (("vae", 3), ("flow", 15)):
         losses = [
             float(line.split(" loss ")[1].split()[0])
             for line in printed.splitlines()
@@ -235,4 +235,4 @@ def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: 
 
     again = replace(options, resume=True, score_prompts=0)
     pretrain(again)
-    assert "[flow] resumed at step 24" in capsys.readouterr().out
+    assert "[flow] resumed at step 60" in capsys.readouterr().out

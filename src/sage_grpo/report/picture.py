@@ -60,7 +60,7 @@ def _curve(axis: Any, rows: list[dict[str, Any]], names: list[str], title: str, 
     axis.set_xlabel("iteration")
     axis.grid(alpha=0.3)
     if axis.lines:
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="best", framealpha=0.6)
 
 
 def _parts(evals: list[dict[str, Any]]) -> list[str]:

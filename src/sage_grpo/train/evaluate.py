@@ -18,6 +18,7 @@ from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import EvalConfig
+from sage_grpo.types import Conditioning
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,27 @@ def evaluate(
     schedule = Schedule.shifted(config.steps, shift or model.shift)
     policy = Policy(model, Ode(), schedule)
     members = [Member(group, index) for group in range(len(prompts)) for index in range(config.per_prompt)]
+    # Equal text lengths side by side: a model runs prompts of one length in one pass.
+    members.sort(key=lambda member: _lengths(conditions[member.group]))
     share = share_out(members, micro_batch, world_size=world.size)[world.rank]
     real = [number for number, batch in enumerate(share) if not batch.filler]
     scored = {real[place] for place in world.mine(len(real))}
-    clips, captions = [], []
+    made: list[tuple[Member, Tensor]] = []
     for number, batch in enumerate(share):
         x = torch.stack(
             [keyed_noise(model.latent_shape(), "eval", config.seed, m.group, m.index) for m in batch.members]
         )
         latents = integrate(policy, x.to(model.device), [conditions[m.group] for m in batch.members])
         if number in scored:
-            clips.append(model.decode(latents))
-            captions += [prompts[m.group].text for m in batch.members]
+            made += zip(batch.members, model.decode(latents))
         progress(number + 1, len(share))
-    return _score(reward, clips, captions, model.video.fps, config.show, world)
+    made.sort(key=lambda one: (one[0].group, one[0].index))
+    captions = [prompts[member.group].text for member, _ in made]
+    return _score(reward, [clip for _, clip in made], captions, model.video.fps, config.show, world)
+
+
+def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tensor.shape) for tensor in condition.tensors.values())
 
 
 def _score(
@@ -72,7 +80,7 @@ def _score(
 ) -> Evaluation:
     names = [*reward.names, "total"]
     rows = torch.zeros(0, len(names), dtype=torch.float64)
-    videos = torch.cat(clips) if clips else torch.zeros(0)
+    videos = torch.stack(clips) if clips else torch.zeros(0)
     if clips:
         scores, _ = reward.score(videos, captions, fps)
         rows = torch.stack([*(scores.parts[name] for name in reward.names), scores.total], 1).double().cpu()
