@@ -204,7 +204,7 @@ def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: 
         vae_batch=2,
         flow_batch=8,
         vae_clips=4,
-        flow_clips=40,
+        flow_clips=120,
         latent_channels=4,
         vae_channels="8,8,8,8",
         heads=1,

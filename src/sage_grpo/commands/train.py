@@ -20,7 +20,7 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     if "--recipe" in argv:
         at = argv.index("--recipe")
         return recipe(argv[at + 1] if at + 1 < len(argv) else ""), argv[:at] + argv[at + 2 :]
-    chosen = any(word.split("=")[0] in ("--config", "--model", "--model.path", "--print_config") for word in argv)
+    chosen = any(word.split("=")[0] in ("--config", "--model", "--model.path", "--model.family") for word in argv)
     return (None if chosen else recipe("shapes/sage")), argv
 
 

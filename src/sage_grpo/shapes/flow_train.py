@@ -87,7 +87,7 @@ def encode_pool(
     lengths = torch.tensor([len(row) for row in ids])
     groups = [(lengths == length).nonzero().squeeze(1) for length in sorted(set(lengths.tolist()))]
     # A group smaller than a few clips would be drawn over and over within a batch.
-    groups = [group for group in groups if len(group) > 8]
+    groups = [group for group in groups if len(group) > 8] or groups
     return Pool(
         latents=[encoded[group.to(device)] for group in groups],
         ids=[torch.tensor([ids[i] for i in group.tolist()], device=device) for group in groups],
