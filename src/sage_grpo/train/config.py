@@ -143,7 +143,7 @@ class OptimizerConfig:
     warmup_updates: int = 0
     """Updates of linear warm-up."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
-    """What the learning rate does after warm-up, down to 0 at the last update."""
+    """What the learning rate does after warm-up; it would reach 0 one update after the last."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights, per update; None keeps none."""
 
@@ -180,6 +180,10 @@ class EvalConfig:
     """Seed of the initial noises: the same in every evaluation."""
     show: int = 8
     """Clips that are saved as videos."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, prompts=self.prompts, per_prompt=self.per_prompt, steps=self.steps)
+        _at_least(0, every=self.every, show=self.show)
 
 
 @dataclass(frozen=True, kw_only=True)

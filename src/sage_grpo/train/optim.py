@@ -79,7 +79,7 @@ def _empty_state(part: torch.optim.Optimizer, p: nn.Parameter) -> dict[str, Tens
 
 
 def learning_rate(config: OptimizerConfig, update: int, total: int) -> float:
-    """Linear warm-up, then constant, or cosine or linear decay to 0 at the last update."""
+    """Linear warm-up, then constant, or cosine or linear decay that would reach 0 one update after the last."""
     if update < config.warmup_updates:
         return config.lr * (update + 1) / config.warmup_updates
     if config.decay == "constant":

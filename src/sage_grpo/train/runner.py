@@ -109,7 +109,7 @@ def _evaluate(trainer: Trainer, out: Path, metrics: Metrics, samples: Samples, t
         return
     number, state = trainer.state.iteration, trainer.state
     result = trainer.evaluate()
-    metrics.write(number, result.metrics)
+    metrics.write(number, {**result.metrics, **trainer.clock.report()})
     terminal.evaluation(number, result.metrics)
     if trainer.world.is_main and len(result.clips):
         fps = trainer.model.video.fps

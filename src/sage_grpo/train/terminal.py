@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections import deque
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -19,7 +19,7 @@ class Terminal:
     def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
         self.console = Console(quiet=not enabled, highlight=False)
         self.total = total
-        self._start, self._first = time.perf_counter(), 0
+        self._seconds: deque[float] = deque(maxlen=10)
         live = enabled and progress and sys.stdout.isatty()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -47,7 +47,6 @@ class Terminal:
 
     def start_at(self, iteration: int) -> None:
         """Where a resumed run stands."""
-        self._first, self._start = iteration, time.perf_counter()
         self._progress.update(self._run, completed=iteration)
 
     def listen(self, phase: str, done: int, total: int) -> None:
@@ -59,8 +58,8 @@ class Terminal:
         note = f"reward {metrics['reward/total']:.3f} ± {metrics['reward/group_std']:.3f}"
         self._progress.update(self._run, completed=number, note=note)
         if not self._live:
-            seconds = (time.perf_counter() - self._start) / max(1, number - self._first)
-            left = seconds * (self.total - number)
+            self._seconds.append(metrics["time/total"])
+            left = sum(self._seconds) / len(self._seconds) * (self.total - number)
             self.say(
                 f"iteration {number}/{self.total}  {note}  kl {metrics['kl/total']:.2e}  "
                 f"clip {metrics['ratio/clip_fraction']:.0%}  grad {metrics['gradient/norm']:.3g}  "
