@@ -65,6 +65,7 @@ def train(config: TrainConfig, world: World | None = None) -> int:
     )
     try:
         with StopRequest().listening() as stop, terminal:
+            trainer.encode_prompts()
             return _loop(trainer, out, metrics, terminal, stop)
     finally:
         metrics.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -87,6 +88,20 @@ class Trainer:
         self.grid = Schedule.shifted(config.rollout.steps, config.rollout.shift or self.model.shift)
         self._check_plan()
 
+    def encode_prompts(self) -> None:
+        """Encode every prompt that the rest of the run will see, once, and drop the text encoders for good."""
+        config, state = self.config, self.state
+        coming = PromptStream(state.stream.prompts, config.seed)
+        coming.position = state.stream.position
+        count = (config.iterations - state.iteration) * config.batch.prompts
+        prompts = list(dict.fromkeys([*coming.take(count), *self.held_out[: config.evaluate.prompts]]))
+        with self.clock("encode"):
+            tick = self.clock.ticker(len(prompts))
+            for prompt in prompts:
+                self.model.encode([prompt.text], [first_frame(prompt)])
+                tick()
+        self.model.unload_text()
+
     def step(self) -> dict[str, float]:
         """One iteration: the straight line."""
         iteration = self.state.iteration
@@ -159,19 +174,25 @@ class Trainer:
 
     def decode(self, trajectories: Sequence[Trajectory]) -> Tensor:
         """The clips that this process scores, uint8; fillers are left out."""
-        self.model.place("vae", self.model.device)
         mine, video = self._scored(), self.model.video
         tick = self.clock.ticker(len(mine))
         clips = []
-        for trajectory in trajectories:
-            if trajectory.batch in mine:
-                clips.append(self.model.decode(trajectory.latents))
-                tick()
-        if self.model.device.type != "cpu":
-            self.model.place("vae", "cpu")
+        with self._vae():
+            for trajectory in trajectories:
+                if trajectory.batch in mine:
+                    clips.append(self.model.decode(trajectory.latents))
+                    tick()
         if not clips:  # more ranks share the clips of this one than there are micro-batches
             return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
         return torch.cat(clips)
+
+    @contextmanager
+    def _vae(self) -> Iterator[None]:
+        """The VAE is on an accelerator only while it decodes."""
+        self.model.place("vae", self.model.device)
+        yield
+        if self.model.device.type != "cpu":
+            self.model.place("vae", "cpu")
 
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
@@ -286,8 +307,7 @@ class Trainer:
     def evaluate(self) -> Evaluation:
         """Score the held-out prompts with the ODE; with EMA weights when there are some."""
         config = self.config
-        with self.clock("evaluate"):
-            self.model.place("vae", self.model.device)
+        with self.clock("evaluate"), self._vae():
             arguments = {"micro_batch": config.batch.micro_batch, "world": self.world, "images": first_frame}
             if self.state.ema is None:
                 return evaluate(self.model, self.reward, self.held_out, config.evaluate, **arguments)
