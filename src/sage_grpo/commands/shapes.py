@@ -56,13 +56,14 @@ def _score(options: Options) -> int:
 def _render(options: Options) -> int:
     import torch
 
-    from sage_grpo.shapes.contact import contact_sheet
     from sage_grpo.shapes.pretrain import FRAMES, SIDE
     from sage_grpo.shapes.render import render, to_uint8
     from sage_grpo.shapes.scene import random_scenes
+    from sage_grpo.video import contact_sheet
 
     scenes = random_scenes(options.prompts, torch.Generator().manual_seed(options.seed), split="all")
-    contact_sheet(to_uint8(render(scenes, FRAMES, SIDE, SIDE)), options.out / "renders.png", columns=2)
+    clips = to_uint8(render(scenes, FRAMES, SIDE, SIDE))
+    contact_sheet(options.out / "renders.png", list(clips), scenes.texts(), columns=FRAMES, cell=96)
     (options.out / "renders.txt").write_text("\n".join(scenes.texts()) + "\n")
     print(f"wrote {options.out / 'renders.png'}")
     return 0

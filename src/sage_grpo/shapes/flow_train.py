@@ -34,8 +34,6 @@ class FlowOptions:
     """Latents a step."""
     lr: float = 1e-3
     """Peak learning rate."""
-    clips: int = 160_000
-    """Clips rendered, captioned and encoded once."""
     shift: float = 3.0
     """Shift of the sampling schedule; half of the training sigmas follow it, half are uniform."""
     caption_dropout: float = 0.1

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sage_grpo.shapes.contact import contact_sheet
 from sage_grpo.shapes.imperfect import Flaws
 from sage_grpo.shapes.networks import Sizes, build_text_encoder, build_transformer, build_vae
 from sage_grpo.shapes.scene import words
 from sage_grpo.shapes.tokenizer import PAD, build_tokenizer
 from sage_grpo.shapes.training import Budget
+from sage_grpo.video import contact_sheet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15
@@ -271,7 +271,7 @@ def score(
     clock = time.perf_counter()
     clips = sample(pipe, texts, steps=steps, frames=FRAMES, side=SIDE, seed=2)
     seconds = time.perf_counter() - clock
-    contact_sheet(clips[:24], pictures / "samples.png", columns=2)
+    contact_sheet(pictures / "samples.png", list(clips[:24]), texts[:24], columns=FRAMES, cell=96)
     (pictures / "samples.txt").write_text("\n".join(texts[:24]) + "\n")
     found, best = judge_clips(clips, texts, FPS), ceiling(prompts, FRAMES, SIDE, FPS, seed=1)
     table = score_table(found, best)

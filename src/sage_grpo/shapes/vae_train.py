@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sage_grpo.shapes.contact import contact_sheet
 from sage_grpo.shapes.imperfect import clean_clips, decoder_clips
 from sage_grpo.shapes.networks import batched_vae, portion
 from sage_grpo.shapes.training import Budget, Inputs, Trainer
+from sage_grpo.video import contact_sheet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15
@@ -172,4 +172,4 @@ def _bank(n: int, frames: int, side: int, generator: torch.Generator, device: to
 def _show(vae: AutoencoderKLHunyuanVideo15, clips: Tensor, picture: Path) -> None:
     some = clips[:8]
     rows = torch.stack([some, reconstruct(vae, some)], dim=1).flatten(0, 1)
-    contact_sheet(rows, picture)
+    contact_sheet(picture, list(rows), columns=rows.shape[1], cell=96)
