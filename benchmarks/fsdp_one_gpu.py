@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.hunyuan15 import PackedTransformer, _pack
 from sage_grpo.parallel import checkpoint, fsdp
 from sage_grpo.parallel.memory import Job, Network, memory
@@ -42,18 +43,19 @@ def build(options: argparse.Namespace, *, lora: bool, dtype: torch.dtype, checkp
 
     torch.manual_seed(0)
     head = options.width // options.heads
-    transformer = HunyuanVideo15Transformer3DModel(
-        in_channels=65,
-        out_channels=32,
-        num_attention_heads=options.heads,
-        attention_head_dim=head,
-        num_layers=options.layers,
-        num_refiner_layers=1,
-        text_embed_dim=256,
-        text_embed_2_dim=64,
-        image_embed_dim=64,
-        rope_axes_dim=(head - 2 * (head // 6 * 2), head // 6 * 2, head // 6 * 2),
-    )
+    with torch.device(options.device):
+        transformer = HunyuanVideo15Transformer3DModel(
+            in_channels=65,
+            out_channels=32,
+            num_attention_heads=options.heads,
+            attention_head_dim=head,
+            num_layers=options.layers,
+            num_refiner_layers=1,
+            text_embed_dim=256,
+            text_embed_2_dim=64,
+            image_embed_dim=64,
+            rope_axes_dim=(head - 2 * (head // 6 * 2), head // 6 * 2, head // 6 * 2),
+        )
     _pack(transformer)
     transformer.requires_grad_(False)
     if lora:
@@ -107,21 +109,23 @@ def inputs(options: argparse.Namespace, dtype: torch.dtype) -> list[dict[str, Te
 
 def accumulate(
     network: PackedTransformer, engine: fsdp.Engine, batch: list[dict[str, Tensor]], autocast: bool
-) -> list[float]:
-    """Two backward passes of one update; returns their losses."""
-    losses = []
+) -> tuple[list[float], int]:
+    """Two backward passes of one update; returns their losses, and the bytes that the second one's forward passes keep."""
+    losses, cuda = [], batch[0]["x"].is_cuda
     engine.begin()
     for number in range(2):
         if number == 1:
             engine.synchronize()
-        with torch.autocast(batch[0]["x"].device.type, dtype=torch.bfloat16, enabled=autocast):
-            positive, negative = (network(**branch).float() for branch in batch)
+        before = torch.cuda.memory_allocated() if cuda else 0
+        with torch.autocast(batch[0]["x"].device.type, dtype=torch.bfloat16, enabled=autocast, cache_enabled=False):
+            positive, negative = one_after_another(*(network(**branch).float() for branch in batch))
+        kept = torch.cuda.memory_allocated() - before if cuda else 0
         v = negative + 6.0 * (positive - negative)
         loss = (v - number).square().mean()
         (gradient,) = torch.autograd.grad(loss, v, retain_graph=True)  # as training does: this must not set off FSDP
         v.backward(gradient * engine.scale)
         losses.append(float(loss.detach()))
-    return losses
+    return losses, kept
 
 
 def measure(options: argparse.Namespace, run: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -161,7 +165,8 @@ def one(
             engine = fsdp.shard([(network, blocks)], spec, world, compute=compute, keep=frozen)
         accumulate(network, engine, batch, autocast)  # warm up: kernels, streams, buffers
         network.zero_grad(set_to_none=True)
-        losses, figures = measure(options, lambda n=network, e=engine: accumulate(n, e, batch, autocast))
+        (losses, kept), figures = measure(options, lambda n=network, e=engine: accumulate(n, e, batch, autocast))
+        figures["gib_kept"] = kept / 2**30
         gradients = engine.whole({name: p.grad for name, p in trainable(network).items()})
         norm = engine.clip(trainable(network).values(), 1e9)
         results.append((losses, gradients or {}, norm, figures))
@@ -211,7 +216,8 @@ def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> 
     )
     figures = memory(network, job)
     names = ("weights", "gathered", "gradients", "activations")
-    return {name: getattr(figures, name) / 2**30 for name in names}
+    parts = {name: getattr(figures, name) / 2**30 for name in names}
+    return {**parts, "total": sum(parts.values())}
 
 
 def state(options: argparse.Namespace, world: World) -> dict[str, Any]:
@@ -267,6 +273,9 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=32, help="latent height and width")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    # Attention's backward pass adds up in any order otherwise, and what is left then is its noise, not FSDP's.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29531")
@@ -286,7 +295,7 @@ def main() -> int:
         print(
             f"{json.dumps(result['case'])}: loss error {result['relative_loss_error']:.1e}, gradient error "
             f"{result['relative_gradient_error']:.1e} {'ok' if result['ok'] else 'DIFFERS'}; peak {plain['gib_peak']:.2f} GiB plain "
-            f"(before {plain['gib_before']:.2f}), {sharded['gib_peak']:.2f} FSDP (before {sharded['gib_before']:.2f}); "
+            f"(before {plain['gib_before']:.2f}, kept {plain['gib_kept']:.2f}), {sharded['gib_peak']:.2f} FSDP (before {sharded['gib_before']:.2f}); "
             f"{plain['seconds']:.2f} and {sharded['seconds']:.2f} s; formula {result['formula_gib']}",
             flush=True,
         )

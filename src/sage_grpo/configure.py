@@ -9,6 +9,7 @@ import json
 import re
 import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -42,14 +43,24 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
 
 
 def _friendly(argv: Sequence[str], options: type) -> list[str]:
-    """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage", "flow"]`."""
+    """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage", "flow"]`.
+
+    A list of dataclasses (rewards) replaces the one before: the parser would merge equally long lists, item by item, and a
+    new reward would inherit the options of the recipe's. An empty list between the two prevents that.
+    """
     kinds = {f"--{key}": kind for key, kind in leaves(options)}
+    lists = [
+        key for key, kind in kinds.items() if get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
+    ]
     words, result = list(argv), []
     while words:
         word = words.pop(0)
         values = []
         while words and not words[0].startswith("--"):
             values.append(words.pop(0))
+        name, _, value = word.partition("=")
+        file = (values or [value])[0] if name == "--config" else ""
+        result += [f"{key}=[]" for key in lists if name == key or (file and _holds(file, key.removeprefix("--")))]
         if kinds.get(word) is bool and not values:
             result.append(f"{word}=true")
         elif kinds.get(word) == list[str] and values and not values[0].startswith("["):
@@ -57,6 +68,21 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         else:
             result += [word, *values]
     return result
+
+
+def _holds(file: str, key: str) -> bool:
+    """Whether a YAML file sets a dotted key; a file that cannot be read is the parser's to complain about."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(Path(file).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return False
+        value = value[part]
+    return True
 
 
 def explain(message: str, options: type) -> str:

@@ -18,6 +18,7 @@ from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
+from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
@@ -81,8 +82,6 @@ class FamilyModel(ABC):
         self._prepare_training(dead or set())
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
-        for part in ("network", "vae"):
-            self.place(part, self.device)
         backend = choose_backend(spec.attention, self.device, self.dtype)
         for module in (self.network, *self.others):
             set_backend(module, backend)
@@ -195,7 +194,7 @@ class FamilyModel(ABC):
                 f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. "
                 "Set model.guidance_scale."
             )
-        v_negative = self._branch(x, sigma, negatives)
+        v, v_negative = one_after_another(v, self._branch(x, sigma, negatives))
         return v_negative + scale * (v - v_negative)
 
     def _branch(self, x: Tensor, sigma: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -229,9 +228,13 @@ class FamilyModel(ABC):
         return self.boundary is None or self._high_noise(sigma) == (self.spec.expert == "high")
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """bfloat16 compute on float32 master weights; a LoRA's base is in bfloat16 itself and needs none."""
+        """bfloat16 compute on float32 master weights; a LoRA's base is in bfloat16 itself and needs none.
+
+        Without its cache, which would keep a bfloat16 copy of the whole network until the end of a pass that reads every weight
+        once.
+        """
         mixed = self._master_weights and self.dtype != torch.float32
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=mixed)
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=mixed, cache_enabled=False)
 
     @property
     def _master_weights(self) -> bool:
@@ -365,14 +368,13 @@ def choose_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def load_dtypes(spec: ModelSpec, vae: str | None = None) -> dict[str, torch.dtype]:
+def load_dtypes(spec: ModelSpec, *, trained: str = "transformer", vae: str | None = None) -> dict[str, torch.dtype]:
     """What to load each component in: float32 where all weights are trained, `dtype` elsewhere."""
-    network = torch.float32 if spec.train and spec.lora is None else DTYPES[spec.dtype]
+    full = spec.train and spec.lora is None
     return {
-        "transformer": network,
-        "transformer_2": network,
-        "vae": DTYPES[spec.vae_dtype or vae or spec.dtype],
         "default": DTYPES[spec.dtype],
+        trained: torch.float32 if full else DTYPES[spec.dtype],
+        "vae": DTYPES[spec.vae_dtype or vae or spec.dtype],
     }
 
 

@@ -52,6 +52,32 @@ def match_targets(network: nn.Module, targets: Sequence[str], blocks: str, dead:
     return list(chosen)
 
 
+class MasterLinear(nn.Linear):
+    """One half of an adapter: weights in float32, computed with in the dtype of its input.
+
+    peft would compute in float32 instead: at video sizes a third of the time of a backward pass, for digits that the sum with
+    the base layer's bfloat16 output drops.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T."""
+        return nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+def _compute_in_input_dtype(network: nn.Module) -> None:
+    """Replace the halves of all adapters."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in network.modules():
+        if isinstance(layer, LoraLayer):
+            layer.cast_input_dtype_enabled = False
+            for halves in (layer.lora_A, layer.lora_B):
+                for adapter, half in halves.items():
+                    new = MasterLinear(half.in_features, half.out_features, bias=False, device="meta")
+                    new.weight = half.weight
+                    halves[adapter] = new
+
+
 def add_lora(network: nn.Module, lora: LoraSpec, names: list[str]) -> None:
     """Add a trainable float32 adapter to the named modules; everything else is frozen."""
     from peft import LoraConfig
@@ -65,6 +91,7 @@ def add_lora(network: nn.Module, lora: LoraSpec, names: list[str]) -> None:
         if is_lora(name):
             parameter.data = parameter.data.to(torch.float32)
             parameter.requires_grad_(True)
+    _compute_in_input_dtype(network)
     if lora.path is not None:
         _start_from(network, Path(lora.path))
 
@@ -128,6 +155,7 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None) -> N
     """Load a saved LoRA into a diffusers transformer."""
     _file(Path(folder))
     network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
+    _compute_in_input_dtype(network)
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -125,8 +125,12 @@ class ModelSpec:
         """
         return None if self.guidance_in_training else 1.0
 
-    def load(self, device: str | torch.device | None = None) -> VelocityModel:
-        """Load the model; `device` overrides the field (a rank knows its own)."""
+    def load(self, device: str | torch.device | None = None, *, sharded: bool = False) -> VelocityModel:
+        """Load the model; `device` overrides the field (a rank knows its own).
+
+        `sharded` leaves the network in CPU memory, for a caller that shards it onto its devices block by block: none of them has
+        to hold all of it.
+        """
         family = self.family
         if family is None:
             from sage_grpo.models.checkpoint import detect_family
@@ -145,4 +149,8 @@ class ModelSpec:
 
         # Constructors draw weights that the checkpoint then replaces: loading must not move the run's random numbers.
         with torch.random.fork_rng(devices=[]):
-            return module.load(self, device)
+            model = module.load(self, device)
+        model.place("vae", model.device)
+        if not sharded:
+            model.place("network", model.device)
+        return model

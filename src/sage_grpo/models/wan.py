@@ -31,10 +31,11 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
     index = read_index(folder)
     two = index.get("boundary_ratio") is not None
     networks = ["transformer", "transformer_2"] if two else ["transformer"]
+    trained = "transformer_2" if two and spec.expert == "low" else "transformer"
     check_components(folder, index, [*networks, "vae", "scheduler", "tokenizer", "text_encoder"], [*networks, "vae"])
     encoders = [name for name in Wan.traits.encoders if name in index]
     pipeline = getattr(diffusers, index["_class_name"])
-    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, vae="float32"))
+    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, trained=trained, vae="float32"))
     return Wan(spec, folder, index, pipe, device)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def shard(
 ) -> Engine:
     """Shard networks (each with its blocks) in place over all processes; parameters become DTensors.
 
+    Networks may lie in CPU memory: each block moves to the device and is cut before the next one follows.
     `compute` is the dtype in which weights are gathered, where it is not their own; gradients are reduced in float32. `keep`
     are parameters that stay whole on every process. Call this before optimizers, anchors and averages are made.
     """
@@ -111,11 +113,20 @@ def _shard(
     for block in blocks:
         fully_shard(block, reshard_after_forward=spec.reshard, **arguments)
     root = fully_shard(network, reshard_after_forward=True, **arguments)
-    network.register_forward_hook(_after_forward)
+    place = torch.device(mesh.device_type)
+    for tensor in (
+        *(p for p in network.parameters() if p in keep),
+        *network.buffers(),
+    ):  # FSDP moves only what it shards
+        tensor.data = tensor.data.to(place)
+    offloaded = spec.cpu_offload and mesh.device_type != "cpu"
+    network.register_forward_hook(partial(_after_forward, offloaded))
     return root
 
 
-def _after_forward(network: nn.Module, arguments: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> Any:
+def _after_forward(
+    offloaded: bool, network: nn.Module, arguments: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]
+) -> Any:
     """What FSDP leaves open after the root's forward pass."""
     if not torch.is_grad_enabled():
         # No backward pass will free gathered weights, and the anchor's and the policy's weights change places between passes:
@@ -123,6 +134,9 @@ def _after_forward(network: nn.Module, arguments: tuple[Any, ...], output: Tenso
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+        if offloaded:
+            # Weights are copied to the device behind the caller's back, and it may change them in CPU memory next.
+            torch.accelerator.current_stream().synchronize()
         return None
     # Gradients at the velocity are taken before the network's backward pass; on an alias that does not set off FSDP's hooks.
     if isinstance(output, Tensor):

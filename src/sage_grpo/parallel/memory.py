@@ -33,8 +33,8 @@ class Network:
     """Latent channels."""
     saved_full: float = 61.0
     """Bytes per token and unit of width that a block keeps for its backward pass when all weights are trained (bfloat16)."""
-    saved_lora: float = 70.0
-    """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters' float32 inputs."""
+    saved_lora: float = 46.0
+    """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters."""
     working: float = 24.0
     """Bytes per token and unit of width of gradients inside one block's backward pass; an estimate."""
 

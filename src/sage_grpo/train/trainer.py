@@ -50,7 +50,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, world: World | None = None, clock: Clock | None = None) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         torch.manual_seed(config.seed)
-        self.model = config.model.load(self.world.device)
+        self.model = config.model.load(self.world.device, sharded=self.world.control is not None)
         self.model.gradient_checkpointing(config.update.gradient_checkpointing)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
