@@ -16,6 +16,8 @@ class Adapter:
 
     rank: int = 4
     """The rank."""
+    seed: int = 0
+    """The seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Options:
     """Some names."""
     weights: dict[str, float] = field(default_factory=dict)
     """Named weights."""
+    adapters: list[Adapter] = field(default_factory=list)
+    """Some adapters."""
 
 
 def run(*argv: str, defaults: Options | None = None) -> Options:
@@ -52,6 +56,18 @@ def test_dotted_overrides_and_bare_flags() -> None:
 @pytest.mark.parametrize("words", [("a", "b"), ("a,b",), ('["a", "b"]',)])
 def test_lists_of_words_are_written_as_people_do(words) -> None:
     assert run("--names", *words, "--lr", "2") == Options(names=["a", "b"], lr=2.0)
+
+
+@pytest.mark.parametrize("form", ["--adapters {}", "--adapters={}", "--config {file}", "--config={file}"])
+def test_a_list_of_parts_replaces_the_one_before(form: str, tmp_path) -> None:
+    """The parser would merge lists of one length, item by item: a new reward would inherit the recipe's options."""
+    file = tmp_path / "options.yaml"
+    file.write_text("adapters: [{seed: 7}]")
+    words = form.format('[{"seed":7}]', file=file).split(" ")
+    recipe = Options(adapters=[Adapter(rank=9)])
+    assert run(*words, defaults=recipe).adapters == [Adapter(rank=4, seed=7)]
+    assert run("--config", str(file), "--adapters", '[{"rank": 2}]', defaults=recipe).adapters == [Adapter(rank=2)]
+    assert run("--lr", "2", defaults=recipe).adapters == [Adapter(rank=9)]
 
 
 def test_command_line_wins_over_yaml_wins_over_recipe(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Which parameters ever receive a gradient, and the order in which gradients reach them."""
+"""Which parameters ever receive a gradient, in which order gradients reach them, and the graphs that compute them."""
 
 from __future__ import annotations
 
@@ -78,3 +78,20 @@ class _OneAfterAnother(torch.autograd.Function):
         for output, gradient in zip(outputs, gradients):
             torch.autograd.backward(output, gradient)
         return (None,) * (1 + len(gradients))
+
+
+def keep_one_graph(network: nn.Module) -> None:
+    """Run a compiled network's passes without gradients as it runs those with.
+
+    A compiler fuses the two differently; in bfloat16 a replay would then differ from its rollout by far more than the clip range.
+    """
+    forward = network.forward
+
+    def always_with_gradient(*arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            return forward(*arguments, **named)
+        with torch.enable_grad():
+            output = forward(*arguments, **named)
+        return output.detach() if isinstance(output, Tensor) else tuple(part.detach() for part in output)
+
+    network.forward = always_with_gradient

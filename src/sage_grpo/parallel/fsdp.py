@@ -110,8 +110,11 @@ def _shard(
     }
     # FSDP warns of networks that return views, for those who would change them in place; nobody does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for block in blocks:
-        fully_shard(block, reshard_after_forward=spec.reshard, **arguments)
+    for before, block in zip((None, *blocks), blocks):
+        sharded = fully_shard(block, reshard_after_forward=spec.reshard, **arguments)
+        if before is not None:
+            # By default FSDP goes by the order of the forward passes, which it forgets after the first of guidance's two branches.
+            sharded.set_modules_to_backward_prefetch([before])
     root = fully_shard(network, reshard_after_forward=True, **arguments)
     place = torch.device(mesh.device_type)
     for tensor in (
