@@ -75,12 +75,12 @@ def _one_model_per_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     """Load a checkpoint once; every trainer gets it with its first weights. Loading itself is tested in tests/models."""
     load = ModelSpec.load
 
-    def cached(self: ModelSpec, device: Any = None) -> Any:
+    def cached(self: ModelSpec, device: Any = None, *, sharded: bool = False) -> Any:
         if self.path is None:
-            return load(self, device)
+            return load(self, device, sharded=sharded)
         key = repr(self)
         if key not in _MODELS:
-            model = load(self, device)
+            model = load(self, device, sharded=sharded)
             _MODELS[key] = model, {name: p.detach().clone() for name, p in model.network.named_parameters()}
         model, first = _MODELS[key]
         with torch.no_grad():

@@ -18,7 +18,7 @@ from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
-from sage_grpo.models.gradients import keep_one_graph, one_after_another
+from sage_grpo.models.gradients import compile_blocks, one_after_another
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
@@ -86,10 +86,7 @@ class FamilyModel(ABC):
         for module in (self.network, *self.others):
             set_backend(module, backend)
         if spec.compile:
-            self.transformer.compile_repeated_blocks()
-            if spec.train:
-                for module in {self.network, self.transformer}:
-                    keep_one_graph(module)
+            compile_blocks(self.transformer, self.network, train=spec.train)
 
     # ---- what a family adds
 

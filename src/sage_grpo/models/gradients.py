@@ -80,11 +80,19 @@ class _OneAfterAnother(torch.autograd.Function):
         return (None,) * (1 + len(gradients))
 
 
-def keep_one_graph(network: nn.Module) -> None:
-    """Run a compiled network's passes without gradients as it runs those with.
+def compile_blocks(transformer: Any, network: nn.Module, *, train: bool) -> None:
+    """Compile the repeated blocks of a transformer that `network` runs (or is).
 
-    A compiler fuses the two differently; in bfloat16 a replay would then differ from its rollout by far more than the clip range.
+    A compiler fuses passes with and without gradients differently; in bfloat16 a replay would then differ from its rollout by far
+    more than the clip range. So a network that is trained always runs with them.
     """
+    transformer.compile_repeated_blocks()
+    for module in {transformer, network} if train else ():
+        keep_one_graph(module)
+
+
+def keep_one_graph(network: nn.Module) -> None:
+    """Run passes without gradients as those with."""
     forward = network.forward
 
     def always_with_gradient(*arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
