@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -281,6 +283,21 @@ def _dangers(path: Path) -> Iterator[tuple[int, str]]:
 
 def test_nothing_runs_code_from_a_file() -> None:
     _report([f"{_relative(path)}:{line}: {text}" for path in FILES for line, text in _dangers(path)])
+
+
+@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_git_ignores_no_source() -> None:
+    """A pattern that is too wide keeps files out of every clone while all is well here."""
+    files = [str(file.relative_to(ROOT)) for folder in ("src", "tests") for file in (ROOT / folder).rglob("*.py")]
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--stdin"],
+        cwd=ROOT,
+        input="\n".join(files),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not ignored.stdout.splitlines()
 
 
 def test_no_private_place_is_written_down() -> None:

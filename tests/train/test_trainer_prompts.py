@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sage_grpo.parallel.spec import Layout
+from sage_grpo.parallel.world import World
+from sage_grpo.train.trainer import Trainer
+
 
 def test_text_encoders_are_dropped_before_training_and_not_needed_again(make_config, make_trainer) -> None:
     trainer = make_trainer(make_config(kind="hunyuan15_t2v"))
@@ -24,3 +30,29 @@ def test_encoding_beforehand_changes_nothing(make_config, make_trainer) -> None:
     assert {k: v for k, v in first.items() if not k.startswith("time/")} == {
         k: v for k, v in second.items() if not k.startswith("time/")
     }
+
+
+def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config, monkeypatch) -> None:
+    """Of two prompts with four clips each, two ranks have one each. (Held-out prompts are batched by length, and needed by all.)"""
+    config = make_config(iterations=2)
+    config = replace(config, data=replace(config.data, eval_prompts=None))
+    seen: list[set[str]] = []
+    for rank in range(2):
+        trainer = Trainer(config, World(rank=rank, size=2, layout=Layout(1, 2, 1)))
+        texts: set[str] = set()
+        encode = trainer.model.encode
+
+        def watch(prompts, images=None, encode=encode, texts=texts):
+            texts.update(prompts)
+            return encode(prompts, images)
+
+        monkeypatch.setattr(trainer.model, "encode", watch)
+        trainer.encode_prompts()
+        beforehand = set(texts)
+        policy, batch = trainer.policy_of(0), trainer.state.stream.take(2)
+        trainer.roll_out(policy, batch, 0, trainer.choose_steps(policy, 0))
+        assert texts == beforehand
+        seen.append(beforehand)
+        monkeypatch.undo()
+    assert [len(texts) for texts in seen] == [2, 2]
+    assert len(seen[0] | seen[1]) == 4

@@ -150,7 +150,9 @@ def memory(network: Network, job: Job) -> Memory:
     copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema)
     whole_gradients = layout.processes > 1 and not job.sync_every_pass
     local = math.ceil(tokens(network, job) / layout.sequence) + math.ceil(job.text_tokens / layout.sequence)
-    states = 2 * MASTER * network.channels * tokens(network, job) * job.trained_steps  # x and v_old
+    # x in bfloat16 (rollout.storage), v_old, and the anchor's velocities of one update.
+    state = COMPUTE + MASTER + MASTER / job.updates * job.anchor
+    states = state * network.channels * tokens(network, job) * job.trained_steps
     return Memory(
         weights=stored * kept,
         gathered=_gathered(network, job),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,14 +72,14 @@ def roll_out(
     policy: Policy,
     batch: MicroBatch,
     prompts: Sequence[Prompt],
-    conditions: Sequence[Conditioning],
+    conditions: Mapping[int, Conditioning],
     *,
     keys: NoiseKeys,
     trained: frozenset[int],
     storage: Storage,
     progress: Callable[[], None] = lambda: None,
 ) -> Trajectory:
-    """Sample one micro-batch from noise to latents."""
+    """Sample one micro-batch from noise to latents; `conditions` are those of its groups."""
     shape, device = policy.model.latent_shape(), policy.model.device
     mine = tuple(conditions[member.group] for member in batch.members)
     x = _stored(keys.start(batch, prompts, shape).to(device), storage)

@@ -84,17 +84,20 @@ class Trainer:
         self.share = deal(
             config.batch.prompts, config.batch.group_size, config.batch.micro_batch, world_size=self.world.size
         )[self.world.rank]
+        self.groups = sorted({member.group for batch in self.share for member in batch.members})
+        """The prompts of an iteration that this rank samples."""
         self.kernel = config.kernel.build()
         self.grid = Schedule.shifted(config.rollout.steps, config.rollout.shift or self.model.shift)
         self._check_plan()
 
     def encode_prompts(self) -> None:
-        """Encode every prompt that the rest of the run will see, once, and drop the text encoders for good."""
+        """Encode every prompt that this rank will see in the rest of the run, once, and drop the text encoders for good."""
         config, state = self.config, self.state
         coming = PromptStream(state.stream.prompts, config.seed)
         coming.position = state.stream.position
-        count = (config.iterations - state.iteration) * config.batch.prompts
-        prompts = list(dict.fromkeys([*coming.take(count), *self.held_out[: config.evaluate.prompts]]))
+        batches = (coming.take(config.batch.prompts) for _ in range(state.iteration, config.iterations))
+        mine = [batch[group] for batch in batches for group in self.groups]
+        prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
         with self.clock("encode"):
             tick = self.clock.ticker(len(prompts))
             for prompt in prompts:
@@ -158,7 +161,8 @@ class Trainer:
     ) -> list[Trajectory]:
         """Sample this rank's micro-batches."""
         config = self.config.rollout
-        conditions = self.model.encode([p.text for p in prompts], [first_frame(p) for p in prompts])
+        own = [prompts[group] for group in self.groups]
+        conditions = dict(zip(self.groups, self.model.encode([p.text for p in own], [first_frame(p) for p in own])))
         storage = Storage(
             dtype=getattr(torch, config.storage),
             device=torch.device("cpu") if config.offload else self.model.device,

@@ -1,0 +1,295 @@
+"""What the ranks of a test do. Everything comes back as plain numbers and arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train import config as c
+from sage_grpo.train.distribute import distribute
+from sage_grpo.train.trainer import Trainer
+from sage_grpo.types import Scores
+
+PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a boat on a lake at night")
+
+
+def configure(
+    checkpoint: Path, folder: Path, *, lora: bool = False, guidance: float = 2.0, **changes: Any
+) -> c.TrainConfig:
+    """Two prompts of different lengths x 3 members: groups span 2 ranks, and 4 ranks have unequal shares.
+
+    AdamW's epsilon is above the rounding error of gradients that are zero in exact arithmetic (a bias on attention keys);
+    with 1e-8 AdamW would blow their noise up to steps of the size of the learning rate.
+    """
+    prompts = folder / "prompts.txt"
+    if not prompts.exists():
+        prompts.write_text("\n".join(PROMPTS))
+    base = c.TrainConfig(
+        out=str(folder / "run"),
+        iterations=2,
+        model=ModelSpec(
+            path=str(checkpoint), cache=None, guidance_scale=guidance, lora=LoraSpec(rank=4) if lora else None
+        ),
+        rewards=[RewardSpec(name="video_stats", weights={"brightness": 1.0, "saturation": 0.5})],
+        data=c.DataConfig(prompts=str(prompts), eval_prompts=str(prompts)),
+        batch=c.BatchConfig(prompts=2, group_size=3, micro_batch=2),
+        rollout=c.RolloutConfig(steps=3),
+        update=c.UpdateConfig(updates_per_rollout=2),
+        anchor=c.AnchorConfig(every=3),
+        optimizer=c.OptimizerConfig(lr=1e-3, eps=1e-4, ema=0.9, max_grad_norm=0.05),
+        evaluate=c.EvalConfig(every=0, prompts=3, steps=2, show=1),
+        log=c.LogConfig(tensorboard=False, progress=False),
+        keep=c.KeepConfig(checkpoint_every=1, videos_every=0),
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def whole(trainer: Trainer) -> dict[str, Any]:
+    """Weights, EMA and anchor of a trainer, unsharded; empty on all but the main process."""
+    state = trainer.state
+    tensors = {f"weights/{name}": p for name, p in state.params.items()}
+    tensors |= {f"ema/{name}": p for name, p in (state.ema.copies if state.ema else {}).items()}
+    tensors |= {f"anchor/{name}": p for name, p in (state.anchor.copies if state.anchor else {}).items()}
+    return {name: tensor.numpy() for name, tensor in trainer.engine.whole(tensors).items()}
+
+
+def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool = False) -> dict[str, Any]:
+    """All iterations of a run, with what happened in each."""
+    trainer = Trainer(config, world)
+    root = Path(config.out) / "checkpoints"
+    if resume:
+        assert trainer.resume(root) is not None
+    record = Recorder(trainer)
+    rows = []
+    while trainer.state.iteration < config.iterations:
+        rows.append(trainer.step())
+        if save:
+            trainer.save(root)
+    trainer.writer.finish()
+    if save:
+        trainer.export(Path(config.out) / "final")
+    evaluation = trainer.evaluate().metrics
+    return {"rows": rows, "evaluation": evaluation, "state": whole(trainer), **record.records()}
+
+
+class Recorder:
+    """Keeps noise, rewards, advantages and gradients as they pass by.
+
+    Rewards are replaced by numbers that depend on (iteration, group, member) only, each given by the rank that has the clip.
+    Real ones are kept beside them: a clip is 8 bit, so a rounding error that tips one pixel moves a reward by 1e-6 or so, and
+    dividing by a small group spread would make that the largest difference between two runs by far.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.noise: dict[tuple[int, int, int], Any] = {}
+        self.real: dict[tuple[int, int, int], float] = {}
+        self.totals: list[torch.Tensor] = []
+        self.advantages: list[torch.Tensor] = []
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        self._methods = {name: getattr(trainer, name) for name in ("roll_out", "score", "advantages", "_apply")}
+        trainer.roll_out, trainer.score = self._roll_out, self._score
+        trainer.advantages, trainer._apply = self._advantages, self._apply
+
+    def _roll_out(self, policy, prompts, iteration, steps):
+        trajectories = self._methods["roll_out"](policy, prompts, iteration, steps)
+        for trajectory in trajectories:
+            for member, x in zip(trajectory.batch.members, trajectory.x[0]):
+                self.noise[iteration, member.group, member.index] = x.numpy()
+        return trajectories
+
+    def _score(self, videos, prompts):
+        reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
+        members = [member for batch in self.trainer._scored() for member in batch.members]
+
+        def keyed(clips, captions, fps):
+            scores, report = reward(clips, captions, fps)
+            places = [(iteration, member.group, member.index) for member in members]
+            self.real |= {place: float(value) for place, value in zip(places, scores.total)}
+            total = torch.tensor([float(keyed_noise((1,), "reward", *place)) for place in places])
+            return Scores(parts=scores.parts, total=total, valid=torch.isfinite(total)), report
+
+        self.trainer.reward.score = keyed
+        try:
+            return self._methods["score"](videos, prompts)
+        finally:
+            self.trainer.reward.score = reward
+
+    def _advantages(self, scored):
+        result = self._methods["advantages"](scored)
+        self.totals.append(scored.total)
+        self.advantages.append(result)
+        return result
+
+    def _apply(self, metrics):
+        gradients = {name: p.grad for name, p in self.trainer.state.params.items() if p.grad is not None}
+        self.gradients.append(self.trainer.engine.whole(gradients))
+        return self._methods["_apply"](metrics)
+
+    def records(self) -> dict[str, Any]:
+        return {
+            "noise": self.noise,
+            "real": self.real,
+            "rewards": torch.stack(self.totals).numpy(),
+            "advantages": torch.stack(self.advantages).numpy(),
+            "gradients": [{name: g.numpy() for name, g in update.items()} for update in self.gradients],
+        }
+
+
+def count_reductions(world: World, config: c.TrainConfig, broken: bool) -> dict[str, Any]:
+    """How often gradients are reduced in one iteration; `broken` never turns synchronisation on."""
+    trainer = Trainer(config, world)
+    record, calls, reduce = Recorder(trainer), [], _fsdp_param_group.foreach_reduce
+
+    def counted(*arguments, **options):
+        calls.append(1)
+        return reduce(*arguments, **options)
+
+    if broken:
+        trainer.engine = dataclasses.replace(trainer.engine, networks=())
+        for module in trainer.model.network.modules():
+            if isinstance(module, FSDPModule):
+                module.set_requires_gradient_sync(False)
+    _fsdp_param_group.foreach_reduce = counted
+    try:
+        trainer.step()
+    finally:
+        _fsdp_param_group.foreach_reduce = reduce
+    return {"calls": len(calls), "state": whole(trainer), **record.records()}
+
+
+def lose_a_rank(world: World, config: c.TrainConfig, how: str) -> str:
+    """Rank 1 dies (or hangs) in the middle of an update; returns the message that the others end with."""
+    trainer = Trainer(config, world)
+    apply = trainer._apply
+
+    def fatal(metrics):
+        if world.number == 1 and trainer.state.updates == 1:
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(11)
+        return apply(metrics)
+
+    trainer._apply = fatal
+    world.note("iteration 0")
+    start = time.monotonic()
+    try:
+        with world.watching():
+            trainer.step()
+            trainer.step()
+    except RuntimeError as error:
+        return f"{type(error).__name__} after {time.monotonic() - start:.0f} s: {error}"
+    return "no error"
+
+
+class FailsOnRankOne:
+    """A reward that raises on one rank and nowhere else."""
+
+    names = ("constant",)
+
+    def __call__(self, videos, prompts, fps):
+        if os.environ.get("RANK") == "1":
+            raise ConnectionError("the judge of rank 1 is down")
+        return {"constant": videos.float().mean(dim=(1, 2, 3, 4))}
+
+
+class DiesOnce:
+    """A reward that kills rank 1 at its second call, if the file is not there yet."""
+
+    names = ("brightness",)
+
+    def __init__(self, marker: str) -> None:
+        self.marker, self.calls = Path(marker), 0
+
+    def __call__(self, videos, prompts, fps):
+        self.calls += 1
+        if os.environ.get("RANK") == "1" and self.calls == 2 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"brightness": videos.float().mean(dim=(1, 2, 3, 4)) / 255}
+
+
+def failing_reward(world: World, config: c.TrainConfig) -> dict[str, Any]:
+    """One iteration with a reward that fails on rank 1."""
+    trainer = Trainer(config, world)
+    try:
+        row = trainer.step()
+    except RewardFailure as stopped:
+        return {"stopped": str(stopped)}
+    metrics = trainer.evaluate().metrics
+    return {"failed": row["reward/failed"], "norm": row["gradient/norm"], "eval_failed": metrics["eval/failed"]}
+
+
+def attend(world: World, tokens: int, text: int, heads: int) -> dict[str, Any]:
+    """A joint attention layer with weights that all ranks have, whole or split; its output and gradients."""
+    from sage_grpo.parallel.context import SequenceParallel
+
+    x, context = keyed_noise((2, tokens, 3 * heads), "x"), keyed_noise((2, text, 3 * heads), "text")
+    weight = keyed_noise((3 * 3 * heads, 3 * heads), "weight").requires_grad_()
+    text_weight = keyed_noise((3 * 3 * heads, 3 * heads), "text weight").requires_grad_()
+    out = keyed_noise((3 * heads, 2), "out").requires_grad_()
+    split = None if world.sequence_group is None else SequenceParallel(world.sequence_group)
+    counts = []
+    if split is not None:
+        counts = [a + b for a, b in zip(split.counts(tokens), split.counts(text))]
+        x, context = split.split(x), split.split(context)
+
+    def attention(query, key, value):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        ).transpose(1, 2)
+
+    joint = torch.cat([x @ weight.T, context @ text_weight.T], dim=1).unflatten(2, (heads, -1)).chunk(3, dim=-1)
+    attended = attention(*joint) if split is None else split.attend(attention, *joint, counts)
+    y = attended.flatten(2)[:, : x.shape[1]] @ out
+    y = y if split is None else split.merge(y, tokens)
+    (y * keyed_noise(tuple(y.shape), "gradient")).sum().backward()
+    gradients = torch.cat([weight.grad.flatten(), text_weight.grad.flatten(), out.grad.flatten()])
+    if split is not None:
+        dist.all_reduce(gradients, group=world.sequence_group)
+    return {"y": y.detach().numpy(), "gradients": gradients.numpy()}
+
+
+def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
+    """Velocities at high and low noise, and a gradient, of checkpoints of several kinds."""
+    import tiny
+
+    results = {}
+    for kind, path in checkpoints.items():
+        model = ModelSpec(path=path, cache=None, guidance_scale=1.0).load("cpu")
+        engine = distribute(model, ParallelSpec(), world)
+        image = tiny.image() if kind.endswith("i2v") else None
+        conditions = model.encode(["a cat"], [image])
+        x = keyed_noise((1, *model.latent_shape()), "x")
+        high, low = (model.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.95, 0.3))
+        loss = (high * keyed_noise(tuple(x.shape), "gradient")).sum()
+        (loss * engine.scale).backward()
+        norm = engine.clip(model.trainable().values(), 1e9)
+        results[kind] = {"high": high.detach().numpy(), "low": low.detach().numpy(), "norm": norm}
+    return results
+
+
+def velocity_and_gradient(world: World, config: c.TrainConfig) -> dict[str, Any]:
+    """One backward pass of the network in its own precision."""
+    trainer = Trainer(config, world)
+    model = trainer.model
+    x = keyed_noise((1, *model.latent_shape()), "x")
+    v = model.velocity(x, torch.tensor(0.7), model.encode(["a cat"]))
+    (v * keyed_noise(tuple(v.shape), "gradient")).sum().backward()
+    gradients = trainer.engine.whole({name: p.grad for name, p in model.trainable().items()})
+    return {"v": v.detach().numpy(), "gradients": {name: g.numpy() for name, g in gradients.items()}}

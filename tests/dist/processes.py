@@ -1,0 +1,96 @@
+"""Several processes for a test: forked from a server that has imported torch and diffusers once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.parallel.world import World, start
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "sage_grpo.train.trainer",
+        "sage_grpo.models.hunyuan15",
+        "sage_grpo.models.wan",
+        "sage_grpo.rewards.video_stats",
+        "diffusers.models.transformers.transformer_hunyuan_video15",
+        "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
+        "diffusers.pipelines.wan.pipeline_wan",
+        "peft",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+    ]
+)
+
+Worker = Callable[..., Any]
+
+
+def run(
+    worker: Worker, processes: int, *arguments: Any, spec: ParallelSpec | None = None, limit: float = 400
+) -> list[Any]:
+    """Call `worker(world, *arguments)` on every rank; returns what they return. An exception on a rank comes back as itself
+    (a string of its traceback), a rank that died as None."""
+    spec = spec or ParallelSpec(timeout=60)
+    port = _free_port()
+    members = []
+    for rank in range(processes):
+        here, there = _context.Pipe()
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        process = _context.Process(target=_main, args=(there, environment, spec, worker, arguments), daemon=True)
+        process.start()
+        there.close()
+        members.append((process, here))
+    results = [_receive(pipe, limit) for _, pipe in members]
+    for process, _ in members:
+        process.join(timeout=20)
+        alive, _ = process.is_alive(), process.kill()
+        assert not alive, "a rank did not end"
+    return results
+
+
+def _receive(pipe: Connection, limit: float) -> Any:
+    try:
+        return pipe.recv() if pipe.poll(limit) else "timeout of the test"
+    except EOFError:
+        return None
+
+
+def _main(pipe: Connection, environment: dict[str, str], spec: ParallelSpec, worker: Worker, arguments: tuple) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    world = None
+    try:
+        world = start(spec, "cpu")
+        result = worker(world, *arguments)
+        world.close()
+        pipe.send(result)
+    except Exception:  # noqa: BLE001 - whatever it is, the test must see it
+        pipe.send(traceback.format_exc())
+        pipe.close()
+        os._exit(1)  # a process group with a dead member may never let go
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def alone(worker: Worker, *arguments: Any) -> Any:
+    """The same worker as one process without a process group."""
+    return worker(World(), *arguments)

@@ -1,0 +1,139 @@
+"""One process, data parallel, sequence parallel and both are the same run.
+
+Tolerances. Rewards here depend on (iteration, group, member) alone, so rewards, advantages and starting noise must be equal to
+the bit. Gradients are float32 sums in another order: each rank adds up its own samples (and, with sequence parallelism, its own
+tokens) first, and attention sees its keys in another order: a few float32 epsilons (1.2e-7) of the whole gradient, which grow slowly
+because the weights that come out of it differ in the last digit. Measured in four updates: 4e-7 to 9e-7 (HunyuanVideo-1.5) and 3e-6
+(Wan). Bound: 2e-5. Weights differ by 1.2e-7 at most where the learning rate is 1e-3 and entries are of size 1: bound 1e-6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import dist_workers as workers
+import numpy as np
+import processes
+import pytest
+
+from sage_grpo.parallel.spec import ParallelSpec
+
+GRADIENT_TOLERANCE = 2e-5
+WEIGHT_TOLERANCE = 1e-6
+REAL_REWARD_TOLERANCE = 1e-5
+"""One pixel of a 5 x 32 x 32 clip that rounds the other way moves brightness by 2.6e-7; saturation of a dark pixel by more."""
+
+RUNS = [
+    # checkpoint, LoRA, guidance (two forward passes for one backward pass), processes, sp, replicas
+    ("hunyuan15_t2v", False, 1.0, 2, 1, 1),
+    ("hunyuan15_t2v", False, 1.0, 2, 2, 1),
+    ("hunyuan15_t2v", False, 1.0, 4, 2, 1),
+    ("hunyuan15_t2v", True, 2.0, 4, 1, 2),
+    ("wan_t2v", False, 2.0, 2, 2, 1),
+]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_checkpoint, tmp_path_factory):
+    """(kind, lora, guidance) -> configuration and what one process does with it."""
+    known = {}
+
+    def get(kind: str, lora: bool, guidance: float):
+        key = (kind, lora, guidance)
+        if key not in known:
+            folder = tmp_path_factory.mktemp("run")
+            config = workers.configure(tiny_checkpoint(kind), folder, lora=lora, guidance=guidance)
+            known[key] = config, processes.alone(workers.train, config)
+        return known[key]
+
+    return get
+
+
+@pytest.mark.parametrize(("kind", "lora", "guidance", "ranks", "sp", "replicate"), RUNS)
+def test_every_layout_is_the_same_run(kind, lora, guidance, ranks, sp, replicate, reference) -> None:
+    config, alone = reference(kind, lora, guidance)
+    spec = ParallelSpec(sp=sp, dp_replicate=replicate, timeout=60)
+    results = processes.run(workers.train, ranks, dataclasses.replace(config, parallel=spec), spec=spec)
+    for result in results:
+        assert isinstance(result, dict), result
+        assert np.array_equal(result["rewards"], alone["rewards"])
+        assert np.array_equal(result["advantages"], alone["advantages"])
+    check_noise(results, alone, sp)
+    check_real_rewards(results, alone)
+    check_learning(results[0], alone)
+    check_metrics(results, alone)
+
+
+def check_noise(results, alone, sp: int) -> None:
+    """Ranks that share a clip have the same noise; every clip is somewhere; all are those of one process."""
+    for first in range(0, len(results), sp):
+        for other in results[first : first + sp]:
+            assert other["noise"].keys() == results[first]["noise"].keys()
+    places = set(itertools.chain.from_iterable(result["noise"] for result in results))
+    assert places == alone["noise"].keys()
+    for result in results:
+        for place, noise in result["noise"].items():
+            assert np.array_equal(noise, alone["noise"][place])
+
+
+def check_real_rewards(results, alone) -> None:
+    """Every clip is scored exactly once, and to the same reward."""
+    scored = [place for result in results for place in result["real"]]
+    assert sorted(scored) == sorted(alone["real"])
+    for result in results:
+        for place, value in result["real"].items():
+            assert abs(value - alone["real"][place]) < REAL_REWARD_TOLERANCE
+
+
+def check_learning(main, alone) -> None:
+    """Gradients, weights, average and anchor."""
+    assert len(main["gradients"]) == len(alone["gradients"]) == 4
+    for gradients, expected in zip(main["gradients"], alone["gradients"]):
+        assert gradients.keys() == expected.keys()
+        error = sum(float(np.square(gradients[name] - expected[name]).sum()) for name in expected) ** 0.5
+        size = sum(float(np.square(expected[name]).sum()) for name in expected) ** 0.5
+        assert error < GRADIENT_TOLERANCE * size
+    assert main["state"].keys() == alone["state"].keys()
+    for name, expected in alone["state"].items():
+        assert np.abs(main["state"][name] - expected).max() < WEIGHT_TOLERANCE, name
+
+
+def check_metrics(results, alone) -> None:
+    """Losses and norms, the same bits on all ranks and the same numbers as of one process."""
+    for row, expected in zip(results[0]["rows"], alone["rows"]):
+        assert row.keys() == expected.keys()
+        # The policy loss is a sum of advantages (of size 1) times ratios (1 + 1e-5) that cancel: only float32's last digit is left.
+        assert row["loss/policy"] == pytest.approx(expected["loss/policy"], abs=1e-6)
+        for name in ("kl/total", "kl/position", "gradient/norm", "ratio/std"):
+            assert row[name] == pytest.approx(expected[name], rel=2e-3, abs=1e-8), name
+    for other in results[1:]:
+        for row, expected in zip(other["rows"], results[0]["rows"]):
+            timeless = {name for name in row if not name.startswith("time/")}
+            assert {name: row[name] for name in timeless} == {name: expected[name] for name in timeless}
+        assert other["evaluation"] == results[0]["evaluation"]
+    assert results[0]["evaluation"] == pytest.approx(alone["evaluation"], abs=REAL_REWARD_TOLERANCE)
+
+
+def test_every_family_can_be_split(tiny_checkpoint) -> None:
+    """Image-to-video, two experts (one of them frozen), a timestep per token."""
+    kinds = ("hunyuan15_i2v", "wan_i2v", "wan22_t2v", "wan22_5b_t2v")
+    checkpoints = {kind: str(tiny_checkpoint(kind)) for kind in kinds}
+    alone = processes.alone(workers.every_family, checkpoints)
+    for result in processes.run(workers.every_family, 2, checkpoints, spec=ParallelSpec(sp=2, timeout=60)):
+        assert isinstance(result, dict), result
+        for kind in kinds:
+            for level in ("high", "low"):
+                np.testing.assert_allclose(result[kind][level], alone[kind][level], rtol=1e-4, atol=1e-5)
+            assert result[kind]["norm"] == pytest.approx(alone[kind]["norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "text", "heads", "sp"), [(8, 4, 2, 2), (7, 5, 6, 3), (5, 1, 2, 2)])
+def test_split_attention_is_attention(tokens: int, text: int, heads: int, sp: int) -> None:
+    """Also where tokens cannot be split evenly, and where a rank has no text at all."""
+    alone = processes.alone(workers.attend, tokens, text, heads)
+    spec = ParallelSpec(sp=sp, timeout=30)
+    for result in processes.run(workers.attend, sp, tokens, text, heads, spec=spec):
+        assert isinstance(result, dict), result
+        np.testing.assert_allclose(result["y"], alone["y"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result["gradients"], alone["gradients"], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,61 @@
+"""What happens when something goes wrong on one rank only."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import dist_workers as workers
+import processes
+import pytest
+
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.rewards.spec import RewardSpec
+
+TIMEOUT = 8.0
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint, tmp_path_factory):
+    return workers.configure(
+        tiny_checkpoint("wan_t2v"), tmp_path_factory.mktemp("failures"), guidance=1.0, lora=True, iterations=1
+    )
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_the_others_stop_in_time_and_name_the_rank(how: str, config) -> None:
+    spec = ParallelSpec(timeout=TIMEOUT)
+    results = processes.run(workers.lose_a_rank, 3, config, how, spec=spec, limit=120)
+    survivors = [results[0], results[2]]
+    if how == "dies":
+        assert results[1] is None
+    for message in survivors:
+        assert message.startswith("RankLost"), message
+        seconds = int(re.search(r"after (\d+) s", message)[1])
+        assert seconds < 3 * TIMEOUT + 10
+    if how == "dies":
+        for message in survivors:
+            assert "Lost rank 1" in message, message
+    else:
+        assert any(re.search(r"Ranks? 1 failed to pass", message) or "rank 1" in message for message in survivors)
+
+
+def failing(config, allowed: float):
+    reward = RewardSpec(name="dist_workers:FailsOnRankOne")
+    return dataclasses.replace(config, rewards=[reward], max_failed_fraction=allowed)
+
+
+def test_a_reward_that_fails_on_one_rank_is_masked_on_all(config) -> None:
+    results = processes.run(workers.failing_reward, 2, failing(config, 0.9))
+    assert all(isinstance(result, dict) for result in results), results
+    assert results[0] == results[1]
+    assert results[0]["failed"] == 3
+    assert results[0]["eval_failed"] > 0
+
+
+def test_a_reward_that_fails_too_often_stops_all_ranks_alike(config) -> None:
+    results = processes.run(workers.failing_reward, 2, failing(config, 0.1))
+    for result in results:
+        assert isinstance(result, dict), result
+        assert "3 of 6 clips" in result["stopped"]
+        assert "judge of rank 1 is down" in result["stopped"]

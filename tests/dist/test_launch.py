@@ -1,0 +1,83 @@
+"""`sage-grpo launch`: starts, restarts from the last checkpoint, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import dist_workers as workers
+import numpy as np
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from sage_grpo.commands import launch
+from sage_grpo.configure import parse
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.runner import _plain, train
+
+HERE = Path(__file__).parent
+
+
+def test_what_follows_the_command_is_left_alone() -> None:
+    argv = ["--nproc", "2", "--max_restarts", "1", "train", "--config", "a.yaml", "--optimizer.lr", "1e-5"]
+    options = parse(launch.Options, launch.arguments(argv, {"train", "evaluate"}), prog="launch")
+    assert (options.nproc, options.max_restarts) == (2, 1)
+    assert options.command == ["train", "--config", "a.yaml", "--optimizer.lr", "1e-5"]
+
+
+def test_without_a_command_it_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="needs a command"):
+        launch.run(launch.Options(nproc=2))
+
+
+def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(tiny_checkpoint, tmp_path) -> None:
+    """The reward kills rank 1 in the second of its calls; the second try continues from the checkpoint before."""
+    marker = tmp_path / "died"
+    reward = RewardSpec(name="dist_workers:DiesOnce", options={"marker": str(marker)})
+    config = workers.configure(
+        tiny_checkpoint("wan_t2v"), tmp_path, guidance=1.0, lora=True, iterations=2, rewards=[reward]
+    )
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=None))
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(_plain(dataclasses.asdict(config))))
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    code = (
+        "import sys; from sage_grpo.commands import launch; "
+        f"sys.exit(launch.run(launch.Options(nproc=2, max_restarts=1, command=['train', '--config', {str(file)!r}])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert marker.exists()
+    assert "Resumed from" in done.stdout
+    assert "at iteration 1" in done.stdout.replace("\n", " ")
+    assert re.search(r"exitcode: -9\) local_rank: 1", done.stderr), done.stderr  # the agent's line
+    assert not processes_of(tmp_path)
+
+    alone = dataclasses.replace(config, out=str(tmp_path / "alone"))  # the marker is there now: nobody dies
+    assert train(alone, World()) == 0
+    name = "pytorch_lora_weights.safetensors"
+    expected, found = (load_file(Path(run.out) / "final" / name) for run in (alone, config))
+    assert expected.keys() == found.keys()
+    assert max(float(tensor.abs().max()) for key, tensor in found.items() if ".lora_B." in key) > 1e-5  # it learned
+    assert max(float(np.abs(found[key].numpy() - expected[key].numpy()).max()) for key in expected) < 1e-6
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Processes that are still at work in a folder."""
+    commands = [_command(entry) for entry in Path("/proc").glob("[0-9]*/cmdline")]
+    return [command for command in commands if str(folder) in command and "sage_grpo" in command]
+
+
+def _command(entry: Path) -> str:
+    try:
+        return entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # it ended while we looked
+        return ""

@@ -1,0 +1,87 @@
+"""Which process does what: arithmetic, and errors that name what works."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import dist_workers as workers
+import numpy as np
+import processes
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sage_grpo.data.groups import deal
+from sage_grpo.parallel.spec import Layout, ParallelError, ParallelSpec, lay_out
+from sage_grpo.parallel.world import World
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
+def test_a_layout_uses_every_process_once(replicate: int, shard: int, sp: int) -> None:
+    layout = lay_out(ParallelSpec(dp_replicate=replicate, sp=sp), replicate * shard * sp)
+    assert layout == Layout(replicate, shard, sp)
+    worlds = [
+        World(rank=r, size=layout.data, sequence_rank=s, layout=layout) for r in range(layout.data) for s in range(sp)
+    ]
+    assert [world.number for world in worlds] == list(range(layout.processes))
+    assert sum(world.is_main for world in worlds) == 1
+
+
+def test_an_impossible_number_of_processes_names_the_nearest() -> None:
+    with pytest.raises(ParallelError, match=r"nearest numbers that can are 8 or 12"):
+        lay_out(ParallelSpec(dp_replicate=2, sp=2), 10)
+    with pytest.raises(ParallelError, match=r"nearest numbers that can are 4\."):
+        lay_out(ParallelSpec(sp=4), 1)
+    with pytest.raises(ParallelError, match="Start 8"):
+        lay_out(ParallelSpec(dp_shard=4, sp=2), 4)
+    with pytest.raises(ParallelError, match="at least 1"):
+        ParallelSpec(sp=0)
+
+
+@given(st.integers(1, 6), st.integers(2, 6), st.integers(1, 5), st.integers(1, 9))
+def test_ranks_share_rollouts_evenly_and_take_the_same_passes(groups: int, size: int, micro: int, ranks: int) -> None:
+    if ranks > groups * size:
+        with pytest.raises(ValueError, match=f"at most {groups * size} ranks"):
+            deal(groups, size, micro, world_size=ranks)
+        return
+    shares = deal(groups, size, micro, world_size=ranks)
+    real = [[batch for batch in share if not batch.filler] for share in shares]
+    members = Counter(member for share in real for batch in share for member in batch.members)
+    assert len(members) == groups * size
+    assert set(members.values()) == {1}
+    counts = [sum(len(batch.members) for batch in share) for share in real]
+    assert max(counts) - min(counts) <= 1
+    assert len({len(share) for share in shares}) == 1
+    if ranks > 1:  # prompts of different lengths would take a rank more passes than the others
+        assert all(len({member.group for member in batch.members}) == 1 for share in shares for batch in share)
+
+
+@given(st.integers(0, 20), st.integers(1, 5))
+def test_ranks_of_one_clip_share_the_scoring(count: int, sp: int) -> None:
+    parts = [World(sequence_rank=rank, layout=Layout(sequence=sp)).mine(count) for rank in range(sp)]
+    assert sorted(place for part in parts for place in part) == list(range(count))
+
+
+def test_heads_that_cannot_be_dealt_out_name_the_sizes_that_can(tiny_checkpoint, tmp_path) -> None:
+    config = workers.configure(tiny_checkpoint("hunyuan15_t2v"), tmp_path, guidance=1.0)
+    results = processes.run(workers.velocity_and_gradient, 3, config, spec=ParallelSpec(sp=3, timeout=30))
+    assert all("does not divide the 2 attention heads: use one of 1, 2" in result for result in results)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_bfloat16_is_sharded_as_it_is_computed(lora: bool, tiny_checkpoint, tmp_path) -> None:
+    """A LoRA's bfloat16 base and float32 adapter share a group; full weights are gathered in bfloat16, reduced in float32."""
+    config = workers.configure(tiny_checkpoint("hunyuan15_t2v"), tmp_path, lora=lora, guidance=1.0)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    alone = processes.alone(workers.velocity_and_gradient, config)
+    result = processes.run(workers.velocity_and_gradient, 2, config)[0]
+    assert isinstance(result, dict), result
+    if lora:
+        assert np.array_equal(result["v"], alone["v"])
+    else:  # weights that autocast would leave in float32 (norms, embeddings) are rounded too
+        assert np.linalg.norm(result["v"] - alone["v"]) < 0.02 * np.linalg.norm(alone["v"])
+    error = sum(float(np.square(result["gradients"][name] - g).sum()) for name, g in alone["gradients"].items())
+    size = sum(float(np.square(g).sum()) for g in alone["gradients"].values())
+    assert (error / size) ** 0.5 < (1e-6 if lora else 0.05)
+    assert {g.dtype for g in result["gradients"].values()} == {np.dtype("float32")}
