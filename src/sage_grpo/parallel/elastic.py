@@ -38,9 +38,11 @@ def run_module(
     except ChildFailedError as failure:
         first = failure.get_first_failure()[1]
         how = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit status {first.exitcode}"
+        # Status 2 is a command that cannot work, which no checkpoint helps.
+        go_on = "" if first.exitcode == 2 else " The same command continues from the last checkpoint."
         print(
             f"sage-grpo launch: rank {first.global_rank if first.local_rank is None else first.local_rank} failed first ({how}); "
-            "its output above says why. The same command continues from the last checkpoint.",
+            f"its output above says why.{go_on}",
             file=sys.stderr,
         )
         return 1

@@ -69,6 +69,9 @@ def hunyuan15_lora() -> TrainConfig:
         batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
         update=replace(config.update, step_fraction=0.5),
         optimizer=replace(config.optimizer, lr=1e-4),
+        keep=KeepConfig(
+            checkpoint_every=1
+        ),  # an iteration takes half an hour on one GPU; an adapter's checkpoint is 2 GB
     )
 
 
@@ -87,6 +90,7 @@ def wan() -> TrainConfig:
         update=UpdateConfig(updates_per_rollout=2, step_fraction=0.5, gradient_checkpointing=True),
         optimizer=OptimizerConfig(lr=1e-4),
         evaluate=EvalConfig(every=20, prompts=32, steps=40),
+        keep=KeepConfig(checkpoint_every=1),
     )  # fmt: skip
 
 
