@@ -74,8 +74,7 @@ class _OneAfterAnother(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        outputs, ctx.outputs = ctx.outputs, None
-        for output, gradient in zip(outputs, gradients):
+        for output, gradient in zip(ctx.outputs, gradients):
             torch.autograd.backward(output, gradient)
         return (None,) * (1 + len(gradients))
 

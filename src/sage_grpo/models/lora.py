@@ -55,8 +55,8 @@ def match_targets(network: nn.Module, targets: Sequence[str], blocks: str, dead:
 class MasterLinear(nn.Linear):
     """One half of an adapter: weights in float32, computed with in the dtype of its input.
 
-    peft would compute in float32 instead: at video sizes a third of the time of a backward pass, for digits that the sum with
-    the base layer's bfloat16 output drops.
+    peft would compute in float32 instead: at video sizes a seventh of the time of a backward pass and half as many bytes
+    again to keep for it, for digits that the sum with the base layer's bfloat16 output drops.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,17 +65,22 @@ class MasterLinear(nn.Linear):
 
 
 def _compute_in_input_dtype(network: nn.Module) -> None:
-    """Replace the halves of all adapters."""
+    """Replace the halves of all adapters that are plain matrices."""
     from peft.tuners.lora import LoraLayer
 
     for layer in network.modules():
-        if isinstance(layer, LoraLayer):
-            layer.cast_input_dtype_enabled = False
-            for halves in (layer.lora_A, layer.lora_B):
-                for adapter, half in halves.items():
-                    new = MasterLinear(half.in_features, half.out_features, bias=False, device="meta")
-                    new.weight = half.weight
-                    halves[adapter] = new
+        if not isinstance(layer, LoraLayer):
+            continue
+        pairs = [(halves, adapter) for halves in (layer.lora_A, layer.lora_B) for adapter in halves]
+        if not all(
+            type(halves[name]) in (nn.Linear, MasterLinear) and halves[name].bias is None for halves, name in pairs
+        ):
+            continue
+        layer.cast_input_dtype_enabled = False
+        for halves, adapter in pairs:
+            half = MasterLinear(halves[adapter].in_features, halves[adapter].out_features, bias=False, device="meta")
+            half.weight = halves[adapter].weight
+            halves[adapter] = half
 
 
 def add_lora(network: nn.Module, lora: LoraSpec, names: list[str]) -> None:

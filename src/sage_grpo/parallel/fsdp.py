@@ -116,12 +116,9 @@ def _shard(
             # By default FSDP goes by the order of the forward passes, which it forgets after the first of guidance's two branches.
             sharded.set_modules_to_backward_prefetch([before])
     root = fully_shard(network, reshard_after_forward=True, **arguments)
-    place = torch.device(mesh.device_type)
-    for tensor in (
-        *(p for p in network.parameters() if p in keep),
-        *network.buffers(),
-    ):  # FSDP moves only what it shards
-        tensor.data = tensor.data.to(place)
+    # FSDP moves only what it shards.
+    for tensor in (*network.buffers(), *(p for p in network.parameters() if p in keep)):
+        tensor.data = tensor.data.to(mesh.device_type)
     offloaded = spec.cpu_offload and mesh.device_type != "cpu"
     network.register_forward_hook(partial(_after_forward, offloaded))
     return root
