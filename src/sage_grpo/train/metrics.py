@@ -35,10 +35,13 @@ class Sink(Protocol):
 class Journal:
     """metrics.jsonl: one row per iteration, and one per evaluation. The truth; other sinks are views of it."""
 
-    def __init__(self, file: Path, *, keep_until: int | None) -> None:
-        """Start anew (None), or keep the rows of iterations up to `keep_until`: what came after is computed again."""
+    def __init__(self, file: Path, *, keep_until: int | None, evaluated: bool = True) -> None:
+        """Start anew (None), or keep the rows of iterations up to `keep_until` (unless `evaluated`, without its evaluation): what
+        came after is computed again."""
         self.file = file
         rows = [] if keep_until is None else [row for row in read_rows(file) if row["iteration"] <= keep_until]
+        if not evaluated:
+            rows = [row for row in rows if row["iteration"] < (keep_until or 0) or "eval/total" not in row]
         partial = file.with_suffix(".partial")
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
         os.replace(partial, file)
@@ -158,9 +161,18 @@ class Metrics:
         self.sinks = list(sinks)
 
     @classmethod
-    def open(cls, out: Path, log: LogConfig, config: Mapping[str, Any], *, resumed_at: int | None) -> Metrics:
-        """Open the sinks that the configuration names; rows after `resumed_at` are dropped."""
-        sinks: list[Sink] = [Journal(out / "metrics.jsonl", keep_until=resumed_at)]
+    def open(
+        cls,
+        out: Path,
+        log: LogConfig,
+        config: Mapping[str, Any],
+        *,
+        resumed_at: int | None,
+        evaluated: bool = True,
+    ) -> Metrics:
+        """Open the sinks that the configuration names; rows after `resumed_at` (and its evaluation's, unless `evaluated`) are
+        dropped."""
+        sinks: list[Sink] = [Journal(out / "metrics.jsonl", keep_until=resumed_at, evaluated=evaluated)]
         if log.tensorboard:
             # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
             sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))

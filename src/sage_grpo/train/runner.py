@@ -45,6 +45,10 @@ class StopRequest:
                 signal.signal(number, handler)
 
 
+class Interrupted(Exception):
+    """A stop was asked for during an evaluation, which the continued run will do again."""
+
+
 def train(config: TrainConfig, world: World | None = None) -> int:
     """Run `sage-grpo train`; returns the exit status."""
     world = world or World()
@@ -61,7 +65,15 @@ def train(config: TrainConfig, world: World | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True)
         _write(out / "config.yaml", yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
     metrics = (
-        Metrics.open(out, config.log, dataclasses.asdict(config), resumed_at=resumed) if world.is_main else Metrics([])
+        Metrics.open(
+            out,
+            config.log,
+            dataclasses.asdict(config),
+            resumed_at=resumed,
+            evaluated=not _due(trainer),
+        )
+        if world.is_main
+        else Metrics([])
     )
     try:
         with StopRequest().listening() as stop, terminal:
@@ -72,11 +84,32 @@ def train(config: TrainConfig, world: World | None = None) -> int:
 
 
 def _loop(trainer: Trainer, out: Path, metrics: Metrics, terminal: Terminal, stop: StopRequest) -> int:
+    samples = Samples(out / "videos", megabytes=trainer.config.keep.video_megabytes)
+    terminal.start_at(trainer.state.iteration)
+    try:
+        stopped = _iterate(trainer, out, metrics, samples, terminal, stop)
+    except Interrupted:
+        if trainer.state.iteration > 0:
+            _save(trainer, out)
+        stopped = True
+    trainer.writer.finish()
+    if stopped:
+        number = trainer.state.iteration
+        where = f"after iteration {number}; saved" if number else "before the first iteration"
+        terminal.say(f"Stopped by signal {where}. The same command continues from here.")
+        return 0
+    trainer.export(out / "final")
+    terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
+    return 0
+
+
+def _iterate(
+    trainer: Trainer, out: Path, metrics: Metrics, samples: Samples, terminal: Terminal, stop: StopRequest
+) -> bool:
+    """Iterations, evaluations and checkpoints; returns whether a signal ended them."""
     config, state, world = trainer.config, trainer.state, trainer.world
-    samples = Samples(out / "videos", megabytes=config.keep.video_megabytes)
-    terminal.start_at(state.iteration)
-    if state.iteration == 0:
-        _evaluate(trainer, out, metrics, samples, terminal)
+    if _due(trainer):  # the first, or one that a stop cut short
+        _evaluate(trainer, out, metrics, samples, terminal, stop)
     while state.iteration < config.iterations:
         row = trainer.step()
         number, last = state.iteration, state.iteration == config.iterations
@@ -87,29 +120,42 @@ def _loop(trainer: Trainer, out: Path, metrics: Metrics, terminal: Terminal, sto
             samples.save(
                 f"rollout-{number:06d}", trainer.videos[:count], trainer.captions[:count], trainer.model.video.fps
             )
-        if last or (config.evaluate.every and number % config.evaluate.every == 0):
-            _evaluate(trainer, out, metrics, samples, terminal)
+        if _due(trainer):
+            _evaluate(trainer, out, metrics, samples, terminal, stop)
         stopping = world.any(stop.signal is not None)
         if last or stopping or number % config.keep.checkpoint_every == 0:
-            trainer.save(out / "checkpoints")
-            if world.is_main:
-                checkpoint.prune(out / "checkpoints", config.keep.checkpoints)
+            _save(trainer, out)
         if stopping and not last:
-            trainer.writer.finish()
-            terminal.say(f"Stopped by signal after iteration {number}; saved. The same command continues from here.")
-            return 0
-    trainer.writer.finish()
-    trainer.export(out / "final")
-    terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
-    return 0
+            return True
+    return False
 
 
-def _evaluate(trainer: Trainer, out: Path, metrics: Metrics, samples: Samples, terminal: Terminal) -> None:
+def _save(trainer: Trainer, out: Path) -> None:
+    trainer.save(out / "checkpoints")
+    if trainer.world.is_main:
+        checkpoint.prune(out / "checkpoints", trainer.config.keep.checkpoints)
+
+
+def _due(trainer: Trainer) -> bool:
+    """Whether this iteration is to be evaluated and has not been."""
+    number, config = trainer.state.iteration, trainer.config
+    wanted = number in (0, config.iterations) or (config.evaluate.every and number % config.evaluate.every == 0)
+    return bool(trainer.held_out and wanted and trainer.state.evaluated < number)
+
+
+def _evaluate(
+    trainer: Trainer, out: Path, metrics: Metrics, samples: Samples, terminal: Terminal, stop: StopRequest
+) -> None:
     """Evaluate, log, keep the clips, and keep the weights if they are the best so far."""
-    if not trainer.held_out:
-        return
     number, state = trainer.state.iteration, trainer.state
-    result = trainer.evaluate()
+
+    def leave_if_asked() -> None:
+        # The last evaluation is finished: there is nothing to come back for.
+        if trainer.world.any(stop.signal is not None) and number < trainer.config.iterations:
+            raise Interrupted
+
+    result = trainer.evaluate(leave_if_asked)
+    state.evaluated = number
     metrics.write(number, {**result.metrics, **trainer.clock.report()})
     terminal.evaluation(number, result.metrics)
     if trainer.world.is_main and len(result.clips):

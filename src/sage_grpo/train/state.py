@@ -34,6 +34,8 @@ class TrainState:
     """Iterations completed."""
     updates: int = 0
     """Optimizer updates completed."""
+    evaluated: int = -1
+    """Iteration of the last evaluation."""
     best: dict[str, float] = field(default_factory=dict)
     """Iteration and score of the best evaluation."""
 
@@ -50,6 +52,7 @@ class TrainState:
             checkpoint.load(folder, tensors, world)
         self.optimizer.load_tensors(tensors)
         self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
+        self.evaluated = int(meta.get("evaluated", self.iteration))
         self.stream.position = int(meta["stream_position"])
         self.kl.load_state_dict(meta["kl"])
 
@@ -66,6 +69,7 @@ class TrainState:
         return {
             "iteration": self.iteration,
             "updates": self.updates,
+            "evaluated": self.evaluated,
             "stream_position": self.stream.position,
             "kl": self.kl.state_dict(),
             "best": self.best,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -308,15 +308,28 @@ class Trainer:
         metrics |= {f"reward/{name}": float(values.nanmean()) for name, values in scored.parts.items()}
         return metrics
 
-    def evaluate(self) -> Evaluation:
-        """Score the held-out prompts with the ODE; with EMA weights when there are some."""
-        config = self.config
-        with self.clock("evaluate"), self._vae():
-            arguments = {"micro_batch": config.batch.micro_batch, "world": self.world, "images": first_frame}
-            if self.state.ema is None:
-                return evaluate(self.model, self.reward, self.held_out, config.evaluate, **arguments)
-            with self.state.ema.applied():
-                return evaluate(self.model, self.reward, self.held_out, config.evaluate, **arguments)
+    def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
+        """Score the held-out prompts with the ODE; with EMA weights when there are some.
+
+        `after_batch` is called after every micro-batch, by all ranks equally often; it may raise.
+        """
+        config, weights = self.config, self.state.ema.applied() if self.state.ema is not None else nullcontext()
+
+        def progress(done: int, total: int) -> None:
+            self.clock.listen("evaluate", done, total)
+            after_batch()
+
+        with self.clock("evaluate"), self._vae(), weights:
+            return evaluate(
+                self.model,
+                self.reward,
+                self.held_out,
+                config.evaluate,
+                micro_batch=config.batch.micro_batch,
+                world=self.world,
+                images=first_frame,
+                progress=progress,
+            )
 
     def _scored(self) -> list[MicroBatch]:
         """The micro-batches that this process decodes and scores: ranks that share clips share that work too."""
