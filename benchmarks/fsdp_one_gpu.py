@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.hunyuan15 import PackedTransformer, _pack
 from sage_grpo.parallel import checkpoint, fsdp
-from sage_grpo.parallel.memory import Job, Network, memory
+from sage_grpo.parallel.memory import Job, Memory, Network, memory
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World, start
 from sage_grpo.train.anchor import Anchor
@@ -128,9 +128,9 @@ def accumulate(
     return losses, kept
 
 
-def measure(options: argparse.Namespace, run: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What a function returns, with its peak memory above what was there and its time."""
-    cuda = options.device == "cuda"
+def measure(device: str, run: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    """What a function returns, with memory before it and at its peak, and its time."""
+    cuda = device == "cuda"
     gc.collect()
     if cuda:
         torch.cuda.synchronize()
@@ -165,7 +165,7 @@ def one(
             engine = fsdp.shard([(network, blocks)], spec, world, compute=compute, keep=frozen)
         accumulate(network, engine, batch, autocast)  # warm up: kernels, streams, buffers
         network.zero_grad(set_to_none=True)
-        (losses, kept), figures = measure(options, lambda n=network, e=engine: accumulate(n, e, batch, autocast))
+        (losses, kept), figures = measure(options.device, lambda n=network, e=engine: accumulate(n, e, batch, autocast))
         figures["gib_kept"] = kept / 2**30
         gradients = engine.whole({name: p.grad for name, p in trainable(network).items()})
         norm = engine.clip(trainable(network).values(), 1e9)
@@ -175,7 +175,7 @@ def one(
     error = sum(float((gradients_f[name] - g).double().square().sum()) for name, g in gradients.items()) ** 0.5
     size = sum(float(g.double().square().sum()) for g in gradients.values()) ** 0.5
     # In bfloat16, attention's backward pass is not deterministic, and one bit in a hundred that flips there moves an adapter's
-    # gradient by 4e-3 (measured on a CPU). All weights: FSDP computes in bfloat16 throughout, autocast keeps norms in float32.
+    # gradient by 4e-3 (precision.py). All weights: FSDP computes in bfloat16 throughout, autocast keeps norms in float32.
     tolerance = 1e-5 if exact else (1e-2 if lora else 5e-2)
     relative = [abs(a - b) / abs(a) for a, b in zip(losses, losses_f)]
     return {
@@ -216,9 +216,12 @@ def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> 
         clips=1,
         trained_steps=0,
     )
-    figures = memory(network, job)
-    names = ("weights", "gathered", "gradients", "activations")
-    parts = {name: getattr(figures, name) / 2**30 for name in names}
+    return in_gib(memory(network, job))
+
+
+def in_gib(figures: Memory) -> dict[str, float]:
+    """What the formula says of one backward pass: without optimizer, copies and trajectories."""
+    parts = {name: getattr(figures, name) / 2**30 for name in ("weights", "gathered", "gradients", "activations")}
     return {**parts, "total": sum(parts.values())}
 
 

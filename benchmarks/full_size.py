@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsdp_one_gpu as ruler
 import torch
 
 PROMPT = "a red fox trots through fresh snow at dawn, breath steaming, the camera tracking low beside it"
@@ -68,7 +69,7 @@ def write(folder: Path) -> None:
         vae=vae,
         text_encoder=text,
         text_encoder_2=byt5,
-        tokenizer=tiny._qwen_tokenizer(),
+        tokenizer=tiny.qwen_tokenizer(),
         tokenizer_2=ByT5Tokenizer(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0),
         guider=ClassifierFreeGuidance(guidance_scale=6.0),
@@ -76,22 +77,10 @@ def write(folder: Path) -> None:
 
 
 def clocked(run: Callable[[], Any], *, repeat: int = 1) -> dict[str, float]:
-    """Seconds of one call (the last of `repeat`) and peak GiB."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(repeat):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
+    """Seconds and peak GiB of one call, the last of `repeat`."""
+    for _ in range(repeat - 1):
         run()
-        torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
-    return {
-        "seconds": seconds,
-        "gib_before": before / 2**30,
-        "gib_peak": torch.cuda.max_memory_allocated() / 2**30,
-    }
+    return ruler.measure("cuda", run)[1]
 
 
 def load(options: argparse.Namespace, **fields: Any) -> Any:
@@ -217,12 +206,11 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
         clips=1,
         trained_steps=0,
     )
-    parts = memory(HUNYUAN15, job)
-    formula = {name: getattr(parts, name) / 2**30 for name in ("weights", "gathered", "gradients", "activations")}
+    formula = ruler.in_gib(memory(HUNYUAN15, job))
     key = f"backward_{kind}{'_compiled' if compiled else ''}"
     report[key] = {**results, "error": error, "ok": error < TOLERANCE[kind], "formula_gib": formula}
     print(
-        f"{key}: peak {plain['gib_peak']:.1f} GiB plain, {sharded['gib_peak']:.1f} FSDP, formula {sum(formula.values()):.1f} "
+        f"{key}: peak {plain['gib_peak']:.1f} GiB plain, {sharded['gib_peak']:.1f} FSDP, formula {formula['total']:.1f} "
         f"{formula}; {plain} {sharded}; error {error:.1e}",
         flush=True,
     )

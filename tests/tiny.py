@@ -97,7 +97,7 @@ def _hunyuan15(kind: str, shift: float) -> Any:
     byt5 = T5EncoderModel(T5Config(vocab_size=384, d_model=12, d_kv=4, d_ff=16, num_layers=1, num_heads=2))
     components = {
         "text_encoder": text_encoder.eval(),
-        "tokenizer": _qwen_tokenizer(),
+        "tokenizer": qwen_tokenizer(),
         "transformer": transformer,
         "vae": vae.eval(),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=shift),
@@ -183,7 +183,7 @@ def _wake(network: torch.nn.Module) -> None:
             parameter.mul_(1.5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-def _qwen_tokenizer() -> Any:
+def qwen_tokenizer() -> Any:
     """A byte-level tokenizer whose template is as long as the 108 tokens that the pipeline crops."""
     from transformers import Qwen2Tokenizer
     from transformers.convert_slow_tokenizer import bytes_to_unicode

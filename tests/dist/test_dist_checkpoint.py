@@ -18,10 +18,10 @@ from sage_grpo.parallel.world import World
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_checkpoint, tmp_path_factory):
+def runs(checkpoint, tmp_path_factory):
     """One uninterrupted process, and two ranks that stopped after the first of two iterations."""
     folder = tmp_path_factory.mktemp("resume")
-    config = workers.configure(tiny_checkpoint("hunyuan15_t2v"), folder, guidance=1.0)
+    config = workers.configure(checkpoint("hunyuan15_t2v"), folder, guidance=1.0)
     alone = processes.alone(workers.train, dataclasses.replace(config, out=str(folder / "alone")))
     spec = ParallelSpec(async_checkpoint=True, timeout=60)
     first = dataclasses.replace(config, iterations=1, parallel=spec)

@@ -35,7 +35,7 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_checkpoint, tmp_path_factory):
+def reference(checkpoint, tmp_path_factory):
     """(kind, lora, guidance) -> configuration and what one process does with it."""
     known = {}
 
@@ -43,7 +43,7 @@ def reference(tiny_checkpoint, tmp_path_factory):
         key = (kind, lora, guidance)
         if key not in known:
             folder = tmp_path_factory.mktemp("run")
-            config = workers.configure(tiny_checkpoint(kind), folder, lora=lora, guidance=guidance)
+            config = workers.configure(checkpoint(kind), folder, lora=lora, guidance=guidance)
             known[key] = config, processes.alone(workers.train, config)
         return known[key]
 
@@ -117,10 +117,10 @@ def check_metrics(results, alone) -> None:
     assert results[0]["evaluation"] == pytest.approx(alone["evaluation"], abs=REAL_REWARD_TOLERANCE)
 
 
-def test_every_family_can_be_split(tiny_checkpoint) -> None:
+def test_every_family_can_be_split(checkpoint) -> None:
     """Image-to-video, two experts (one of them frozen), a timestep per token."""
     kinds = ("hunyuan15_i2v", "wan_i2v", "wan22_t2v", "wan22_5b_t2v")
-    checkpoints = {kind: str(tiny_checkpoint(kind)) for kind in kinds}
+    checkpoints = {kind: str(checkpoint(kind)) for kind in kinds}
     alone = processes.alone(workers.every_family, checkpoints)
     for result in processes.run(workers.every_family, 2, checkpoints, spec=ParallelSpec(sp=2, timeout=60)):
         assert isinstance(result, dict), result

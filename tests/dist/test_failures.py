@@ -16,9 +16,9 @@ TIMEOUT = 8.0
 
 
 @pytest.fixture(scope="module")
-def config(tiny_checkpoint, tmp_path_factory):
+def config(checkpoint, tmp_path_factory):
     return workers.configure(
-        tiny_checkpoint("wan_t2v"), tmp_path_factory.mktemp("failures"), guidance=1.0, lora=True, iterations=1
+        checkpoint("wan_t2v"), tmp_path_factory.mktemp("failures"), guidance=1.0, lora=True, iterations=1
     )
 
 

@@ -17,10 +17,10 @@ SHARDED = 3
 
 
 @pytest.fixture(scope="module")
-def config(tiny_checkpoint, tmp_path_factory):
+def config(checkpoint, tmp_path_factory):
     """Without guidance a pass is one forward; with it, FSDP reduces once for each of its two."""
     return workers.configure(
-        tiny_checkpoint("hunyuan15_t2v"), tmp_path_factory.mktemp("sync"), guidance=1.0, iterations=1
+        checkpoint("hunyuan15_t2v"), tmp_path_factory.mktemp("sync"), guidance=1.0, iterations=1
     )
 
 

