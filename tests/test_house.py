@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import re
 import shutil
 import subprocess
@@ -298,6 +299,13 @@ def test_git_ignores_no_source() -> None:
         check=False,
     )
     assert not ignored.stdout.splitlines()
+
+
+def test_pytest_skips_no_folder(request: pytest.FixtureRequest) -> None:
+    """pytest does not look into folders of some names ("dist", "build") unless they are named on its command line."""
+    patterns = request.config.getini("norecursedirs")
+    folders = {file.parent.name for file in (ROOT / "tests").rglob("test_*.py")}
+    assert not [name for name in folders for pattern in patterns if fnmatch.fnmatch(name, pattern)]
 
 
 def test_no_private_place_is_written_down() -> None:

@@ -19,9 +19,7 @@ SHARDED = 3
 @pytest.fixture(scope="module")
 def config(checkpoint, tmp_path_factory):
     """Without guidance a pass is one forward; with it, FSDP reduces once for each of its two."""
-    return workers.configure(
-        checkpoint("hunyuan15_t2v"), tmp_path_factory.mktemp("sync"), guidance=1.0, iterations=1
-    )
+    return workers.configure(checkpoint("hunyuan15_t2v"), tmp_path_factory.mktemp("sync"), guidance=1.0, iterations=1)
 
 
 @pytest.fixture(scope="module")
