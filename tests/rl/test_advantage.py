@@ -102,12 +102,17 @@ def test_clip_bounds_the_advantage() -> None:
     assert float(decoupled_advantage(parts, {"a": 1.0, "b": 1.0}, groups, clip=5.0).max()) == 5.0
 
 
+def _normalised(total: torch.Tensor, ok: torch.Tensor | None = None) -> torch.Tensor:
+    valid = total if ok is None else total[ok]
+    return total / (valid.std(correction=0) + 1e-6)
+
+
 def test_decoupled_normalisation_keeps_a_small_reward_audible() -> None:
     loud, quiet = _rewards(1) * 100, _rewards(2) * 0.01
     weights = {"loud": 1.0, "quiet": 1.0}
     decoupled = decoupled_advantage({"loud": loud, "quiet": quiet}, weights, GROUPS)
     expected = group_advantage(loud, GROUPS) + group_advantage(quiet, GROUPS, eps=1e-6)
-    torch.testing.assert_close(decoupled, expected)
+    torch.testing.assert_close(decoupled, _normalised(expected))
     summed = group_advantage(loud + quiet, GROUPS)
     silent = group_advantage(loud, GROUPS)
     assert float((summed - silent).abs().max()) < 1e-2  # the plain sum does not hear it
@@ -120,7 +125,7 @@ def test_decoupled_weights_scale_their_terms_and_a_failed_part_fails_the_rollout
     ok = torch.isfinite(b)
     advantage = decoupled_advantage({"a": a, "b": b}, {"a": 2.0, "b": 0.5}, GROUPS)
     expected = 2 * group_advantage(a, GROUPS, valid=ok) + 0.5 * group_advantage(b, GROUPS, valid=ok)
-    torch.testing.assert_close(advantage, expected)
+    torch.testing.assert_close(advantage, _normalised(expected, ok))
     assert advantage[3] == 0
 
 
@@ -147,3 +152,26 @@ def test_bad_options_are_refused() -> None:
         decoupled_advantage({"VQ": _rewards()}, {"VQQ": 1.0}, GROUPS)
     with pytest.raises(ValueError, match="one value per rollout"):
         group_advantage(_rewards(), GROUPS, valid=torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_decoupled_advantages_do_not_grow_with_the_number_of_rewards(count: int) -> None:
+    """GDPO's last step is a normalisation over the batch: without it correlated rewards add up to 1, 4, 9."""
+    torch.manual_seed(0)
+    groups = torch.arange(8).repeat_interleave(6)
+    shared = torch.randn(48)
+    parts = {f"r{number}": shared * (number + 1.0) for number in range(count)}
+    advantage = decoupled_advantage(parts, dict.fromkeys(parts, 1.0), groups)
+    assert float(advantage.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+    assert float(advantage.mean()) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_decoupled_normalisation_leaves_masked_rollouts_out() -> None:
+    torch.manual_seed(1)
+    groups = torch.arange(4).repeat_interleave(6)
+    parts = {"a": torch.randn(24), "b": torch.randn(24)}
+    valid = torch.ones(24, dtype=torch.bool)
+    valid[[1, 7, 8]] = False
+    advantage = decoupled_advantage(parts, {"a": 1.0, "b": 2.0}, groups, valid=valid)
+    assert bool((advantage[~valid] == 0).all())
+    assert float(advantage[valid].square().mean().sqrt()) == pytest.approx(1.0, abs=1e-4)

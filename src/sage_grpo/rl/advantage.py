@@ -53,14 +53,18 @@ def decoupled_advantage(
     eps: float = 1e-6,
     clip: float | None = None,
 ) -> Tensor:
-    """GDPO: normalise every reward in its group first, then add them up, so that no reward drowns the others."""
+    """GDPO (arXiv 2601.05242): normalise every reward in its group, add them up, and normalise the sum over the batch.
+
+    No reward then drowns the others, and the size of the advantages does not grow with the number of rewards.
+    """
     missing = sorted(set(weights) - set(parts))
     if missing or not weights:
         raise ValueError(f"weights name rewards that were not computed: {missing}; there are {sorted(parts)}.")
     ok = torch.stack([torch.isfinite(parts[name]) for name in weights]).all(0)
     ok = ok if valid is None else ok & valid
     terms = [w * group_advantage(parts[name], groups, valid=ok, scale=scale, eps=eps) for name, w in weights.items()]
-    total = torch.stack(terms).sum(0)
+    total = torch.stack(terms).sum(0)  # 0 where masked, and its mean over the batch is 0
+    total = total / ((total.square().sum() / ok.sum()).sqrt() + eps)
     return total if clip is None else total.clamp(-clip, clip)
 
 

@@ -21,7 +21,12 @@ class Optimizer:
         others = [p for p in self.params.values() if id(p) not in chosen]
         self.parts: list[torch.optim.Optimizer] = []
         if matrices:
-            self.parts.append(torch.optim.Muon(matrices, lr=config.lr, weight_decay=config.weight_decay))
+            # Scaled so that a matrix moves as far as AdamW moves it: one learning rate then serves both.
+            self.parts.append(
+                torch.optim.Muon(
+                    matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+                )
+            )
         if others:
             self.parts.append(
                 torch.optim.AdamW(

@@ -39,6 +39,11 @@ class TrainState:
     best: dict[str, float] = field(default_factory=dict)
     """Iteration and score of the best evaluation."""
 
+    @property
+    def size(self) -> int:
+        """How many numbers are trained, over all ranks."""
+        return sum(p.numel() for p in self.params.values())
+
     def save(self, root: Path, config: dict[str, Any], writer: checkpoint.Writer) -> Path:
         """Write a checkpoint of this moment."""
         return writer.save(root, self.iteration, self._tensors(), {**self._meta(), "config": config})

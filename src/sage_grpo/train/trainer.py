@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -282,6 +283,8 @@ class Trainer:
                 "Lower optimizer.lr or kernel.eta, or set surrogate.equalize_cap."
             )
         metrics["gradient/norm"] = norm
+        # AdamW divides by (root mean square + eps): near 1 or below, eps holds every step back.
+        metrics["gradient/rms_over_eps"] = norm / math.sqrt(self.state.size) / config.eps
         metrics["kl/lambda"] = state.kl.value
         metrics["optimizer/lr"] = state.optimizer.step(state.updates)
         state.optimizer.zero_grad()

@@ -38,6 +38,16 @@ class Objective:
     """Latent dimensions of a sample, which set the scale of the clip range."""
 
     @property
+    def scale(self) -> float:
+        """sqrt(D), by which the loss is multiplied.
+
+        A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size AdamW's
+        epsilon and the clipping norm would be of another order than in a small run; with this factor learning rate, epsilon and
+        clipping mean the same at any resolution.
+        """
+        return math.sqrt(self.dims)
+
+    @property
     def clip(self) -> float:
         """The clip range in use."""
         given = self.surrogate.clip_range
@@ -68,6 +78,8 @@ class Tally:
     """Squared gradient norm of the surrogate at the velocity, per step, before equalising."""
     grad_weighted: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """The same after equalising."""
+    grad_sent: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Of the whole gradient that went into the network: equalised surrogate plus KL."""
     bad_steps: set[int] = field(default_factory=set)
     """Steps with a loss that is not finite."""
     largest_log_ratio: float = 0.0
@@ -86,51 +98,73 @@ class Item:
     v_anchor: Tensor | None
 
 
-def backward(policy: Policy, objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally) -> None:
-    """Replay one step and add its gradient.
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one item with its gradient at the velocity, the only way by which it reaches the network.
 
-    The loss reaches the network only through the velocity, so its gradient is taken there first: the shares of surrogate
-    and KL and the norms per step then cost nothing, and the network's backward pass runs once. `scale` makes up for an
-    engine that averages gradients over ranks.
+    `total` is what is sent backward, and what the metrics are made of.
+    """
+
+    terms: SurrogateTerms
+    kl: KlTerms
+    log_ratio: Tensor
+    value: float
+    """Weighted mean of the surrogate, before the equaliser."""
+    raw: Tensor
+    """Gradient of the surrogate without the equaliser."""
+    policy: Tensor
+    """Gradient of the surrogate, equalised."""
+    trust: Tensor
+    """Gradient of lambda times the KL."""
+
+    @property
+    def total(self) -> Tensor:
+        """The gradient that goes through the network."""
+        return self.policy + self.trust
+
+
+def loss_of(policy: Policy, objective: Objective, item: Item, v: Tensor, x: Tensor, *, kl_lambda: float) -> Loss:
+    """Surrogate + lambda KL of one item at velocities v, which have a graph, and its gradients there.
+
+    They are taken at the velocity first: the shares of surrogate and KL and the norms per step then cost nothing, and the
+    network's backward pass runs once.
     """
     trajectory, index = item.trajectory, item.step
-    device = policy.model.device
-    x = trajectory.x[index].to(device=device, dtype=torch.float32)
-    x_next = trajectory.x[index + 1].to(device=device, dtype=torch.float32)
-    step = policy.step(index, x, trajectory.conditions)
-    v, sensitivity = step.velocity, policy.transition(index).sensitivity.to(device)
-    log_prob, log_prob_old = step.gaussian.log_prob(x_next), trajectory.log_prob_old[index]
-    log_ratio = log_prob - log_prob_old
-    v_old = trajectory.v_old[index].to(device) if objective.needs_v_old else v.detach()
+    transition = policy.transition(index)
+    x_next = trajectory.x[index + 1].to(device=v.device, dtype=torch.float32)
+    sensitivity = transition.sensitivity.to(v.device)
+    log_prob, log_prob_old = transition(x, v).log_prob(x_next), trajectory.log_prob_old[index]
+    v_old = trajectory.v_old[index].to(v.device) if objective.needs_v_old else v.detach()
     kl_old = closed_form_kl(v, v_old, sensitivity) if objective.needs_v_old else None
-    terms = objective.surrogate_terms(log_ratio, item.advantage, kl_old)
+    terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old)
     kl = objective.trust_region.penalty(
         v=v, v_old=v_old, v_anchor=item.v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
     )
-    policy_loss = (item.weight * terms.loss).sum()
-    (g_policy,) = torch.autograd.grad(policy_loss, v, retain_graph=True)
-    g_kl = torch.zeros_like(g_policy)
+    value = (item.weight * terms.loss).sum()
+    (raw,) = torch.autograd.grad(objective.scale * value, v, retain_graph=True)
+    trust = torch.zeros_like(raw)
     if kl.total is not None:
-        (g_kl,) = torch.autograd.grad((item.weight * kl.total).sum(), v, retain_graph=True)
-    v.backward(scale * (item.equalizer * g_policy + kl_lambda * g_kl))
-    _count(tally, item, terms, kl, log_ratio.detach(), float(policy_loss.detach()), kl_lambda, (g_policy, g_kl))
+        penalty = objective.scale * kl_lambda * (item.weight * kl.total).sum()
+        (trust,) = torch.autograd.grad(penalty, v, retain_graph=True)
+    log_ratio = (log_prob - log_prob_old).detach()
+    return Loss(terms, kl, log_ratio, float(value.detach()), raw, item.equalizer * raw, trust)
 
 
-def _count(
-    tally: Tally,
-    item: Item,
-    terms: SurrogateTerms,
-    kl: KlTerms,
-    log_ratio: Tensor,
-    policy_loss: float,
-    kl_lambda: float,
-    gradients: tuple[Tensor, Tensor],
-) -> None:
+def backward(policy: Policy, objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally) -> None:
+    """Replay one step and add its gradient; `scale` makes up for an engine that averages gradients over ranks."""
+    x = item.trajectory.x[item.step].to(device=policy.model.device, dtype=torch.float32)
+    v = policy.step(item.step, x, item.trajectory.conditions).velocity
+    loss = loss_of(policy, objective, item, v, x, kl_lambda=kl_lambda)
+    v.backward(scale * loss.total)
+    _count(tally, item, loss, kl_lambda)
+
+
+def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
     """Add one item to the tally."""
-    w = item.weight
+    w, kl, terms = item.weight, loss.kl, loss.terms
     kl_total = 0.0 if kl.total is None else float((w * kl.total.detach()).sum())
     sums = tally.sums
-    sums["loss/policy"] += item.equalizer * policy_loss
+    sums["loss/policy"] += item.equalizer * loss.value
     sums["loss/kl"] += kl_lambda * kl_total
     sums["kl/total"] += kl_total
     for name, term in (("kl/position", kl.position), ("kl/velocity", kl.velocity)):
@@ -141,16 +175,21 @@ def _count(
     sums["ratio/mean"] += float((share * excess).sum())
     sums["ratio/square"] += float((share * excess.square()).sum())
     sums["ratio/clip_fraction"] += float((w * terms.inactive).sum())
-    live = log_ratio[w > 0]
+    live = loss.log_ratio[w > 0]
     if len(live):
         tally.largest_log_ratio = max(tally.largest_log_ratio, float(live.abs().max()))
-    raw, from_kl = float(gradients[0].square().sum()), kl_lambda**2 * float(gradients[1].square().sum())
-    tally.grad_raw[item.step] += raw
-    tally.grad_weighted[item.step] += item.equalizer**2 * raw
-    sums["gradient/policy"] += item.equalizer**2 * raw
-    sums["gradient/kl"] += from_kl
-    if not math.isfinite(policy_loss + kl_total + raw + from_kl):
+    policy = _square(loss.policy)
+    tally.grad_raw[item.step] += _square(loss.raw)
+    tally.grad_weighted[item.step] += policy
+    tally.grad_sent[item.step] += _square(loss.total)
+    sums["gradient/policy"] += policy
+    sums["gradient/kl"] += _square(loss.trust)
+    if not math.isfinite(loss.value + kl_total + tally.grad_sent[item.step]):
         tally.bad_steps.add(item.step)
+
+
+def _square(gradient: Tensor) -> float:
+    return float(gradient.square().sum())
 
 
 @torch.no_grad()
@@ -214,14 +253,15 @@ def accumulate(
 def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, float]:
     """Metrics of one update over all ranks; raises Diverged, on every rank alike, when a loss was not finite."""
     names = sorted(tally.sums)
+    squares = {"raw": tally.grad_raw, "equalized": tally.grad_weighted, "sent": tally.grad_sent}
     rows = [tally.sums[name] for name in names]
-    raw = [tally.grad_raw[step] for step in steps]
-    weighted = [tally.grad_weighted[step] for step in steps]
-    bad = [float(step in tally.bad_steps) for step in steps]
-    packed = world.sum(torch.tensor([*rows, *raw, *weighted, *bad], dtype=torch.float64)).tolist()
-    metrics = dict(zip(names, packed))
-    rest, n = packed[len(names) :], len(steps)
-    broken = [step for step, flag in zip(steps, rest[2 * n :]) if flag]
+    rows += [square[step] for square in squares.values() for step in steps]
+    rows += [float(step in tally.bad_steps) for step in steps]
+    packed = iter(world.sum(torch.tensor(rows, dtype=torch.float64)).tolist())
+    metrics = {name: next(packed) for name in names}
+    for kind in squares:
+        metrics |= {f"gradient/{kind}/{step:03d}": math.sqrt(next(packed)) for step in steps}
+    broken = [step for step in steps if next(packed)]
     if broken:
         raise Diverged(
             f"The loss is not finite at denoising step(s) {broken}. The weights were not changed. Lower optimizer.lr or "
@@ -234,7 +274,4 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
     metrics["ratio/largest_log"] = float(
         world.gather(torch.tensor([tally.largest_log_ratio], dtype=torch.float64)).max()
     )
-    for step, before, after in zip(steps, rest[:n], rest[n : 2 * n]):
-        metrics[f"gradient/raw/{step:03d}"] = math.sqrt(before)
-        metrics[f"gradient/equalized/{step:03d}"] = math.sqrt(after)
     return metrics
