@@ -19,15 +19,17 @@ class Command:
     summary: str
     positional: Literal["", "action", "command"] = ""
     """What a first word without dashes means: nothing, the option `action`, or another command to run."""
-    recipes: bool = False
-    """Whether the module's function `defaults` takes a `--recipe NAME` out of the words."""
+    defaults: bool = False
+    """Whether the module's function `defaults` says what the options start from: a recipe, or a run (`--recipe`, `--run`)."""
 
 
 COMMANDS = {
     "demo": Command("demo", "train the miniature video model on this machine and show what changed"),
-    "train": Command("train", "align a video model with a reward (SAGE-GRPO and its baselines)", recipes=True),
-    "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint"),
-    "evaluate": Command("evaluate", "score a model on held-out prompts, or existing mp4 files, with any rewards"),
+    "train": Command("train", "align a video model with a reward (SAGE-GRPO and its baselines)", defaults=True),
+    "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", defaults=True),
+    "evaluate": Command(
+        "evaluate", "score a model on held-out prompts, or existing mp4 files, with any rewards", defaults=True
+    ),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
     "inspect": Command("inspect", "tables and a figure of what a sampler and a schedule will do"),
     "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
@@ -62,7 +64,7 @@ def _run(name: str, argv: list[str]) -> int:
             argv = module.arguments(argv, COMMANDS)
         elif command.positional == "action" and argv and not argv[0].startswith("-"):
             argv = ["--action", *argv]
-        if command.recipes:
+        if command.defaults:
             defaults, argv = module.defaults(argv)
         options = parse(
             module.Options, argv, prog=f"sage-grpo {name}", description=module.__doc__ or "", defaults=defaults

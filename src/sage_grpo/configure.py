@@ -61,7 +61,7 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         name, _, value = word.partition("=")
         file = (values or [value])[0] if name == "--config" else ""
         result += [f"{key}=[]" for key in lists if name == key or (file and _holds(file, key.removeprefix("--")))]
-        if kinds.get(word) is bool and not values:
+        if kinds.get(word) in (bool, bool | None) and not values:
             result.append(f"{word}=true")
         elif kinds.get(word) == list[str] and values and not values[0].startswith("["):
             result.append(f"{word}={json.dumps([item for value in values for item in value.split(',')])}")
@@ -70,19 +70,40 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
     return result
 
 
+def given(argv: Sequence[str], key: str) -> str | None:
+    """What the words, or a YAML file among them, say about an option that others take their defaults from; the last one counts."""
+    found = None
+    for place, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        value = value if equals else "".join(argv[place + 1 : place + 2])
+        if name == f"--{key}":
+            found = value
+        elif name == "--config" and _holds(value, key):
+            found = str(_lookup(value, key))
+    return found
+
+
 def _holds(file: str, key: str) -> bool:
-    """Whether a YAML file sets a dotted key; a file that cannot be read is the parser's to complain about."""
+    """Whether a YAML file sets a dotted key."""
+    return _lookup(file, key) is not _NOTHING
+
+
+_NOTHING = object()
+
+
+def _lookup(file: str, key: str) -> object:
+    """The value of a dotted key in a YAML file, or _NOTHING; a file that cannot be read is the parser's to complain about."""
     import yaml
 
     try:
         value = yaml.safe_load(Path(file).read_text())
     except (OSError, ValueError, yaml.YAMLError):
-        return False
+        return _NOTHING
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
-            return False
+            return _NOTHING
         value = value[part]
-    return True
+    return value
 
 
 def explain(message: str, options: type) -> str:

@@ -54,6 +54,14 @@ class Scores:
     """bool; False where any weighted part failed or is not finite."""
 
 
+class PartScores(dict[str, Tensor]):
+    """What a reward may return: named scores together with the reasons why single clips could not be scored."""
+
+    def __init__(self, parts: Mapping[str, Tensor], reasons: Mapping[int, str] | None = None) -> None:
+        super().__init__(parts)
+        self.reasons: dict[int, str] = dict(reasons or {})
+
+
 @runtime_checkable
 class Reward(Protocol):
     """Scores clips. Higher is better; NaN marks a clip that could not be scored."""

@@ -1,4 +1,8 @@
-"""Score a model on held-out prompts with the ODE and fixed seeds, or score existing video files, with any rewards."""
+"""Score a model on held-out prompts with the ODE and fixed seeds, or score existing video files, with any rewards.
+
+`--run DIR` starts from a run: its model, trained weights, rewards, held-out prompts and evaluation settings, so that the figures are
+those of its own evaluations; any option that you give wins.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sage_grpo.commands.run_folder import Choice, read_config
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import EvalConfig
 
 if TYPE_CHECKING:
+    from sage_grpo.data.prompts import Prompt
     from sage_grpo.train.evaluate import Evaluation
 
 
@@ -25,74 +31,108 @@ class Options:
     """What to evaluate."""
 
     run: str | None = None
-    """Folder of a run: takes its model, rewards, prompts and trained weights."""
-    weights: Literal["final", "best", "base"] = "final"
-    """Which weights of the run."""
-    model: ModelSpec = ModelSpec()
-    """A model, when no run is given; without one, the small checkpoint that the package carries."""
+    """Folder of a run: its model, rewards, held-out prompts and settings become the defaults of the options below."""
+    weights: Literal["final", "best", "base"] | None = None
+    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    checkpoint: int | None = None
+    """Weights of the run's checkpoint of this iteration."""
+    ema: bool | None = None
+    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
+    model: ModelSpec = ModelSpec(train=False)
+    """The model; without a run or a path, the small checkpoint that the package carries."""
     lora: str | None = None
-    """Folder of a saved LoRA to add to the model."""
+    """Folder of a saved LoRA to add to the model, in place of a run's own."""
     videos: Path | None = None
     """A folder of video files to score instead of a model's."""
-    prompts: str = "shapes"
-    """Prompts: a .txt, .csv or .jsonl file, or "shapes" for the embedded world's held-out split."""
+    prompts: str | None = "shapes"
+    """Prompts: a .txt, .csv or .jsonl file, "shapes" for the embedded world's held-out split, or "train" for a run's training
+    prompts."""
     rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
     """Rewards with their weights."""
+    max_failed_fraction: float = 0.25
+    """Share of clips whose reward may fail."""
     settings: EvalConfig = EvalConfig()
     """Number of prompts, steps, seed."""
     micro_batch: int = 8
-    """Clips that are sampled together."""
+    """Clips that are sampled, or read from files, together."""
     out: Path | None = None
     """Folder for scores.json, and for a contact sheet (or scores.csv for files)."""
     json: bool = False
     """Print JSON only."""
 
 
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from: a run's own settings where the words name one."""
+    from sage_grpo.configure import given
+
+    run = given(argv, "run")
+    return (None if run is None else of_run(run)), argv
+
+
+def of_run(run: str) -> Options:
+    """The options that repeat a run's own evaluation of its final weights."""
+    config = read_config(Path(run))
+    return Options(
+        run=run,
+        model=config.model,
+        prompts=config.data.held_out,
+        rewards=config.rewards,
+        max_failed_fraction=config.max_failed_fraction,
+        settings=config.evaluate,
+        micro_batch=config.batch.micro_batch,
+    )
+
+
 def run(options: Options) -> int:
     """Evaluate and print."""
-    if options.videos is not None:
-        return _score_files(options)
-    from sage_grpo.rewards.base import CompositeReward
-    from sage_grpo.train.evaluate import evaluate
-    from sage_grpo.train.sources import first_frame, prompts_from
+    from sage_grpo.rewards.base import RewardFailure
 
-    options = _with_run(options)
-    model = replace(options.model, train=False, lora=None).load()
-    if options.lora is not None:
-        model.load_lora(options.lora)
-    reward = CompositeReward(options.rewards, device=model.device, require_weights=False)
-    result = evaluate(
-        model,
-        reward,
-        prompts_from(options.prompts, split="heldout"),
-        options.settings,
-        micro_batch=options.micro_batch,
-        images=first_frame,
-    )
-    _report(result, options)
+    try:
+        if options.videos is not None:
+            return _score_files(options)
+        _report(_evaluate(options), options)
+    except RewardFailure as failure:
+        print(f"sage-grpo evaluate stopped: {failure}")
+        return 1
     return 0
 
 
-def _with_run(options: Options) -> Options:
-    """Fill in what a run knows."""
-    if options.run is None:
-        return options
-    from sage_grpo.commands.export import read_config
+def _evaluate(options: Options) -> Evaluation:
+    from sage_grpo.rewards.base import CompositeReward
+    from sage_grpo.train.evaluate import evaluate
+    from sage_grpo.train.sources import first_frame
 
-    folder = Path(options.run)
-    config = read_config(folder)
-    held_out = config.data.eval_prompts or config.data.prompts
-    options = replace(options, model=config.model, rewards=config.rewards, prompts=held_out)
-    if options.weights == "base":
-        return options
-    trained = folder / options.weights
-    if not trained.is_dir():
-        raise FileNotFoundError(
-            f"{folder} has no {options.weights!r} weights yet. `sage-grpo export --run {folder}` makes some."
+    prompts = _prompts(options)
+    choice = Choice(
+        run=options.run,
+        weights=options.weights,
+        checkpoint=options.checkpoint,
+        ema=options.ema,
+        lora=options.lora,
+    )
+    model = choice.find(options.model).load()
+    reward = CompositeReward(
+        options.rewards,
+        max_failed_fraction=options.max_failed_fraction,
+        device=model.device,
+        require_weights=False,
+    )
+    return evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
+
+
+def _prompts(options: Options) -> list[Prompt]:
+    from sage_grpo.train.sources import prompts_from
+
+    if options.prompts is None:
+        raise ValueError(
+            f"{options.run} was trained without held-out prompts. Give --prompts FILE, or --prompts train for the prompts that "
+            "it was trained on."
         )
-    if config.model.lora is not None:
-        return replace(options, lora=str(trained))
-    return replace(options, model=replace(config.model, path=str(trained), revision=None))
+    if options.prompts != "train":
+        return prompts_from(options.prompts, split="heldout")
+    if options.run is None:
+        raise ValueError("--prompts train means the training prompts of a run: give --run runs/NAME as well.")
+    return prompts_from(read_config(Path(options.run)).data.prompts, split="train")
 
 
 def _report(result: Evaluation, options: Options) -> None:
@@ -114,10 +154,29 @@ def _report(result: Evaluation, options: Options) -> None:
 
 
 def _score_files(options: Options) -> int:
-    from sage_grpo.commands.score_videos import score_videos
+    from sage_grpo.commands.score_videos import score_videos, summary
+    from sage_grpo.models.family import choose_device
 
-    if options.prompts == "shapes":
-        raise ValueError("--videos needs --prompts FILE: one prompt per video, in the order of the file names.")
     assert options.videos is not None
-    score_videos(options.videos, Path(options.prompts), options.rewards, output=options.out)
+    if options.prompts is None or options.prompts in ("shapes", "train"):
+        raise ValueError("--videos needs --prompts FILE: one prompt per video, in the order of the file names.")
+    base = Options() if options.run is None else of_run(options.run)
+    device, base = options.model.device, replace(base, model=replace(base.model, device=options.model.device))
+    names = ("model", "settings", "weights", "checkpoint", "ema", "lora", "max_failed_fraction")
+    useless = [f"--{name}" for name in names if getattr(options, name) != getattr(base, name)]
+    if useless:
+        raise ValueError(
+            f"--videos scores files that are there: {', '.join(useless)} would change nothing (--model.device does)."
+        )
+    rows = score_videos(
+        options.videos,
+        Path(options.prompts),
+        options.rewards,
+        output=options.out,
+        device=choose_device(device),
+        batch_size=options.micro_batch,
+        show=not options.json,
+    )
+    if options.json:
+        print(json_module.dumps(summary(rows)))
     return 0

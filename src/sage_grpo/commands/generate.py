@@ -1,13 +1,17 @@
-"""Prompts to mp4 files and a contact sheet, with any kernel, LoRA or checkpoint."""
+"""Prompts to mp4 files and a contact sheet, with any kernel, LoRA or checkpoint.
+
+`--run DIR` takes the model of a run as it was trained (checkpoint, sizes, fps, guidance, shift, dtype) with any of its weights.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from sage_grpo.commands.run_folder import Choice, read_config
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import ModelSpec
 
@@ -23,14 +27,22 @@ if TYPE_CHECKING:
 class Options:
     """What to generate."""
 
-    model: ModelSpec = ModelSpec()
-    """The video model; without one, the small checkpoint that the package carries."""
+    run: str | None = None
+    """Folder of a run: its model settings become the defaults of the options below, and its weights are used."""
+    weights: Literal["final", "best", "base"] | None = None
+    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    checkpoint: int | None = None
+    """Weights of the run's checkpoint of this iteration."""
+    ema: bool | None = None
+    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
+    model: ModelSpec = ModelSpec(train=False)
+    """The video model; without a run or a path, the small checkpoint that the package carries."""
     prompts: list[str] | str = ""
     """A prompt, a list of them, or a file (.txt, .csv or .jsonl)."""
     images: list[str] = field(default_factory=list)
     """First frames for an image-to-video model: one per prompt, or one for all."""
     lora: str | None = None
-    """Folder of a saved LoRA."""
+    """Folder of a saved LoRA to add to the model, in place of a run's own."""
     kernel: KernelSpec = KernelSpec(name="ode")
     """The sampler; ode is the model's own, deterministic one."""
     deterministic_last: bool = True
@@ -54,6 +66,14 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
 
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from: a run's model where the words name a run."""
+    from sage_grpo.configure import given
+
+    run = given(argv, "run")
+    return (None if run is None else Options(run=run, model=read_config(Path(run)).model)), argv
+
+
 @dataclass(frozen=True)
 class Clip:
     """One clip to make."""
@@ -69,9 +89,7 @@ def run(options: Options) -> int:
     from sage_grpo.video import contact_sheet
 
     clips = plan(options)
-    model = replace(options.model, train=False).load()
-    if options.lora is not None:
-        model.load_lora(options.lora)
+    model = _choice(options).find(options.model).load()
     images = {path: _read(path) for path in {clip.image for clip in clips} if path is not None}
     conditions = model.encode(
         [clip.prompt for clip in clips], [images.get(clip.image) for clip in clips] if images else None
@@ -87,6 +105,16 @@ def run(options: Options) -> int:
     sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
     print(f"{len(clips)} clips and {sheet.name} in {out}")
     return 0
+
+
+def _choice(options: Options) -> Choice:
+    return Choice(
+        run=options.run,
+        weights=options.weights,
+        checkpoint=options.checkpoint,
+        ema=options.ema,
+        lora=options.lora,
+    )
 
 
 def plan(options: Options) -> list[Clip]:

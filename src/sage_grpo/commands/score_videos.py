@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.data.prompts import Prompt, prompt_of, read_rows
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.video import read_video
 
@@ -29,6 +30,8 @@ class ScoredVideo:
     """Path relative to the folder."""
     prompt: str
     """Its prompt."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The other columns of its prompt's row."""
     fps: float = math.nan
     """The file's own frame rate."""
     frames: int = 0
@@ -53,18 +56,19 @@ def find_videos(folder: Path) -> list[Path]:
     return found
 
 
-def read_prompts(path: Path, names: Sequence[str]) -> list[str]:
+def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
     """The prompt of every video name.
 
     .txt: one prompt a line, in the order of the sorted names. .csv: columns video and prompt. .jsonl: objects with
-    video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix.
+    video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix. Other columns are
+    metadata that rewards receive.
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".txt":
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if len(lines) != len(names):
             raise ValueError(f"{path} has {len(lines)} prompts for {len(names)} videos; name them in a .csv instead.")
-        return lines
+        return [Prompt(line) for line in lines]
     table = _prompt_table(path, text)
     prompts, missing = [], []
     for name in names:
@@ -81,22 +85,20 @@ def read_prompts(path: Path, names: Sequence[str]) -> list[str]:
     return prompts
 
 
-def _prompt_table(path: Path, text: str) -> Mapping[str, str]:
+def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
     if path.suffix == ".json":
         table = json.loads(text)
         if not isinstance(table, dict):
             raise ValueError(f"{path} must hold an object from video to prompt.")
-        return {str(video): str(prompt) for video, prompt in table.items()}
-    if path.suffix == ".jsonl":
-        rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.strip()]
-    elif path.suffix == ".csv":
-        rows = list(csv.DictReader(io.StringIO(text)))
-    else:
+        return {str(video): Prompt(str(prompt)) for video, prompt in table.items()}
+    if path.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"Prompts are read from .txt, .csv, .jsonl or .json, got {path}.")
-    for number, row in enumerate(rows, start=1):
+    prompts = {}
+    for number, row in read_rows(text, path):
         if not {"video", "prompt"} <= row.keys():
-            raise ValueError(f"Row {number} of {path} needs video and prompt, it has {sorted(map(str, row))}.")
-    return {str(row["video"]): str(row["prompt"]) for row in rows}
+            raise ValueError(f"{path}, line {number} needs video and prompt, it has {', '.join(row)}.")
+        prompts[str(row.pop("video"))] = prompt_of(row, path, number)
+    return prompts
 
 
 def score_videos(
@@ -105,10 +107,11 @@ def score_videos(
     rewards: Sequence[RewardSpec],
     *,
     output: Path | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     batch_size: int = 8,
+    show: bool = True,
 ) -> list[ScoredVideo]:
-    """Score every video of a folder, print a table, and write scores.csv and scores.json into `output`.
+    """Score every video of a folder, print a table (`show`), and write scores.csv and scores.json into `output`.
 
     A file that cannot be read or scored is a row with a reason, never a 0 and never the end of the run.
     """
@@ -116,14 +119,16 @@ def score_videos(
     paths = find_videos(videos)
     names = [path.relative_to(videos).as_posix() for path in paths]
     columns = [*composite.names, *(["total"] if composite.weights else [])]
-    rows = [ScoredVideo(name, prompt) for name, prompt in zip(names, read_prompts(prompts, names))]
+    told = read_prompts(prompts, names)
+    rows = [ScoredVideo(name, prompt.text, dict(prompt.metadata)) for name, prompt in zip(names, told)]
     for row in rows:
         row.scores = dict.fromkeys(columns, math.nan)
     for batch, clips in _batches(paths, rows, batch_size):
         _score_batch(composite, batch, clips)
     if output is not None:
         _write(output, rows, columns)
-    _print_table(rows, columns)
+    if show:
+        _print_table(rows, columns)
     return rows
 
 
@@ -150,7 +155,9 @@ def _batches(
 
 
 def _score_batch(composite: CompositeReward, rows: list[ScoredVideo], clips: Tensor) -> None:
-    scores, report = composite.score(clips, [row.prompt for row in rows], rows[0].fps)
+    scores, report = composite.score(
+        clips, [row.prompt for row in rows], rows[0].fps, metadata=[row.metadata for row in rows]
+    )
     for index, row in enumerate(rows):
         row.scores.update({part: value[index].item() for part, value in scores.parts.items()})
         if "total" in row.scores:
@@ -167,6 +174,12 @@ def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
     return {"mean": values.mean().item() if count else math.nan, "standard_error": error, "count": count}
 
 
+def summary(rows: Sequence[ScoredVideo]) -> dict[str, dict[str, float | None]]:
+    """`summarize` of every column, for JSON."""
+    columns = rows[0].scores if rows else {}
+    return {column: {key: _plain(value) for key, value in summarize(rows, column).items()} for column in columns}
+
+
 def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) -> None:
     facts = ("video", "prompt", "fps", "frames", "height", "width")
     table = io.StringIO()
@@ -181,8 +194,7 @@ def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) ->
         | {"scores": {column: _plain(row.scores[column]) for column in columns}, "reason": row.reason}
         for row in rows
     ]
-    summary = {column: {key: _plain(value) for key, value in summarize(rows, column).items()} for column in columns}
-    document = json.dumps({"summary": summary, "videos": records}, indent=2, allow_nan=False) + "\n"
+    document = json.dumps({"summary": summary(rows), "videos": records}, indent=2, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("scores.csv", table.getvalue()), ("scores.json", document)):
         temporary = folder / f"{name}.tmp"

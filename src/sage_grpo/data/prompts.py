@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+COLUMNS = ("prompt", "seed", "image", "ref_image_path")
+"""Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
 
 
 @dataclass(frozen=True)
@@ -16,13 +23,18 @@ class Prompt:
 
     text: str
     seed: int | None = None
-    """Fixes the initial noise of this prompt's rollouts; None derives it from the run's seed."""
+    """Fixes the initial noise of this prompt's clips; None derives it from the run's seed."""
     image: Path | None = None
     """First frame for image-to-video models."""
+    metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    """The other columns of its row, for rewards."""
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image) or .jsonl (the same keys)."""
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image) or .jsonl (the same keys).
+
+    Other columns become metadata that rewards receive.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no prompt file {path}. Give a .txt, .csv or .jsonl file.")
@@ -30,45 +42,83 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     if path.suffix == ".txt":
         lines = (line.strip() for line in text.splitlines())
         prompts = [Prompt(line) for line in lines if line and not line.startswith("#")]
-    elif path.suffix == ".csv":
-        prompts = [_from_row(row, path, n) for n, row in enumerate(csv.DictReader(text.splitlines(keepends=True)), 2)]
-    elif path.suffix == ".jsonl":
-        prompts = [_from_json(line, path, n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    elif path.suffix in (".csv", ".jsonl"):
+        prompts = [prompt_of(row, path, number) for number, row in read_rows(text, path)]
     else:
         raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv or .jsonl.")
     if not prompts:
         raise ValueError(f"{path} holds no prompts.")
+    _warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, path)
     return prompts
 
 
-def _from_json(line: str, path: Path, number: int) -> Prompt:
+def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    """The rows of the text of a .csv or .jsonl file, with their line numbers."""
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield number, _from_json(line, path, number)
+        return
+    reader = csv.DictReader(text.splitlines(keepends=True), skipinitialspace=True)
+    for number, row in enumerate(reader, 2):
+        if None in row:
+            raise ValueError(
+                f"{path}, line {number}: more values than columns ({', '.join(map(str, reader.fieldnames or ()))}). "
+                'Put a prompt with commas into "double quotes".'
+            )
+        yield number, {name.strip(): value for name, value in row.items()}
+
+
+def _from_json(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error}.") from error
     if not isinstance(row, (str, dict)):
         raise ValueError(f"{path}, line {number}: expected an object with a prompt, or a string, got {line.strip()!r}.")
-    return _from_row({"prompt": row} if isinstance(row, str) else row, path, number)
+    return {"prompt": row} if isinstance(row, str) else row
 
 
-def _from_row(row: dict[str, object], path: Path, number: int) -> Prompt:
-    unknown = sorted(str(key) for key in set(row) - {"prompt", "seed", "image"})
-    if unknown:
-        raise ValueError(f"{path}, line {number}: unknown columns {unknown}; use prompt, seed and image.")
-    text = str(row.get("prompt") or "").strip()
+def prompt_of(row: Mapping[str, Any], path: Path, number: int) -> Prompt:
+    """The prompt of a row of a prompt file."""
+    if "prompt" not in row:
+        near = difflib.get_close_matches("prompt", [name.lower() for name in row], n=1)
+        hint = f" Call {near[0]!r} prompt." if near else ""
+        raise ValueError(f"{path}, line {number}: there is no column prompt, only {', '.join(row) or 'none'}.{hint}")
+    text = str(row["prompt"] or "").strip()
     if not text:
         raise ValueError(f"{path}, line {number}: the prompt is empty.")
-    seed, image = row.get("seed"), row.get("image")
+    seed = row.get("seed")
     try:
         number_or_none = None if seed in (None, "") else int(str(seed))
     except ValueError as error:
         raise ValueError(f"{path}, line {number}: seed must be a whole number, got {seed!r}.") from error
-    file = None if not image else (path.parent / str(image))
-    if file is not None and not file.is_file():
+    metadata = {name: value for name, value in row.items() if name not in COLUMNS}
+    return Prompt(text, number_or_none, _image_of(row, path, number), MappingProxyType(metadata))
+
+
+def _image_of(row: Mapping[str, Any], path: Path, number: int) -> Path | None:
+    names = [str(row[name]) for name in ("image", "ref_image_path") if row.get(name)]
+    if not names:
+        return None
+    if len(set(names)) > 1:
+        raise ValueError(f"{path}, line {number}: image and ref_image_path name two images, {' and '.join(names)}.")
+    file = path.parent / names[0]
+    if not file.is_file():
         raise FileNotFoundError(
             f"{path}, line {number}: there is no image {file} (paths are relative to the prompt file)."
         )
-    return Prompt(text, number_or_none, file)
+    return file
+
+
+def _warn_of_near_misses(names: set[str], path: Path) -> None:
+    """Any column may be metadata, so a misspelt one can only be pointed out."""
+    for name in sorted(names):
+        near = difflib.get_close_matches(name.lower(), COLUMNS, n=1, cutoff=0.8)
+        if near:
+            warnings.warn(
+                f"{path}: column {name!r} is metadata for rewards. Did you mean {near[0]!r}?", UserWarning, stacklevel=3
+            )
 
 
 class PromptStream:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.types import PartScores
 
 
 class RewardConfigError(ValueError):
@@ -19,14 +20,6 @@ class RewardConfigError(ValueError):
 
 class BadReturn(ValueError):
     """A reward returned something that is not one float a clip."""
-
-
-class PartScores(dict[str, Tensor]):
-    """Named scores together with the reasons why single clips could not be scored."""
-
-    def __init__(self, parts: Mapping[str, Tensor], reasons: Mapping[int, str] | None = None) -> None:
-        super().__init__(parts)
-        self.reasons: dict[int, str] = dict(reasons or {})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ from sage_grpo.shapes.fit import (
 )
 from sage_grpo.shapes.render import palette
 from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, from_text
+from sage_grpo.types import PartScores
 
 WEIGHTS: dict[str, float] = {
     "shape": 0.20,
@@ -85,11 +86,11 @@ class ShapesJudge:
         """The parts that a call returns."""
         return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in ATTRIBUTES))
 
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """Score uint8 clips B x F x H x W x 3 against their prompts."""
         _check(videos, prompts)
         if not len(videos):
-            return {name: torch.zeros(0, device=videos.device) for name in self.names}
+            return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
         verdict = self.examine(videos)
         wanted, understood = _wanted(prompts, videos.device)
         parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
@@ -100,7 +101,7 @@ class ShapesJudge:
             total = total + weight * parts[f"TA/{name}"]
         parts["TA"] = total
         parts["Overall"] = total + 0.5 * verdict.mq + 0.5 * verdict.vq
-        return {name: parts[name].float() for name in self.names}
+        return PartScores({name: parts[name].float() for name in self.names}, _misunderstood(prompts))
 
     @torch.no_grad()
     def examine(self, videos: Tensor) -> Verdict:
@@ -164,7 +165,7 @@ class NaiveProxy:
         return ("proxy",)
 
     @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
         _check(videos, prompts)
         pixels = videos.float() / 255
@@ -174,7 +175,7 @@ class NaiveProxy:
         saturation = (pixels.amax(-1) - pixels.amin(-1)).mean((1, 2, 3))
         change = pixels.diff(dim=1).abs().mean((1, 2, 3, 4))
         score = near + 0.5 * saturation + self.change_weight * change
-        return {"proxy": score.masked_fill(~understood, torch.nan)}
+        return PartScores({"proxy": score.masked_fill(~understood, torch.nan)}, _misunderstood(prompts))
 
 
 def _clip_beliefs(frames: FrameFit, motions: MotionFit) -> dict[str, Tensor]:
@@ -201,16 +202,28 @@ def _wanted(prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tenso
     """Attribute indices B x 6 in the order of ATTRIBUTES (zeros where not understood), and which are understood."""
     rows = [_parse(prompt) for prompt in prompts]
     blank = (0,) * len(ATTRIBUTES)
-    table = torch.tensor([row or blank for row in rows], dtype=torch.int64).reshape(-1, len(ATTRIBUTES))
-    return table.to(device), torch.tensor([row is not None for row in rows], dtype=torch.bool).to(device)
+    known = [not isinstance(row, str) for row in rows]
+    table = torch.tensor([blank if isinstance(row, str) else row for row in rows], dtype=torch.int64)
+    return table.reshape(-1, len(ATTRIBUTES)).to(device), torch.tensor(known, dtype=torch.bool).to(device)
+
+
+def _misunderstood(prompts: Sequence[str]) -> dict[int, str]:
+    """Why prompts are outside the world's grammar, by their place."""
+    rows = [_parse(prompt) for prompt in prompts]
+    return {
+        place: f"the prompt is outside the grammar of the shapes world: {row}"
+        for place, row in enumerate(rows)
+        if isinstance(row, str)
+    }
 
 
 @lru_cache(maxsize=65536)
-def _parse(prompt: str) -> tuple[int, ...] | None:
+def _parse(prompt: str) -> tuple[int, ...] | str:
+    """Attribute indices, or what is not understood."""
     try:
         return from_text(prompt).indices
-    except ValueError:
-        return None
+    except ValueError as error:
+        return str(error)
 
 
 def _check(videos: Tensor, prompts: Sequence[str]) -> None:

@@ -164,6 +164,11 @@ class DataConfig:
     eval_prompts: str | None = None
     """Held-out prompts: a file, or "shapes". None is the shapes world's held-out split, or for files no evaluation."""
 
+    @property
+    def held_out(self) -> str | None:
+        """Where held-out prompts come from; None is nowhere."""
+        return self.eval_prompts or ("shapes" if self.prompts == "shapes" else None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:

@@ -49,6 +49,7 @@ def evaluate(
     world = world or World()
     prompts = list(prompts)[: config.prompts]
     conditions = model.encode([p.text for p in prompts], [images(p) for p in prompts])
+    model.unload_text()  # the network needs their memory; what is encoded stays
     schedule = Schedule.shifted(config.steps, shift or model.shift)
     policy = Policy(model, Ode(), schedule)
     members = [Member(group, index) for group in range(len(prompts)) for index in range(config.per_prompt)]
@@ -59,16 +60,21 @@ def evaluate(
     scored = {real[place] for place in world.mine(len(real))}
     made: list[tuple[Member, Tensor]] = []
     for number, batch in enumerate(share):
-        x = torch.stack(
-            [keyed_noise(model.latent_shape(), "eval", config.seed, m.group, m.index) for m in batch.members]
-        )
+        x = torch.stack([_start(model.latent_shape(), m, prompts[m.group].seed, config.seed) for m in batch.members])
         latents = integrate(policy, x.to(model.device), [conditions[m.group] for m in batch.members])
         if number in scored:
             made += zip(batch.members, model.decode(latents))
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
-    captions = [prompts[member.group].text for member, _ in made]
-    return _score(reward, [clip for _, clip in made], captions, model.video.fps, config.show, world)
+    shown = [prompts[member.group] for member, _ in made]
+    return _score(reward, [clip for _, clip in made], shown, model.video.fps, config.show, world)
+
+
+def _start(shape: tuple[int, ...], member: Member, own: int | None, seed: int) -> Tensor:
+    """Initial noise. A prompt's own seed gives the clip that `sage-grpo generate` makes of it, whatever stands around it."""
+    if own is not None:
+        return keyed_noise(shape, "generate", own + member.index, "start")
+    return keyed_noise(shape, "eval", seed, member.group, member.index)
 
 
 def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
@@ -76,13 +82,14 @@ def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
 
 
 def _score(
-    reward: CompositeReward, clips: list[Tensor], captions: list[str], fps: float, show: int, world: World
+    reward: CompositeReward, clips: list[Tensor], prompts: Sequence[Prompt], fps: float, show: int, world: World
 ) -> Evaluation:
+    captions = [prompt.text for prompt in prompts]
     names = [*reward.names, "total"]
     rows = torch.zeros(0, len(names), dtype=torch.float64)
     videos = torch.stack(clips) if clips else torch.zeros(0)
     if clips:
-        scores, _ = reward.score(videos, captions, fps)
+        scores, _ = reward.score(videos, captions, fps, metadata=[dict(prompt.metadata) for prompt in prompts])
         rows = torch.stack([*(scores.parts[name] for name in reward.names), scores.total], 1).double().cpu()
     rows = world.gather(rows)
     valid = torch.isfinite(rows[:, -1])

@@ -13,7 +13,7 @@ from sage_grpo.video import read_image
 
 def load_sources(config: TrainConfig) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts and held-out prompts."""
-    held_out = config.data.eval_prompts or ("shapes" if config.data.prompts == "shapes" else None)
+    held_out = config.data.held_out
     return prompts_from(config.data.prompts, split="train"), [] if held_out is None else prompts_from(held_out)
 
 

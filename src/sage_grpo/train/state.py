@@ -81,13 +81,25 @@ class TrainState:
         }
 
 
+def has_ema(folder: Path) -> bool:
+    """Whether a checkpoint holds a moving average of the weights."""
+    return any(name.startswith("ema/") for name in checkpoint.read_meta(folder)["tensors"])
+
+
 def load_weights(folder: Path, params: dict[str, nn.Parameter], *, ema: bool = False) -> dict[str, Tensor]:
     """The trainable weights (or their EMA) of a checkpoint, by parameter name."""
     meta = checkpoint.read_meta(folder)
     prefix = "ema" if ema else "weights"
+    if ema and not has_ema(folder):
+        raise ValueError(f"{folder} has no EMA: the run was trained without optimizer.ema.")
     wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in params.items()}
-    missing = sorted(set(wanted) - set(meta["tensors"]))
-    if missing:
-        raise ValueError(f"{folder} has no {missing[0]!r}: was it trained with {'an EMA' if ema else 'this model'}?")
+    saved = {name for name in meta["tensors"] if name.startswith(f"{prefix}/")}
+    different = sorted(saved ^ set(wanted))
+    if different:
+        name, where = different[0].partition("/")[2], "the checkpoint" if different[0] in saved else "the model"
+        raise ValueError(
+            f"{folder} holds the weights of another model: only {where} trains {name} ({len(different)} such names). "
+            "Use the run's own model, LoRA and model.train settings."
+        )
     checkpoint.load_some(folder, wanted)
     return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in wanted.items()}

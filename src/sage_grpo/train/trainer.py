@@ -202,7 +202,10 @@ class Trainer:
     def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
         members = [member for batch in self._scored() for member in batch.members]
-        scores, report = self.reward.score(videos, [prompts[m.group].text for m in members], self.model.video.fps)
+        shown = [prompts[member.group] for member in members]
+        scores, report = self.reward.score(
+            videos, [p.text for p in shown], self.model.video.fps, metadata=[dict(p.metadata) for p in shown]
+        )
         place = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
         columns = [scores.total, *(scores.parts[name] for name in self.reward.names)]
         rows = self.world.gather(torch.cat([place, torch.stack(columns, 1).double().cpu()], 1))

@@ -1,0 +1,153 @@
+"""What other commands take from the folder of a run: its configuration, and a model with any of its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from sage_grpo.models.base import VelocityModel
+    from sage_grpo.models.spec import ModelSpec
+    from sage_grpo.train.config import TrainConfig
+
+
+def read_config(run: Path) -> TrainConfig:
+    """The configuration that a run was started with."""
+    from sage_grpo.configure import parse
+    from sage_grpo.train.config import TrainConfig
+
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
+        )
+    return parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
+
+
+def find_checkpoint(run: Path, number: int | None = None) -> Path:
+    """A whole checkpoint of a run; None is the newest good one."""
+    from sage_grpo.parallel.checkpoint import find_fault, newest_good
+
+    root = run / "checkpoints"
+    folder = newest_good(root) if number is None else root / f"{number:06d}"
+    if folder is None or not folder.is_dir():
+        there = ", ".join(str(one) for one in _numbers(run)) or "none"
+        wanted = "usable checkpoint" if number is None else f"checkpoint {number}"
+        raise FileNotFoundError(f"No {wanted} under {root} (there: {there}).")
+    fault = find_fault(folder)
+    if fault is not None:
+        raise ValueError(f"Checkpoint {folder} is damaged: {fault}.")
+    return folder
+
+
+def _numbers(run: Path) -> list[int]:
+    """Iterations of the checkpoints that are there."""
+    return sorted(int(folder.name) for folder in (run / "checkpoints").glob("[0-9]*") if folder.name.isdigit())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which weights to put into a model, as the options of a command say it."""
+
+    run: str | None = None
+    """Folder of a run."""
+    weights: Literal["final", "best", "base"] | None = None
+    """Weights of the run by name; None is final, where nothing else is named."""
+    checkpoint: int | None = None
+    """Weights of the run by the iteration of a checkpoint."""
+    ema: bool | None = None
+    """The moving average, or the weights themselves; None is the average where the run keeps one, as in its own evaluations."""
+    lora: str | None = None
+    """Folder of a saved LoRA, on the base model."""
+
+    def find(self, spec: ModelSpec) -> Found:
+        """Where these weights are; everything that can be refused without loading a model is refused here."""
+        self._check(spec)
+        if self.lora is not None:  # it takes the place of the adapter that the run trained
+            return Found(spec if self.run is None else replace(spec, lora=None, train=False), lora=self.lora)
+        if self.run is None or self.weights == "base":
+            return Found(spec)
+        run = Path(self.run)
+        config = read_config(run)
+        number = self.checkpoint
+        if number is None:
+            number = config.iterations if self.weights in (None, "final") else _best(run)
+        if self.checkpoint is not None or number in _numbers(run):
+            return Found(spec, checkpoint=find_checkpoint(run, number), ema=self.ema)
+        return Found(self._exported(spec, run, config))
+
+    def _check(self, spec: ModelSpec) -> None:
+        given = {"weights": self.weights, "checkpoint": self.checkpoint, "ema": self.ema}
+        named = [f"--{name}" for name, value in given.items() if value is not None]
+        if self.run is None and named:
+            raise ValueError(f"{', '.join(named)} chooses among the weights of a run: give --run runs/NAME as well.")
+        if self.lora is not None and named and named != ["--weights"]:
+            raise ValueError(f"--lora and {', '.join(named)} both name weights: give one of them.")
+        if self.lora is not None and self.weights not in (None, "base"):
+            raise ValueError(f"--lora and --weights {self.weights} both name weights: a LoRA goes on --weights base.")
+        if self.lora is not None and self.run is None and spec.lora is not None:
+            raise ValueError("--lora and --model.lora both name an adapter: give one of them.")
+        if self.weights is not None and self.checkpoint is not None:
+            raise ValueError(f"--weights {self.weights} and --checkpoint {self.checkpoint}: give one of them.")
+        if self.weights == "base" and self.ema is not None:
+            raise ValueError("--ema is about trained weights; --weights base has none.")
+
+    def _exported(self, spec: ModelSpec, run: Path, config: TrainConfig) -> ModelSpec:
+        """What a run leaves besides its checkpoints: an adapter for its base model, or a whole model."""
+        name, there = self.weights or "final", _numbers(run)
+        folder = run / name
+        # A final/ beside checkpoints that end earlier is that of a shorter run, which was then continued.
+        if not folder.is_dir() or (name == "final" and there):
+            stands = f"its newest checkpoint is --checkpoint {there[-1]}" if there else "it has no checkpoint"
+            raise FileNotFoundError(
+                f"{run} has no {name} weights: {stands}, of {config.iterations} iterations. "
+                + ("Best weights need held-out prompts (data.eval_prompts). " if name == "best" else "")
+                + "--weights base is the model before training."
+            )
+        if self.ema is not None and self.ema != (config.optimizer.ema is not None):
+            kept = "the moving average" if config.optimizer.ema is not None else "the weights themselves"
+            raise ValueError(f"Of these weights {run} only keeps {folder}, which holds {kept}: leave --ema out.")
+        if spec.lora is not None:
+            return replace(spec, lora=replace(spec.lora, path=str(folder)))
+        return replace(spec, path=str(folder), revision=None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model and the place of its weights."""
+
+    spec: ModelSpec
+    checkpoint: Path | None = None
+    ema: bool | None = None
+    lora: str | None = None
+
+    def load(self) -> VelocityModel:
+        """Load the model. Weights of a run go into the model as it was trained, so that it computes the same bits."""
+        import torch
+
+        from sage_grpo.train.state import has_ema, load_weights
+
+        model = self.spec.load()
+        if self.lora is not None:
+            model.load_lora(self.lora)
+        if self.checkpoint is not None:
+            params = model.trainable()
+            ema = has_ema(self.checkpoint) if self.ema is None else self.ema
+            weights = load_weights(self.checkpoint, params, ema=ema)
+            with torch.no_grad():
+                for name, parameter in params.items():
+                    parameter.copy_(weights[name])
+        return model
+
+
+def _best(run: Path) -> int:
+    """Iteration of the best evaluation, as the newest checkpoint knows it; -1 is none."""
+    from sage_grpo.parallel.checkpoint import read_meta
+
+    if not _numbers(run):
+        return -1
+    best = read_meta(find_checkpoint(run))["best"]
+    if best.get("iteration") == 0:
+        raise ValueError(f"The best evaluation of {run} is the one before training: use --weights base.")
+    return int(best.get("iteration", -1))
