@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sage_grpo.train.config import TrainConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -23,13 +28,33 @@ class Options:
 
 def run(options: Options) -> int:
     """Export."""
-    from sage_grpo.commands.run_folder import find_checkpoint, read_config
+    from sage_grpo.parallel.checkpoint import find_fault, newest_good
     from sage_grpo.train.state import load_weights
 
     config = read_config(Path(options.run))
-    folder = find_checkpoint(Path(options.run), options.checkpoint)
+    root = Path(options.run) / "checkpoints"
+    folder = newest_good(root) if options.checkpoint is None else root / f"{options.checkpoint:06d}"
+    if folder is None or not folder.is_dir():
+        there = ", ".join(sorted(f.name for f in root.glob("[0-9]*"))) or "none"
+        raise FileNotFoundError(f"No usable checkpoint under {root} (there: {there}).")
+    fault = find_fault(folder)
+    if fault is not None:
+        raise ValueError(f"Checkpoint {folder} is damaged: {fault}.")
     model = config.model.load()
     weights = load_weights(folder, model.trainable(), ema=options.ema)
     model.save(options.out, weights=weights, merged=options.merged)
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
     return 0
+
+
+def read_config(run: Path) -> TrainConfig:
+    """The configuration that a run was started with."""
+    from sage_grpo.configure import parse
+    from sage_grpo.train.config import TrainConfig
+
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
+        )
+    return parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from sage_grpo.rewards.functions import (
     RewardConfigError,
     check_return,
     nearest,
+    takes_metadata,
 )
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Reward, Scores
@@ -98,6 +99,7 @@ class _Member:
 
     def __init__(self, spec: RewardSpec, reward: Reward, *, require_weights: bool) -> None:
         self.spec, self.reward = spec, reward
+        self.takes_metadata = takes_metadata(type(reward).__call__)
         self.weights = _member_weights(spec, reward, require_weights=require_weights)
         if spec.batch_size is not None and spec.batch_size < 0:
             raise RewardConfigError(f"batch_size of {spec.title!r} must be 0 or more, got {spec.batch_size}.")
@@ -207,9 +209,21 @@ class CompositeReward:
         return scores
 
     @torch.no_grad()
-    def score(self, videos: Tensor, prompts: Sequence[str], fps: float) -> tuple[Scores, FailureReport]:
-        """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells."""
+    def score(
+        self,
+        videos: Tensor,
+        prompts: Sequence[str],
+        fps: float,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[Scores, FailureReport]:
+        """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells.
+
+        `metadata`, one mapping a clip, goes to the rewards that have a parameter of this name.
+        """
         check_clips(videos, prompts, fps)
+        if metadata is not None and len(metadata) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(metadata)} rows of metadata: give one a clip.")
+        known = [{} for _ in prompts] if metadata is None else metadata
         if not self._placed:
             self.onload()
         count = videos.shape[0]
@@ -218,7 +232,7 @@ class CompositeReward:
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
         for member in self._members:
             start = time.perf_counter()
-            values = self._score_member(member, videos, prompts, fps, failures)
+            values = self._score_member(member, videos, prompts, fps, known, failures)
             self.seconds[member.spec.title] = time.perf_counter() - start
             for part, value in values.items():
                 parts[self._public(member, part)] = value.to(videos.device)
@@ -232,7 +246,13 @@ class CompositeReward:
         return Scores(parts=parts, total=total.to(videos.device), valid=valid.to(videos.device)), report
 
     def _score_member(
-        self, member: _Member, videos: Tensor, prompts: Sequence[str], fps: float, failures: list[Failure]
+        self,
+        member: _Member,
+        videos: Tensor,
+        prompts: Sequence[str],
+        fps: float,
+        metadata: Sequence[Mapping[str, Any]],
+        failures: list[Failure],
     ) -> dict[str, Tensor]:
         count, size = videos.shape[0], max(1, member.batch(videos.shape[0]))
         values = {part: torch.full((count,), torch.nan) for part in member.reward.names}
@@ -240,7 +260,7 @@ class CompositeReward:
         while start < count:
             width = 1 if start < singly_until else size
             chunk = list(range(start, min(start + width, count)))
-            outcome = self._call(member, videos, prompts, fps, chunk)
+            outcome = self._call(member, videos, prompts, fps, metadata, chunk)
             if isinstance(outcome, torch.OutOfMemoryError) and len(chunk) > 1:
                 size = max(1, len(chunk) // 2)
                 torch.cuda.empty_cache()
@@ -254,12 +274,19 @@ class CompositeReward:
         return values
 
     def _call(
-        self, member: _Member, videos: Tensor, prompts: Sequence[str], fps: float, chunk: list[int]
+        self,
+        member: _Member,
+        videos: Tensor,
+        prompts: Sequence[str],
+        fps: float,
+        metadata: Sequence[Mapping[str, Any]],
+        chunk: list[int],
     ) -> PartScores | Exception:
         try:
             clips = videos[chunk[0] : chunk[-1] + 1].to(self._device_of(member))
             version = clips._version
-            result = member.reward(clips, [prompts[index] for index in chunk], fps)
+            extra = {"metadata": [dict(metadata[index]) for index in chunk]} if member.takes_metadata else {}
+            result = member.reward(clips, [prompts[index] for index in chunk], fps, **extra)
             if clips._version != version:  # it would falsify what the next reward sees
                 raise RewardConfigError(f"Reward {member.spec.title!r} changed the clips in place: copy them first.")
             return check_return(result, member.reward.names, len(chunk))

@@ -88,25 +88,46 @@ class FunctionReward:
         self._sample_fps = sample_fps
         self._num_frames = num_frames
         self._arguments = arguments
-        _check_arguments(function, arguments, positional=2 if per_frame else 3)
+        self._takes_metadata = takes_metadata(function) and "metadata" not in arguments
+        told = {"metadata": None} if self._takes_metadata else {}
+        _check_arguments(function, {**arguments, **told}, positional=2 if per_frame else 3)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parts: the keys of the weights, or the function's own name."""
         return self._parts
 
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def __call__(
+        self,
+        videos: Tensor,
+        prompts: Sequence[str],
+        fps: float,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Mapping[str, Tensor]:
         """Score the clips."""
         count = videos.shape[0]
+        rows = [{} for _ in prompts] if metadata is None else list(metadata)
+        told: dict[str, Any] = {"metadata": rows} if self._takes_metadata else {}
         if not self._per_frame:
-            return check_return(self._function(videos, list(prompts), fps, **self._arguments), self._parts, count)
+            result = self._function(videos, list(prompts), fps, **self._arguments, **told)
+            return check_return(result, self._parts, count)
         total = videos.shape[1]
         indices = sample_indices(total, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
         frames = videos[:, indices].flatten(0, 1)
         repeated = [prompt for prompt in prompts for _ in indices]
-        result = self._function(frames, repeated, **self._arguments)
+        if told:
+            told = {"metadata": [row for row in rows for _ in indices]}
+        result = self._function(frames, repeated, **self._arguments, **told)
         flat = check_return(result, self._parts, len(repeated))
         return PartScores({part: value.view(count, len(indices)).mean(dim=1) for part, value in flat.items()})
+
+
+def takes_metadata(function: Callable[..., Any]) -> bool:
+    """Whether a reward's signature has a parameter `metadata`."""
+    try:
+        return "metadata" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some C functions have no signature
+        return False
 
 
 def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> None:
