@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sage_grpo.configure import ConfigError, parse
+from sage_grpo.configure import ConfigError, given, parse
 from sage_grpo.flow.kernels import KernelSpec
 
 
@@ -78,6 +78,28 @@ def test_command_line_wins_over_yaml_wins_over_recipe(tmp_path) -> None:
         lr=3.0, kernel=KernelSpec(name="flow", eta=0.2), adapter=Adapter(rank=2)
     )
     assert run("--adapter", "null", defaults=recipe).adapter is None
+
+
+def test_what_is_given_is_known_before_parsing(tmp_path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("run: c\nother: {run: d}\n")
+    assert given(["--lr", "1"], "run") is None
+    assert given(["--run", "a", "--lr", "1"], "run") == "a"
+    assert given(["--run=a=b", "--runs", "x"], "run") == "a=b"
+    assert given(["--run", "a", "--config", str(file)], "run") == "c"
+    assert given([f"--config={file}", "--run", "a"], "run") == "a"
+    assert given(["--config", "nowhere.yaml", "--run"], "run") == ""
+
+
+def test_a_bare_flag_may_also_be_unset() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Flag:
+        """A flag."""
+
+        on: bool | None = None
+        """On, off, or as it comes."""
+
+    assert [parse(Flag, words, prog="test").on for words in ([], ["--on"], ["--on", "false"])] == [None, True, False]
 
 
 def test_printed_config_reads_back(tmp_path, capsys) -> None:

@@ -19,16 +19,18 @@ class Command:
     summary: str
     positional: Literal["", "action", "command"] = ""
     """What a first word without dashes means: nothing, the option `action`, or another command to run."""
-    defaults: bool = False
-    """Whether the module's function `defaults` says what the options start from: a recipe, or a run (`--recipe`, `--run`)."""
+    recipes: bool = False
+    """Whether the module's function `defaults` takes a `--recipe NAME` out of the words."""
+    runs: bool = False
+    """Whether the module's function `defaults` reads what the options start from in the folder of a `--run`."""
 
 
 COMMANDS = {
     "demo": Command("demo", "train the miniature video model on this machine and show what changed"),
-    "train": Command("train", "align a video model with a reward (SAGE-GRPO and its baselines)", defaults=True),
-    "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", defaults=True),
+    "train": Command("train", "align a video model with a reward (SAGE-GRPO and its baselines)", recipes=True),
+    "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True),
     "evaluate": Command(
-        "evaluate", "score a model on held-out prompts, or existing mp4 files, with any rewards", defaults=True
+        "evaluate", "score a model on held-out prompts, or existing mp4 files, with any rewards", runs=True
     ),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
     "inspect": Command("inspect", "tables and a figure of what a sampler and a schedule will do"),
@@ -64,7 +66,7 @@ def _run(name: str, argv: list[str]) -> int:
             argv = module.arguments(argv, COMMANDS)
         elif command.positional == "action" and argv and not argv[0].startswith("-"):
             argv = ["--action", *argv]
-        if command.defaults:
+        if command.recipes or command.runs:
             defaults, argv = module.defaults(argv)
         options = parse(
             module.Options, argv, prog=f"sage-grpo {name}", description=module.__doc__ or "", defaults=defaults

@@ -39,15 +39,42 @@ def test_jsonl_takes_objects_and_strings(tmp_path: Path) -> None:
     assert load_prompts(file) == [Prompt("a cat", 3), Prompt("a dog"), Prompt("x")]
 
 
+def test_the_official_columns_are_read(tmp_path: Path) -> None:
+    picture = write(tmp_path, "first.png", "")
+    file = write(tmp_path, "p.csv", "index, prompt, ref_image_path\n0, a cat, first.png\n1, a dog,\n")
+    cat, dog = load_prompts(file)
+    assert (cat.text, cat.image, dict(cat.metadata)) == ("a cat", picture, {"index": "0"})
+    assert (dog.text, dog.image, dict(dog.metadata)) == ("a dog", None, {"index": "1"})
+    two = write(tmp_path, "two.csv", "prompt,image,ref_image_path\na cat,first.png,other.png\n")
+    with pytest.raises(ValueError, match="line 2: image and ref_image_path name two images"):
+        load_prompts(two)
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.jsonl"])
+def test_other_columns_are_metadata_and_prompts_stay_hashable(name: str, tmp_path: Path) -> None:
+    text = "prompt,answer\na cat,4\n" if name == "p.csv" else '{"prompt": "a cat", "answer": ["4", {"x": 1}]}\n'
+    (prompt,) = load_prompts(write(tmp_path, name, text))
+    assert prompt.metadata == {"answer": "4" if name == "p.csv" else ["4", {"x": 1}]}
+    assert len({prompt, Prompt("a cat", metadata=prompt.metadata)}) == 1
+    assert prompt != Prompt("a cat")
+    with pytest.raises(TypeError):
+        prompt.metadata["answer"] = "5"  # type: ignore[index]
+
+
+def test_a_column_that_looks_misspelt_is_pointed_out(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="column 'sed' is metadata for rewards. Did you mean 'seed'"):
+        load_prompts(write(tmp_path, "p.csv", "prompt,sed\na cat,1\n"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("p.txt", "\n# only a comment\n", "holds no prompts"),
-        ("p.csv", "prompt,sed\na cat,1\n", r"line 2: unknown columns \['sed'\]"),
+        ("p.csv", "prompts\na cat\n", "line 2: there is no column prompt, only prompts. Call 'prompts' prompt"),
         ("p.csv", "prompt,seed\na cat,one\n", "line 2: seed must be a whole number, got 'one'"),
         ("p.csv", "prompt,seed\na cat,1\n,2\n", "line 3: the prompt is empty"),
-        ("p.csv", "text\na cat\n", "unknown columns"),
-        ("p.csv", "prompt\na cat, sitting\n", "unknown columns"),  # a comma without quotes
+        ("p.csv", "text\na cat\n", "no column prompt, only text"),
+        ("p.csv", "prompt\na cat, sitting\n", 'line 2: more values than columns .* "double quotes"'),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
         ("p.jsonl", "[1, 2]\n", "line 1: expected an object"),
         ("p.jsonl", "3\n", "line 1: expected an object"),

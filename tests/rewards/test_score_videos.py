@@ -74,6 +74,53 @@ def test_files_are_scored_at_their_own_fps(folder, tmp_path, capsys):
     assert not list((tmp_path / "out").glob("*.tmp"))
 
 
+def test_other_columns_reach_the_rewards(folder, tmp_path):
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("video,prompt,worth\na,first,1\nb,second,2\nmore/c,third,3\nbroken,none,4\n")
+    rows = score_videos(folder, prompts, [RewardSpec(name="toy_rewards:worth")])
+    assert {row.video: row.scores["worth"] for row in rows if not row.reason} == {
+        "a.mp4": 1,
+        "b.mp4": 2,
+        "more/c.mp4": 3,
+    }
+
+
+@pytest.mark.parametrize(("there", "asked", "used"), [(True, [], "cuda"), (False, [], "cpu"), (True, ["cpu"], "cpu")])
+def test_rewards_of_files_are_on_the_gpu_where_there_is_one(there, asked, used, folder, tmp_path, monkeypatch):
+    from sage_grpo.cli import main
+
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr("sage_grpo.commands.score_videos._score_batch", lambda reward, *_: seen.append(reward.device))
+    (tmp_path / "p.txt").write_text("one\n" * 4)
+    words = ["--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), "--rewards", '[{"name": "video_stats"}]']
+    main(["evaluate", *words, *(f"--model.device={device}" for device in asked)])
+    assert {device.type for device in seen} == {used}
+
+
+@pytest.mark.parametrize(
+    "words", [["--model.path", "x"], ["--settings.steps", "3"], ["--lora", "x"], ["--max_failed_fraction", "0.5"]]
+)
+def test_options_that_mean_nothing_for_files_are_refused(words, folder, tmp_path, capsys):
+    from sage_grpo.cli import main
+
+    (tmp_path / "p.txt").write_text("one\n" * 4)
+    assert main(["evaluate", "--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), *words]) == 2
+    assert f"{words[0].split('.')[0]} would change nothing" in capsys.readouterr().err
+
+
+def test_scores_of_files_as_json(folder, tmp_path, capsys):
+    from sage_grpo.cli import main
+
+    (tmp_path / "p.txt").write_text("one\n" * 4)
+    rewards = '[{"name": "toy_rewards:two_parts", "weights": {"level": 1.0, "rate": 0.0}}]'
+    words = ["--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), "--rewards", rewards]
+    assert main(["evaluate", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["level"]["count"] == 3
+    assert found["total"]["mean"] == pytest.approx((50 + 200 + 100) / 3, abs=4)
+
+
 def test_scores_do_not_depend_on_the_batch(tmp_path):
     for index in range(5):
         write_video(tmp_path / f"{index}.mp4", [30 * index] * 4, 8)
@@ -104,7 +151,7 @@ def test_prompt_files(tmp_path):
     }
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
-        assert read_prompts(tmp_path / name, names) == ["one", "two"]
+        assert [prompt.text for prompt in read_prompts(tmp_path / name, names)] == ["one", "two"]
     with pytest.raises(ValueError, match="2 prompts for 3 videos"):
         read_prompts(tmp_path / "p.txt", [*names, "c.mp4"])
     with pytest.raises(ValueError, match=r"no prompt for 1 of 3 videos: c\.mp4"):

@@ -18,6 +18,11 @@ def as_list(videos, prompts, fps, offset=0.0):
     return [float(len(prompt)) + offset for prompt in prompts]
 
 
+def worth(videos, prompts, fps, metadata):
+    """What the prompt file says in its column `worth`."""
+    return [float(row["worth"]) for row in metadata]
+
+
 def two_parts(videos, prompts, fps):
     """A mapping."""
     level = videos.float().mean(dim=(1, 2, 3, 4))

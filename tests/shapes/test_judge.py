@@ -43,6 +43,21 @@ def test_both_are_rewards() -> None:
     assert list(WEIGHTS) == list(ATTRIBUTES)
 
 
+@pytest.mark.parametrize("name", ["shapes", "shapes_proxy"])
+def test_a_prompt_outside_the_grammar_is_named(name: str, batch: SceneBatch, clean: Tensor) -> None:
+    from sage_grpo.rewards.base import CompositeReward, RewardSpec
+
+    prompts = [batch.texts(1)[0], "a large red unicorn moves right", "a red circle"]
+    reward = CompositeReward([RewardSpec(name=name)], require_weights=False)
+    scores, report = reward.score(to_uint8(clean[:3]), prompts, 8.0)
+    assert {failure.index for failure in report.failures} == {1, 2}
+    unknown, missing = (failure.reason for failure in report.failures)
+    assert "outside the grammar of the shapes world: Unknown word 'unicorn'" in unknown
+    assert "outside the grammar of the shapes world: The text does not name: " in missing
+    if name == "shapes":
+        assert scores.parts["VQ"].isfinite().all()  # what needs no prompt is still judged
+
+
 def test_every_one_of_1000_clean_clips_gets_full_marks() -> None:
     batch = some(1000, seed=1)
     videos = to_uint8(render(batch, FRAMES, 32, 32))

@@ -50,6 +50,56 @@ def test_evaluation_uses_no_exploration_and_its_own_seed(make_config, make_train
     assert not torch.equal(plain.clips, other.clips)
 
 
+def test_a_prompts_own_seed_fixes_its_noise_wherever_it_stands(make_config, make_trainer, tmp_path) -> None:
+    from sage_grpo.flow.noise import keyed_noise
+
+    clips = []
+    for number, rows in enumerate(("a cat,7\na dog,\n", "a dog,\na bird,7\na cat,7\n")):
+        file = tmp_path / f"{number}.csv"
+        file.write_text("prompt,seed\n" + rows)
+        settings = EvalConfig(prompts=3, per_prompt=2, steps=3, seed=number, show=6)
+        config = make_config(evaluate=settings)
+        trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=str(file))))
+        starts, velocity = [], trainer.model.velocity
+
+        def watched(x, sigma, conditions, *, velocity=velocity, starts=starts, **options):
+            if float(sigma) == 1:
+                starts.extend(x)
+            return velocity(x, sigma, conditions, **options)
+
+        trainer.model.velocity = watched
+        result = trainer.evaluate()
+        clips.append(
+            {(text, copy): result.clips[2 * p + copy] for p, text in enumerate(result.captions[::2]) for copy in (0, 1)}
+        )
+        for copy in (0, 1):  # the noise of `generate --seed`
+            noise = keyed_noise(trainer.model.latent_shape(), "generate", 7 + copy, "start")
+            assert any(torch.equal(noise, start) for start in starts)
+    first, second = clips
+    assert [(first["a cat", copy].int() - second["a cat", copy].int()).abs().max() <= 1 for copy in (0, 1)] == [
+        True
+    ] * 2
+    assert not torch.equal(first["a cat", 0], first["a cat", 1])
+    assert not torch.equal(first["a dog", 0], second["a dog", 0])
+
+
+def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer, tmp_path) -> None:
+    file = tmp_path / "p.csv"
+    file.write_text("prompt,worth\na cat,1\na red dog,10\n")
+    config = make_config(
+        rewards=[RewardSpec(name="trainer_toys:told")],
+        evaluate=EvalConfig(prompts=2, per_prompt=2, steps=2),
+        batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
+    )
+    trainer = make_trainer(replace(config, data=replace(config.data, prompts=str(file), eval_prompts=str(file))))
+    assert trainer.evaluate().metrics["eval/told"] == 5.5
+    prompts = trainer.state.stream.take(2)
+    worth = torch.tensor([float(prompt.metadata["worth"]) for prompt in prompts])
+    policy = trainer.policy_of(0)
+    videos = trainer.decode(trainer.roll_out(policy, prompts, 0, trainer.choose_steps(policy, 0)))
+    assert torch.equal(trainer.score(videos, prompts).total, worth.repeat_interleave(2))
+
+
 def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -> None:
     config = make_config(evaluate=EvalConfig(prompts=2, per_prompt=2, steps=3, seed=0), seed=0)
     trainer = make_trainer(config)

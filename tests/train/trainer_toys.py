@@ -25,6 +25,11 @@ def bright_but(videos: Tensor, prompts: Sequence[str], fps: float, bad: Sequence
     return level
 
 
+def told(videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[dict]) -> list[float]:
+    """What the prompt file says in its column `worth`."""
+    return [float(row["worth"]) for row in metadata]
+
+
 def broken(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     """Fails for everyone."""
     raise ConnectionError("the reward's machine is gone")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sage_grpo.commands.run_folder import Choice, read_config
+from sage_grpo.commands.export import read_config
+from sage_grpo.commands.run_folder import Choice
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import EvalConfig
@@ -98,6 +99,7 @@ def run(options: Options) -> int:
 
 
 def _evaluate(options: Options) -> Evaluation:
+    from sage_grpo.models.family import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.train.evaluate import evaluate
     from sage_grpo.train.sources import first_frame
@@ -110,13 +112,14 @@ def _evaluate(options: Options) -> Evaluation:
         ema=options.ema,
         lora=options.lora,
     )
-    model = choice.find(options.model).load()
+    found = choice.find(options.model)
     reward = CompositeReward(
         options.rewards,
         max_failed_fraction=options.max_failed_fraction,
-        device=model.device,
+        device=choose_device(options.model.device),
         require_weights=False,
     )
+    model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
     return evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
 
 

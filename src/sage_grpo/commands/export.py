@@ -28,18 +28,11 @@ class Options:
 
 def run(options: Options) -> int:
     """Export."""
-    from sage_grpo.parallel.checkpoint import find_fault, newest_good
+    from sage_grpo.commands.run_folder import find_checkpoint
     from sage_grpo.train.state import load_weights
 
     config = read_config(Path(options.run))
-    root = Path(options.run) / "checkpoints"
-    folder = newest_good(root) if options.checkpoint is None else root / f"{options.checkpoint:06d}"
-    if folder is None or not folder.is_dir():
-        there = ", ".join(sorted(f.name for f in root.glob("[0-9]*"))) or "none"
-        raise FileNotFoundError(f"No usable checkpoint under {root} (there: {there}).")
-    fault = find_fault(folder)
-    if fault is not None:
-        raise ValueError(f"Checkpoint {folder} is damaged: {fault}.")
+    folder = find_checkpoint(Path(options.run), options.checkpoint)
     model = config.model.load()
     weights = load_weights(folder, model.trainable(), ema=options.ema)
     model.save(options.out, weights=weights, merged=options.merged)

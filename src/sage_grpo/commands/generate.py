@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sage_grpo.commands.run_folder import Choice, read_config
+from sage_grpo.commands.export import read_config
+from sage_grpo.commands.run_folder import Choice
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import ModelSpec
 

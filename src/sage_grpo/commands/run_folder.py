@@ -1,4 +1,4 @@
-"""What other commands take from the folder of a run: its configuration, and a model with any of its weights."""
+"""A model with any of the weights that a run has left in its folder."""
 
 from __future__ import annotations
 
@@ -9,20 +9,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
-    from sage_grpo.train.config import TrainConfig
-
-
-def read_config(run: Path) -> TrainConfig:
-    """The configuration that a run was started with."""
-    from sage_grpo.configure import parse
-    from sage_grpo.train.config import TrainConfig
-
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
-        )
-    return parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
 
 
 def find_checkpoint(run: Path, number: int | None = None) -> Path:
@@ -69,13 +55,30 @@ class Choice:
         if self.run is None or self.weights == "base":
             return Found(spec)
         run = Path(self.run)
-        config = read_config(run)
-        number = self.checkpoint
-        if number is None:
-            number = config.iterations if self.weights in (None, "final") else _best(run)
-        if self.checkpoint is not None or number in _numbers(run):
+        if self.checkpoint is not None:
+            return Found(spec, checkpoint=find_checkpoint(run, self.checkpoint), ema=self.ema)
+        if not _numbers(run):
+            return Found(self._exported(spec, run, "it has no checkpoint"))
+        newest = find_checkpoint(run)
+        number, ending = self._number(newest)
+        if number == int(newest.name):
+            return Found(spec, checkpoint=newest, ema=self.ema)
+        if number in _numbers(run):
             return Found(spec, checkpoint=find_checkpoint(run, number), ema=self.ema)
-        return Found(self._exported(spec, run, config))
+        return Found(self._exported(spec, run, ending))
+
+    def _number(self, newest: Path) -> tuple[int, str]:
+        """The iteration of the weights by name, and what the newest checkpoint knows about where the run stands."""
+        from sage_grpo.parallel.checkpoint import read_meta
+
+        meta = read_meta(newest)
+        last, best = int(meta["config"]["iterations"]), meta["best"].get("iteration", -1)
+        ending = f"its newest checkpoint is --checkpoint {int(newest.name)}, of {last} iterations"
+        if self.weights != "best":
+            return last, ending
+        if best == 0:
+            raise ValueError("The best evaluation of this run is the one before training: use --weights base.")
+        return int(best), ending
 
     def _check(self, spec: ModelSpec) -> None:
         given = {"weights": self.weights, "checkpoint": self.checkpoint, "ema": self.ema}
@@ -93,21 +96,18 @@ class Choice:
         if self.weights == "base" and self.ema is not None:
             raise ValueError("--ema is about trained weights; --weights base has none.")
 
-    def _exported(self, spec: ModelSpec, run: Path, config: TrainConfig) -> ModelSpec:
+    def _exported(self, spec: ModelSpec, run: Path, ending: str) -> ModelSpec:
         """What a run leaves besides its checkpoints: an adapter for its base model, or a whole model."""
-        name, there = self.weights or "final", _numbers(run)
+        name = self.weights or "final"
         folder = run / name
         # A final/ beside checkpoints that end earlier is that of a shorter run, which was then continued.
-        if not folder.is_dir() or (name == "final" and there):
-            stands = f"its newest checkpoint is --checkpoint {there[-1]}" if there else "it has no checkpoint"
+        if not folder.is_dir() or (name == "final" and _numbers(run)):
             raise FileNotFoundError(
-                f"{run} has no {name} weights: {stands}, of {config.iterations} iterations. "
-                + ("Best weights need held-out prompts (data.eval_prompts). " if name == "best" else "")
-                + "--weights base is the model before training."
+                f"{run} has no {name} weights: {ending}. --weights base is the model before training."
+                + (" Best weights need held-out prompts (data.eval_prompts)." if name == "best" else "")
             )
-        if self.ema is not None and self.ema != (config.optimizer.ema is not None):
-            kept = "the moving average" if config.optimizer.ema is not None else "the weights themselves"
-            raise ValueError(f"Of these weights {run} only keeps {folder}, which holds {kept}: leave --ema out.")
+        if self.ema is not None:
+            raise ValueError(f"Of these weights only {folder} is left, as the run exported it: leave --ema out.")
         if spec.lora is not None:
             return replace(spec, lora=replace(spec.lora, path=str(folder)))
         return replace(spec, path=str(folder), revision=None)
@@ -139,15 +139,3 @@ class Found:
                 for name, parameter in params.items():
                     parameter.copy_(weights[name])
         return model
-
-
-def _best(run: Path) -> int:
-    """Iteration of the best evaluation, as the newest checkpoint knows it; -1 is none."""
-    from sage_grpo.parallel.checkpoint import read_meta
-
-    if not _numbers(run):
-        return -1
-    best = read_meta(find_checkpoint(run))["best"]
-    if best.get("iteration") == 0:
-        raise ValueError(f"The best evaluation of {run} is the one before training: use --weights base.")
-    return int(best.get("iteration", -1))

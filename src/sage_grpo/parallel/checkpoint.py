@@ -114,27 +114,27 @@ def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
             f"{folder} does not fit this configuration: it lacks {missing or 'nothing'} and has {extra or 'nothing'} besides. "
             "Resume with the model, LoRA, EMA and trust-region settings of the run that wrote it, or choose another `out`."
         )
-    try:
-        load_some(folder, tensors, world)
-    except dcp.CheckpointException as error:  # no subclass of Exception: it would pass every handler above
-        cause = next(iter(error.failures.values()))[0]
-        raise CheckpointError(
-            f"{folder} does not fit this configuration: {cause}. Resume with the model and LoRA settings of the run that "
-            "wrote it, or choose another `out`."
-        ) from error
+    load_some(folder, tensors, world)
 
 
 def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None = None) -> None:
     """Fill `tensors`, which may be only some of the checkpoint's."""
     world = world or World()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        dcp.load(
-            dict(tensors),
-            storage_reader=HuggingFaceStorageReader(str(folder)),
-            no_dist=world.files is None,
-            process_group=world.files,
-        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.load(
+                dict(tensors),
+                storage_reader=HuggingFaceStorageReader(str(folder)),
+                no_dist=world.files is None,
+                process_group=world.files,
+            )
+    except dcp.CheckpointException as error:  # no subclass of Exception: it would pass every handler above
+        cause = next(iter(error.failures.values()))[0]
+        raise CheckpointError(
+            f"{folder} does not fit this configuration: {cause}. Use the model and LoRA settings of the run that wrote it; to "
+            "train with others, choose another `out`."
+        ) from error
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

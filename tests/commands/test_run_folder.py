@@ -1,0 +1,252 @@
+"""evaluate and generate on the folder of a run: its settings unless told otherwise, any of its weights, to the bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from sage_grpo.cli import main
+from sage_grpo.commands.export import read_config
+from sage_grpo.commands.run_folder import Choice
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.config import (
+    BatchConfig,
+    DataConfig,
+    EvalConfig,
+    KeepConfig,
+    LogConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from sage_grpo.train.runner import train
+
+BRIGHT = [RewardSpec(name="video_stats", weights={"brightness": 1.0}, options={"parts": ["brightness"]})]
+Run = Callable[[str], Path]
+SEEN: dict[str, tuple[torch.Tensor, float]] = {}
+
+
+def watch(videos, prompts, fps):
+    """A reward that keeps the first clip of every prompt."""
+    SEEN.clear()
+    for prompt, video in zip(prompts, videos):
+        SEEN.setdefault(prompt, (video.clone(), fps))
+    return [0.0] * len(prompts)
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint, tmp_path_factory) -> Run:
+    """kind -> folder of a finished run; nothing in its settings is a default: "full" with an EMA, or "lora"."""
+    root = tmp_path_factory.mktemp("runs")
+    (root / "train.txt").write_text("a cat\na red dog\n")
+    (root / "held_out.csv").write_text("prompt,seed\na bird,\nthe sea,7\na tree,\n")
+
+    def get(kind: str) -> Path:
+        if (root / kind).is_dir():
+            return root / kind
+        model = ModelSpec(
+            path=str(checkpoint("wan_t2v")), frames=5, height=16, width=32, fps=4.0, shift=3.0, guidance_scale=2.0,
+            negative_prompt="bad", cache=None, lora=LoraSpec(rank=2) if kind == "lora" else None,
+        )  # fmt: skip
+        config = TrainConfig(
+            out=str(root / kind),
+            iterations=2,
+            model=model,
+            rewards=BRIGHT,
+            data=DataConfig(prompts=str(root / "train.txt"), eval_prompts=str(root / "held_out.csv")),
+            batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
+            rollout=RolloutConfig(steps=3),
+            optimizer=OptimizerConfig(lr=1e-2 if kind == "full" else 0.3, ema=0.5 if kind == "full" else None),
+            evaluate=EvalConfig(every=1, prompts=2, per_prompt=2, steps=3, seed=5, show=1),
+            keep=KeepConfig(checkpoint_every=1, videos_every=0),
+            log=LogConfig(tensorboard=False, progress=False),
+        )
+        assert train(config) == 0
+        return root / kind
+
+    return get
+
+
+@pytest.fixture
+def copied(finished: Run, tmp_path: Path) -> Run:
+    """kind -> a copy of a finished run that a test may spoil."""
+
+    def get(kind: str) -> Path:
+        return Path(shutil.copytree(finished(kind), tmp_path / kind))
+
+    return get
+
+
+@pytest.fixture
+def evaluated(capsys) -> Callable[..., dict[str, float]]:
+    """What `evaluate` finds."""
+
+    def get(run: Path, *words: str) -> dict[str, float]:
+        assert main(["evaluate", "--run", str(run), *words, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return get
+
+
+def own(run: Path, iteration: int) -> dict[str, float]:
+    """What the run's own evaluation found."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    (row,) = (row for row in rows if row["iteration"] == iteration and "eval/total" in row)
+    return {name.removeprefix("eval/"): value for name, value in row.items() if name.startswith("eval/")}
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, evaluated) -> None:
+    run = finished(kind)
+    found = {0: evaluated(run, "--weights", "base"), 1: evaluated(run, "--checkpoint", "1"), 2: evaluated(run)}
+    assert found == {iteration: own(run, iteration) for iteration in found}
+    assert len({one["total"] for one in found.values()}) == 3
+    if kind == "full":
+        assert evaluated(run, "--ema") == found[2]
+        assert evaluated(run, "--ema", "false")["total"] != found[2]["total"]
+
+
+def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated, tmp_path: Path) -> None:
+    run = finished("lora")
+    other = tmp_path / "other.txt"
+    other.write_text("a house\na bird\n")
+    reward = json.dumps([{"name": "video_stats", "options": {"parts": ["brightness"]}, "weights": {"brightness": 2.0}}])
+    base, start = own(run, 2), own(run, 0)
+    for words in (
+        ["--prompts", str(other)],
+        ["--settings.seed", "6"],
+        ["--model.guidance_scale", "1"],
+    ):
+        assert evaluated(run, *words)["total"] != base["total"], words
+    assert evaluated(run, "--rewards", reward)["total"] == pytest.approx(2 * base["total"])
+    # A LoRA takes the place of the one that the run trained.
+    assert evaluated(run, "--lora", str(run / "final"))["total"] == pytest.approx(base["total"], abs=1e-6)
+    assert start["total"] != pytest.approx(base["total"], abs=1e-6)
+
+
+def test_options_from_a_file_stand_on_the_run_too(finished: Run, evaluated, tmp_path: Path, capsys) -> None:
+    run = finished("lora")
+    (tmp_path / "options.yaml").write_text(yaml.safe_dump({"run": str(run), "settings": {"seed": 6}, "json": True}))
+    assert main(["evaluate", "--config", str(tmp_path / "options.yaml"), "--settings.seed", "5"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == own(run, 2)
+
+
+def test_training_prompts_are_scored_only_when_asked_for(copied: Run, finished: Run, evaluated, capsys) -> None:
+    run = copied("lora")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["eval_prompts"] = None
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["evaluate", "--run", str(run)]) == 2
+    assert "trained without held-out prompts. Give --prompts FILE, or --prompts train" in capsys.readouterr().err
+    file = finished("lora").parent / "train.txt"
+    assert evaluated(run, "--prompts", "train") == evaluated(finished("lora"), "--prompts", str(file))
+
+
+def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated, capsys) -> None:
+    run = copied("lora")
+    best = max((0, 1, 2), key=lambda iteration: own(run, iteration)["total"])
+    words = ["--weights", "best"] if best else ["--weights", "base"]
+    assert evaluated(run, *words) == own(run, best)
+    shutil.rmtree(run / "checkpoints" / "000002")
+    assert main(["evaluate", "--run", str(run)]) == 2  # final/ might be that of a run that was continued
+    assert "newest checkpoint is --checkpoint 1, of 2 iterations" in capsys.readouterr().err
+    shutil.rmtree(run / "checkpoints")
+    assert evaluated(run) == own(run, 2)
+    assert main(["evaluate", "--run", str(run), "--ema", "true"]) == 2
+    assert "leave --ema out" in capsys.readouterr().err
+
+
+def test_exported_weights_of_a_full_run_are_found(copied: Run, evaluated) -> None:
+    run = copied("full")
+    shutil.rmtree(run / "checkpoints")
+    assert evaluated(run) == own(run, 2)
+
+
+def test_damaged_checkpoints_are_refused(copied: Run, capsys) -> None:
+    run = copied("full")
+    file = next((run / "checkpoints" / "000001").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    for command in (["evaluate"], ["generate", "--prompts", "a cat"], ["export", "--out", str(run / "export")]):
+        assert main([*command, "--run", str(run), "--checkpoint", "1"]) == 2
+        assert "000001 is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (Choice(run="{run}", weights="best", checkpoint=1), "give one of them"),
+        (Choice(run="{run}", lora="{run}/final", checkpoint=1), "both name weights"),
+        (Choice(run="{run}", lora="{run}/final", weights="final"), "goes on --weights base"),
+        (Choice(run="{run}", weights="base", ema=True), "--weights base has none"),
+        (Choice(run="{run}", ema=True), "has no EMA: the run was trained without optimizer.ema"),
+        (Choice(run="{run}", checkpoint=7), r"No checkpoint 7 under .*checkpoints \(there: 1, 2\)"),
+    ],
+)
+def test_weights_that_are_not_there_are_refused(choice: Choice, says: str, finished: Run) -> None:
+    run = finished("lora")
+    lora = choice.lora and choice.lora.format(run=run)
+    with pytest.raises((ValueError, FileNotFoundError), match=says):
+        replace(choice, run=str(run), lora=lora).find(read_config(run).model).load()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"train": False}, "Use the run's own model, LoRA and model.train settings"),
+        ({"lora": None}, "holds the weights of another model"),
+        ({"lora": LoraSpec(rank=2, targets=["to_q"])}, "only the checkpoint trains"),
+        ({"lora": LoraSpec(rank=3)}, "does not fit this configuration"),
+    ],
+)
+def test_weights_do_not_go_into_another_model(change: dict, says: str, finished: Run) -> None:
+    run = finished("lora")
+    with pytest.raises(ValueError, match=says):
+        Choice(run=str(run)).find(replace(read_config(run).model, **change)).load()
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["generate", "--prompts", "a cat"]])
+@pytest.mark.parametrize("words", [["--weights", "best"], ["--checkpoint", "1"], ["--ema"]])
+def test_weights_of_a_run_need_a_run(command: list[str], words: list[str], capsys) -> None:
+    assert main([*command, *words]) == 2
+    assert f"{words[0]} chooses among the weights of a run: give --run" in capsys.readouterr().err
+
+
+def test_two_adapters_are_refused(capsys) -> None:
+    assert main(["generate", "--prompts", "a cat", "--model.lora.rank", "3", "--lora", "somewhere"]) == 2
+    assert "both name an adapter" in capsys.readouterr().err
+
+
+@pytest.fixture
+def generated(monkeypatch, tmp_path: Path) -> Callable[..., tuple[torch.Tensor, float]]:
+    """The clip that `generate` writes for one prompt, and its frame rate."""
+    written: list[tuple[torch.Tensor, float]] = []
+    monkeypatch.setattr("sage_grpo.video.write_mp4", lambda path, video, fps: written.append((video, fps)))
+
+    def get(*words: str) -> tuple[torch.Tensor, float]:
+        out = ["--out", str(tmp_path / "out"), "--progress", "false"]
+        assert main(["generate", "--prompts", "the sea", "--seed", "7", "--steps", "3", *out, *words]) == 0
+        return written[-1]
+
+    return get
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_generate_makes_the_clip_that_was_evaluated(kind: str, finished: Run, generated) -> None:
+    """The same weights, sizes, frame rate, guidance and shift; a prompt's own seed is the same noise in both."""
+    run, clips = finished(kind), []
+    for words in ([], ["--checkpoint", "1"] if kind == "lora" else ["--weights", "base"]):
+        assert main(["evaluate", "--run", str(run), *words, "--rewards", '[{"name": "test_run_folder:watch"}]']) == 0
+        (clip, fps), (evaluated, evaluated_fps) = generated("--run", str(run), *words), SEEN["the sea"]
+        assert clip.shape == (5, 16, 32, 3)
+        assert fps == evaluated_fps == 4.0
+        assert (clip.int() - evaluated.int()).abs().max() <= 1
+        clips.append(clip)
+    assert (clips[0].int() - clips[1].int()).abs().max() > 1
