@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from sage_grpo.cli import main
+from sage_grpo.commands.evaluate import of_run
 from sage_grpo.commands.export import read_config
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.models.spec import LoraSpec, ModelSpec
@@ -61,6 +62,7 @@ def finished(checkpoint, tmp_path_factory) -> Run:
             iterations=2,
             model=model,
             rewards=BRIGHT,
+            max_failed_fraction=0.5,
             data=DataConfig(prompts=str(root / "train.txt"), eval_prompts=str(root / "held_out.csv")),
             batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
             rollout=RolloutConfig(steps=3),
@@ -114,6 +116,16 @@ def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, 
         assert evaluated(run, "--ema", "false")["total"] != found[2]["total"]
 
 
+def test_a_runs_settings_are_the_defaults(finished: Run) -> None:
+    run = finished("lora")
+    config, options = read_config(run), of_run(str(run))
+    assert (options.model, options.rewards, options.settings) == (config.model, config.rewards, config.evaluate)
+    assert (options.prompts, options.micro_batch) == (config.data.eval_prompts, 3)
+    assert options.max_failed_fraction == config.max_failed_fraction == 0.5
+    # A LoRA takes the place of the one that the run trained.
+    assert Choice(run=str(run), lora="other").find(config.model).spec.lora is None
+
+
 def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated, tmp_path: Path) -> None:
     run = finished("lora")
     other = tmp_path / "other.txt"
@@ -127,7 +139,6 @@ def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated,
     ):
         assert evaluated(run, *words)["total"] != base["total"], words
     assert evaluated(run, "--rewards", reward)["total"] == pytest.approx(2 * base["total"])
-    # A LoRA takes the place of the one that the run trained.
     assert evaluated(run, "--lora", str(run / "final"))["total"] == pytest.approx(base["total"], abs=1e-6)
     assert start["total"] != pytest.approx(base["total"], abs=1e-6)
 

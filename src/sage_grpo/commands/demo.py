@@ -56,7 +56,7 @@ def summary(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 NEXT = """
 Next (in the environment: source .venv/bin/activate):
-  sage-grpo generate --model.path {out}/final --prompts "a large red circle moves right quickly on a white background"
+  sage-grpo generate --run {out} --prompts "a large red circle moves right quickly on a white background"
   sage-grpo demo --recipe shapes/flow_grpo --out runs/flow     another method on the same axes
   sage-grpo inspect --steps 20 --shift 5                       what the samplers do, as a table and a figure
   sage-grpo train --recipe hunyuan15_lora --print_config       the same job on HunyuanVideo-1.5 with VideoAlign
