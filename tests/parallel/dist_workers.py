@@ -117,8 +117,8 @@ class Recorder:
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
         members = [member for batch in self.trainer._scored() for member in batch.members]
 
-        def keyed(clips, captions, fps):
-            scores, report = reward(clips, captions, fps)
+        def keyed(clips, captions, fps, metadata=None):
+            scores, report = reward(clips, captions, fps, metadata)
             places = [(iteration, member.group, member.index) for member in members]
             self.real |= {place: float(value) for place, value in zip(places, scores.total)}
             total = torch.tensor([float(keyed_noise((1,), "reward", *place)) for place in places])
