@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -93,7 +94,7 @@ def run(options: Options) -> int:
             return _score_files(options)
         _report(_evaluate(options), options)
     except RewardFailure as failure:
-        print(f"sage-grpo evaluate stopped: {failure}")
+        print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
     return 0
 
