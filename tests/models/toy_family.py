@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from sage_grpo.flow.schedule import shift_sigmas
 from sage_grpo.types import Conditioning, VideoSpec
 
 
@@ -25,6 +26,9 @@ class Toy:
         lengths = torch.stack([condition.tensors["length"] for condition in conditions]).to(self.device)
         mean = self.network(lengths).view(-1, 1, 1, 1, 1)
         return (2 * sigma - 1) / ((1 - sigma) ** 2 + sigma**2) * (x - (1 - sigma) * mean) - mean
+
+    def sigmas(self, num_steps, shift=None):
+        return shift_sigmas(torch.linspace(1, 0, num_steps + 1), shift or self.shift)
 
     def trains(self, sigma):
         return True

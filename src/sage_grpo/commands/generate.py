@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from sage_grpo.commands.export import read_config
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.solvers import SolverName
 from sage_grpo.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sage_grpo.data.prompts import Prompt
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.policy import Policy
+    from sage_grpo.types import Conditioning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,10 @@ class Options:
     lora: str | None = None
     """Folder of a saved LoRA to add to the model, in place of a run's own."""
     kernel: KernelSpec = KernelSpec(name="ode")
-    """The sampler; ode is the model's own, deterministic one."""
+    """The sampler; ode does not explore."""
+    solver: SolverName = "euler"
+    """How the ode kernel steps: "euler" on the model's grid, or "checkpoint" for the checkpoint's own scheduler (Wan's
+    multistep UniPC)."""
     deterministic_last: bool = True
     """End with an ODE step where the kernel would leave its noise in the video."""
     steps: int = 30
@@ -65,6 +70,10 @@ class Options:
         for name in ("steps", "per_prompt", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.solver != "euler" and self.kernel.name != "ode":
+            raise ValueError(
+                f'solver "{self.solver}" does not explore, but kernel.name is "{self.kernel.name}": leave one of them out.'
+            )
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
@@ -96,12 +105,11 @@ def run(options: Options) -> int:
         [clip.prompt for clip in clips], [images.get(clip.image) for clip in clips] if images else None
     )
     model.unload_text()
-    policy = _policy(options, model)
     out, videos = Path(options.out), []
     with _bar(options.progress, len(clips) * options.steps) as advance:
         for first in range(0, len(clips), options.batch):
             some = clips[first : first + options.batch]
-            batch = _sample(policy, some, conditions[first : first + options.batch], advance)
+            batch = _sample(options, model, some, conditions[first : first + options.batch], advance)
             videos += _write(out, some, batch, model.video.fps)
     sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
     print(f"{len(clips)} clips and {sheet.name} in {out}")
@@ -157,31 +165,40 @@ def _policy(options: Options, model: VelocityModel) -> Policy:
     from sage_grpo.models.policy import Policy
 
     kernel = options.kernel.build()
-    schedule = Schedule.shifted(options.steps, model.shift)
+    schedule = Schedule(model.sigmas(options.steps))
     last = options.deterministic_last and kernel.leaves_noise
     return Policy(model, kernel, schedule.exploring([True] * options.steps, deterministic_last=last))
 
 
-def _sample(policy: Policy, clips: Sequence[Clip], conditions: Sequence, advance: Callable[[int], None]) -> Tensor:
+def _sample(
+    options: Options,
+    model: VelocityModel,
+    clips: Sequence[Clip],
+    conditions: Sequence[Conditioning],
+    advance: Callable[[int], None],
+) -> Tensor:
     """Sample and decode a batch; each clip's noise depends on its own seed alone."""
     import torch
 
     from sage_grpo.flow.noise import keyed_noise
     from sage_grpo.models.policy import integrate
+    from sage_grpo.models.sampling import build_solver, solve
 
-    shape, device = policy.model.latent_shape(), policy.model.device
+    shape, device = model.latent_shape(), model.device
+
+    def progress(done: int, total: int) -> None:
+        advance(len(clips))
 
     def noise(*purpose: int | str) -> Tensor:
         return torch.stack([keyed_noise(shape, "generate", clip.seed, *purpose) for clip in clips]).to(device)
 
-    latents = integrate(
-        policy,
-        noise("start"),
-        conditions,
-        lambda step: noise("step", step),
-        lambda done, total: advance(len(clips)),
-    )
-    return policy.model.decode(latents)
+    start = noise("start")
+    if options.kernel.name == "ode":
+        latents = solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
+    else:
+        policy = _policy(options, model)
+        latents = integrate(policy, start, conditions, lambda step: noise("step", step), progress)
+    return model.decode(latents)
 
 
 def _write(out: Path, clips: Sequence[Clip], videos: Tensor, fps: float) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.flow.solvers import Solver
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
@@ -39,6 +40,10 @@ class VelocityModel(Protocol):
 
     def latent_shape(self) -> tuple[int, ...]:
         """Shape of one sample's latents."""
+        ...
+
+    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        """The grid that the model is sampled on: num_steps + 1 values from at most 1 down to 0; None is its own shift."""
         ...
 
     def velocity(
@@ -85,4 +90,13 @@ class VelocityModel(Protocol):
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write what a user of diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
+        ...
+
+
+@runtime_checkable
+class BringsSolver(Protocol):
+    """A model whose checkpoint has a solver of its own; others are sampled with ours."""
+
+    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
+        """The checkpoint's solver, fresh for one sampling."""
         ...

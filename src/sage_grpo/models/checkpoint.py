@@ -80,6 +80,12 @@ def read_index(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+def read_config(folder: Path, component: str) -> dict[str, Any]:
+    """The config.json of a component; empty where there is none."""
+    file = folder / component / "config.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
 def detect_family(spec: ModelSpec) -> str:
     """The family that serves the checkpoint's pipeline class."""
     folder = resolve(spec)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import export, lora
 from sage_grpo.models.attention import choose_backend, set_backend
 from sage_grpo.models.base import Part, Progress
@@ -19,6 +20,9 @@ from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
 from sage_grpo.models.gradients import compile_blocks, one_after_another
+from sage_grpo.models.guidance import read_guidance
+from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
+from sage_grpo.models.sizes import check_video, choose_video, first_given
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
@@ -39,8 +43,8 @@ class Traits:
     """Modules that a LoRA adapts unless told otherwise."""
     encoders: tuple[str, ...]
     """Components that only encoding needs; they load on demand."""
-    num_train_timesteps: float = 1000.0
-    """The network's timestep is sigma times this."""
+    even_sigmas: bool = False
+    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
 
 
 class FamilyModel(ABC):
@@ -63,20 +67,25 @@ class FamilyModel(ABC):
         others: Sequence[nn.Module] = (),
         boundary: float | None = None,
         dead: set[str] | None = None,
+        takes_images: bool = False,
         device: str | torch.device | None = None,
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
         self.component, self.boundary, self.others = component, boundary, list(others)
+        self.takes_images = takes_images or self.image_to_video
         self.transformer: Any = getattr(pipe, component)
         self.network = self.transformer if network is None else network
         self.device = choose_device(spec.device if device is None else device)
         self.dtype = DTYPES[spec.dtype]
         defaults = read_defaults(folder)
-        self.video = _video(spec, defaults, self.traits.video)
-        self.shift = float(_first(spec.shift, defaults.get("shift"), _scheduler_shift(pipe), 1.0))
-        self.guidance_scale = float(_first(spec.guidance_scale, _guider_scale(pipe), self.traits.guidance_scale))
+        self.video = choose_video(spec, defaults, self.traits.video)
+        self.shift = float(first_given(spec.shift, defaults.get("shift"), scheduler_shift(pipe.scheduler), 1.0))
+        self.num_train_timesteps = float(pipe.scheduler.config.num_train_timesteps)
+        """The network's timestep is sigma times this."""
+        self.guidance = read_guidance(folder, index)
+        self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
         self._conditions: dict[tuple[str, str], Conditioning] = {}
-        self._check_video()
+        check_video(self.video, pipe, self.transformer.config.patch_size)
         self._cache = self._open_cache()
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self._prepare_training(dead or set())
@@ -99,8 +108,8 @@ class FamilyModel(ABC):
         """The network's inputs for one sample besides x and sigma, without batch dimension and padding."""
 
     @abstractmethod
-    def _forward(self, x: Tensor, sigma: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """The velocity of a batch whose inputs have equal shapes."""
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is what the network is told."""
 
     @abstractmethod
     def _to_vae(self, latents: Tensor) -> Tensor:
@@ -137,7 +146,7 @@ class FamilyModel(ABC):
             if self.image_to_video:
                 raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
             return
-        if not self.image_to_video:
+        if not self.takes_images:
             raise ModelError(
                 "This is a text-to-video model: leave the images out, or load an image-to-video checkpoint."
             )
@@ -153,7 +162,7 @@ class FamilyModel(ABC):
         folder = default_folder() if self.spec.cache == "auto" else self.spec.cache
         parts = [*self.traits.encoders, "tokenizer", "tokenizer_2"]
         size = ""
-        if self.image_to_video:  # the picture is encoded at the clip's size
+        if self.takes_images:  # the picture is encoded at the clip's size
             parts.append("vae")
             size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
         code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}"
@@ -175,17 +184,34 @@ class FamilyModel(ABC):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    # ---- velocity
+    # ---- sampling
+
+    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        """The grid of the stock pipeline."""
+        shift = self.shift if shift is None else shift
+        return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
+
+    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
+        """The checkpoint's scheduler, fresh for one sampling."""
+        shift = self.shift if shift is None else shift
+        return SchedulerSolver(prepared(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas))
 
     def velocity(
-        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        conditions: Sequence[Conditioning],
+        *,
+        guidance: float | None = None,
+        timestep: Tensor | None = None,
     ) -> Tensor:
-        """dx/dsigma, guided; see VelocityModel."""
+        """dx/dsigma, guided; see VelocityModel. `timestep` is what the network is told instead of its scale times sigma."""
         self._check_latents(x)
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
         scale = self._guidance(sigma) if guidance is None else guidance
-        v = self._branch(x, sigma, [condition.tensors for condition in conditions])
+        told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
+        v = self._branch(x, sigma, told, [condition.tensors for condition in conditions])
         if scale == 1:
             return v
         negatives = [condition.negative for condition in conditions if condition.negative is not None]
@@ -194,13 +220,12 @@ class FamilyModel(ABC):
                 f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. "
                 "Set model.guidance_scale."
             )
-        v, v_negative = one_after_another(v, self._branch(x, sigma, negatives))
-        return v_negative + scale * (v - v_negative)
+        return self.guidance.combine(*one_after_another(v, self._branch(x, sigma, told, negatives)), scale)
 
-    def _branch(self, x: Tensor, sigma: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def _branch(self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
         def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
             with self._autocast():
-                return self._forward(x, sigma, batch).to(torch.float32)
+                return self._forward(x, sigma, told.to(self.device).expand(len(x)), batch).to(torch.float32)
 
         return in_equal_batches(run, x.to(torch.float32), [self._batchable(tensors) for tensors in inputs], x.device)
 
@@ -208,10 +233,9 @@ class FamilyModel(ABC):
         """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
         return inputs
 
-    def _timestep(self, sigma: Tensor, batch: int) -> Tensor:
+    def _timestep(self, sigma: Tensor | float) -> Tensor:
         """The network's timestep, always in float32: bfloat16 would round 954.5 to 956, differently in each place."""
-        timestep = torch.as_tensor(sigma, dtype=torch.float32) * self.traits.num_train_timesteps
-        return timestep.to(self.device).expand(batch)
+        return torch.as_tensor(sigma, dtype=torch.float32) * self.num_train_timesteps
 
     def _guidance(self, sigma: Tensor) -> float:
         second = self.spec.guidance_scale_2
@@ -220,8 +244,7 @@ class FamilyModel(ABC):
     def _high_noise(self, sigma: Tensor | float) -> bool:
         if self.boundary is None:
             return True
-        scale = self.traits.num_train_timesteps
-        return float(torch.as_tensor(sigma, dtype=torch.float32) * scale) >= self.boundary * scale
+        return float(self._timestep(sigma)) >= self.boundary * self.num_train_timesteps
 
     def trains(self, sigma: Tensor | float) -> bool:
         """Whether the trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
@@ -340,23 +363,6 @@ class FamilyModel(ABC):
                 f"{self.video.width} need (batch, {', '.join(map(str, expected))}). Build them from latent_shape()."
             )
 
-    def _check_video(self) -> None:
-        temporal, spatial = self.pipe.vae_scale_factor_temporal, self.pipe.vae_scale_factor_spatial
-        patch = self.transformer.config.patch_size
-        multiple = spatial * (patch if isinstance(patch, int) else patch[-1])
-        if (self.video.frames - 1) % temporal:
-            below = (self.video.frames - 1) // temporal * temporal + 1
-            raise ModelError(
-                f"model.frames must be {temporal}k + 1 for this VAE, got {self.video.frames}: use {below} or "
-                f"{below + temporal}."
-            )
-        for name in ("height", "width"):
-            value = getattr(self.video, name)
-            if value % multiple:
-                low = value // multiple * multiple
-                nearest = " or ".join(str(n) for n in (low, low + multiple) if n)
-                raise ModelError(f"model.{name} must be a multiple of {multiple} here, got {value}: use {nearest}.")
-
 
 def choose_device(name: str | torch.device) -> torch.device:
     """The device of a spec; "auto" is CUDA where there is one."""
@@ -376,25 +382,3 @@ def load_dtypes(spec: ModelSpec, *, trained: str = "transformer", vae: str | Non
         trained: torch.float32 if full else DTYPES[spec.dtype],
         "vae": DTYPES[spec.vae_dtype or vae or spec.dtype],
     }
-
-
-def _video(spec: ModelSpec, checkpoint: Mapping[str, float], family: VideoSpec) -> VideoSpec:
-    values = {
-        name: _first(getattr(spec, name), checkpoint.get(name), getattr(family, name))
-        for name in ("frames", "height", "width", "fps")
-    }
-    return VideoSpec(**values)
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
-
-
-def _scheduler_shift(pipe: Any) -> float | None:
-    config = pipe.scheduler.config
-    return config.get("shift", config.get("flow_shift"))
-
-
-def _guider_scale(pipe: Any) -> float | None:
-    guider = getattr(pipe, "guider", None)
-    return None if guider is None else guider.config.get("guidance_scale")

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.models.attention import PackedAttention
-from sage_grpo.models.checkpoint import check_components, load_pipeline, read_index, resolve
+from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, resolve
 from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
 from sage_grpo.models.gradients import without_gradient
+from sage_grpo.models.guidance import check_guidance
+from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.sequence import SequenceSplit, split_rotary
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import VideoSpec
@@ -27,9 +29,18 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15
 
     folder = resolve(spec)
     index = read_index(folder)
-    encoders = [name for name in Hunyuan15.traits.encoders if name in index]
-    names = ["transformer", "vae", "scheduler", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"]
+    traits = Hunyuan15.traits
+    encoders = [name for name in traits.encoders if name in index]
+    names = ["transformer", "vae", "scheduler", "guider", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"]
     check_components(folder, index, names, ["transformer", "vae"])
+    check_scheduler(folder, index, even=traits.even_sigmas)
+    check_guidance(spec, folder, index)
+    if read_config(folder, "transformer").get("use_meanflow"):
+        raise ModelError(
+            f'"{folder}" is a MeanFlow model (distilled to few steps, as the step_distilled and super-resolution '
+            "checkpoints of HunyuanVideo-1.5 are), which is not supported: its velocity also depends on where the step ends. "
+            "Use the base checkpoint."
+        )
     pipeline = getattr(diffusers, index["_class_name"])
     pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec))
     return Hunyuan15(spec, folder, index, pipe, device)
@@ -98,15 +109,12 @@ class Hunyuan15(FamilyModel):
             *("ff.net.*", "ff_context.net.*"),
         ),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
+        even_sigmas=True,
     )
 
     def __init__(
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
-        if pipe.transformer.config.use_meanflow:
-            raise ModelError(
-                f'"{folder}" is a MeanFlow (super-resolution) model: its velocity needs a second timestep.'
-            )
         _pack(pipe.transformer)
         for block in _vae_attention(pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
@@ -198,13 +206,12 @@ class Hunyuan15(FamilyModel):
         )
         return {"image": tokens[0], "condition": torch.cat([condition[0], mask[0]])}
 
-    def _forward(self, x: Tensor, sigma: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         inputs = {name: tensor.to(self._input_dtype) for name, tensor in inputs.items()}
         condition = inputs.pop("condition", None)
         if condition is None:  # text-to-video: an empty condition and a mask of zeros
             condition = x.new_zeros((len(x), x.shape[1] + 1, *x.shape[2:]), dtype=self._input_dtype)
         x = torch.cat([x.to(self._input_dtype), condition], dim=1)
-        timestep = self._timestep(sigma, len(x))
         if self.spec.packed:
             return self.network(x, timestep, **inputs)
         return self._stock(x, timestep, **inputs)

@@ -112,6 +112,11 @@ class ModelSpec:
             scale = getattr(self, name)
             if scale is not None and not (math.isfinite(scale) and scale >= 1):
                 raise ModelError(f"model.{name} must be at least 1 (1 is no guidance), got {scale}.")
+        if self.guidance_scale == 1 and self.guidance_scale_2 not in (None, 1):
+            raise ModelError(
+                f"model.guidance_scale 1 turns guidance off for both experts, as in the stock pipeline, but "
+                f"model.guidance_scale_2 is {self.guidance_scale_2:g}. Leave the second out, or raise the first above 1."
+            )
         for name in ("frames", "height", "width", "fps", "shift"):
             value = getattr(self, name)
             if value is not None and not value > 0:

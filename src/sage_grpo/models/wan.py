@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.models.attention import SplitSelfAttention
-from sage_grpo.models.checkpoint import check_components, load_pipeline, read_index, resolve
+from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, resolve
 from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
 from sage_grpo.models.gradients import without_gradient
+from sage_grpo.models.guidance import check_guidance
+from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.sequence import SequenceSplit, split_rotary
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import VideoSpec
@@ -33,8 +35,17 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
     networks = ["transformer", "transformer_2"] if two else ["transformer"]
     trained = "transformer_2" if two and spec.expert == "low" else "transformer"
     check_components(folder, index, [*networks, "vae", "scheduler", "tokenizer", "text_encoder"], [*networks, "vae"])
+    check_scheduler(folder, index, even=Wan.traits.even_sigmas)
+    check_guidance(spec, folder, index)
+    if read_config(folder, "transformer").get("pos_embed_seq_len") is not None:
+        raise ModelError(
+            f'"{folder}" is a Wan first-and-last-frame model (FLF2V), which is not supported: it needs two images per '
+            "prompt. Use the image-to-video checkpoint (I2V)."
+        )
     encoders = [name for name in Wan.traits.encoders if name in index]
-    pipeline = getattr(diffusers, index["_class_name"])
+    # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
+    name = "WanImageToVideoPipeline" if index.get("expand_timesteps") else index["_class_name"]
+    pipeline = getattr(diffusers, name)
     pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, trained=trained, vae="float32"))
     return Wan(spec, folder, index, pipe, device)
 
@@ -57,14 +68,8 @@ class Wan(FamilyModel):
     def __init__(
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
-        image_to_video = "ImageToVideo" in index["_class_name"]
         self.expand_timesteps = bool(index.get("expand_timesteps"))
         self._sequence: SequenceSplit | None = None
-        if self.expand_timesteps and image_to_video:
-            raise ModelError(
-                f'"{folder}" is a Wan 2.2 5B image-to-video model, which is not supported (it replaces the first latent '
-                "frame at every step). Use its text-to-video pipeline, or the 14B model."
-            )
         boundary = index.get("boundary_ratio")
         low = boundary is not None and spec.expert == "low"
         others = [] if boundary is None else [pipe.transformer if low else pipe.transformer_2]
@@ -78,6 +83,7 @@ class Wan(FamilyModel):
             others=others,
             boundary=boundary,
             dead=_dead(getattr(pipe, component)) if spec.train else set(),
+            takes_images=self.expand_timesteps,
             device=device,
         )
 
@@ -116,7 +122,7 @@ class Wan(FamilyModel):
         picture = Image.fromarray(image.cpu().numpy())
         height, width, device = self.video.height, self.video.width, self._places["vae"]
         pixels = self.pipe.video_processor.preprocess(picture, height=height, width=width).to(device, torch.float32)
-        _, condition = self.pipe.prepare_latents(
+        condition = self.pipe.prepare_latents(
             pixels,
             1,
             height=height,
@@ -125,7 +131,7 @@ class Wan(FamilyModel):
             dtype=torch.float32,
             device=device,
             latents=torch.empty((1, *self.latent_shape())),
-        )
+        )[1]
         inputs = {"condition": condition[0]}
         if self.transformer.config.image_dim is not None:  # Wan 2.1 also attends to the picture's CLIP tokens
             self._encoder("image_encoder")
@@ -138,14 +144,30 @@ class Wan(FamilyModel):
         text = inputs["text"]
         return {**inputs, "text": F.pad(text, (0, 0, 0, TEXT_TOKENS - len(text)))}
 
-    def _forward(self, x: Tensor, sigma: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        if self.expand_timesteps:
+            return self._forward_expanded(x, sigma, timestep, inputs)
         if "condition" in inputs:
             x = torch.cat([x, inputs["condition"].to(x.dtype)], dim=1)
-        timestep = self._timestep(sigma, len(x))
-        if self.expand_timesteps:  # Wan 2.2 5B: a timestep per token, all equal in text-to-video
-            tokens = x.shape[2] * (x.shape[3] // 2) * (x.shape[4] // 2)
-            timestep = timestep[:, None].expand(-1, tokens)
-            timestep = timestep if self._sequence is None else self._sequence.split(timestep)
+        return self._run(x, sigma, timestep, inputs)
+
+    def _forward_expanded(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """Wan 2.2 5B: a timestep per token. An image is the first latent frame, free of noise, at timestep 0."""
+        frame = inputs.get("condition")
+        tokens = (x.shape[3] // 2) * (x.shape[4] // 2)
+        timestep = timestep[:, None].expand(-1, x.shape[2] * tokens)
+        if frame is None:
+            return self._run(x, sigma, timestep, inputs)
+        timestep = torch.cat([torch.zeros_like(timestep[:, :tokens]), timestep[:, tokens:]], dim=1)
+        frame = frame.to(x.dtype)
+        v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), sigma, timestep, inputs)
+        # The pipeline ignores what the network says of the first frame and puts the image there at the end. The velocity
+        # that points at the image ends there too, in every solver and kernel, and has no gradient.
+        return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
+
+    def _run(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        if timestep.ndim == 2 and self._sequence is not None:
+            timestep = self._sequence.split(timestep)
         image = inputs.get("image")
         network = self.network if self.trains(sigma) else self.others[0]
         return network(

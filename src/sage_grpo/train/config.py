@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.solvers import SolverName
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import ParallelSpec
@@ -182,6 +183,8 @@ class EvalConfig:
     """Clips per prompt."""
     steps: int = 40
     """ODE steps."""
+    solver: SolverName = "euler"
+    """"euler" is the Euler step on the model's grid; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
     seed: int = 1234
     """Seed of the initial noises: the same in every evaluation."""
     show: int = 8

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import EvalConfig
@@ -50,8 +48,6 @@ def evaluate(
     prompts = list(prompts)[: config.prompts]
     conditions = model.encode([p.text for p in prompts], [images(p) for p in prompts])
     model.unload_text()  # the network needs their memory; what is encoded stays
-    schedule = Schedule.shifted(config.steps, shift or model.shift)
-    policy = Policy(model, Ode(), schedule)
     members = [Member(group, index) for group in range(len(prompts)) for index in range(config.per_prompt)]
     # Equal text lengths side by side: a model runs prompts of one length in one pass.
     members.sort(key=lambda member: _lengths(conditions[member.group]))
@@ -61,7 +57,8 @@ def evaluate(
     made: list[tuple[Member, Tensor]] = []
     for number, batch in enumerate(share):
         x = torch.stack([_start(model.latent_shape(), m, prompts[m.group].seed, config.seed) for m in batch.members])
-        latents = integrate(policy, x.to(model.device), [conditions[m.group] for m in batch.members])
+        solver = build_solver(model, config.solver, config.steps, shift)
+        latents = solve(model, solver, x.to(model.device), [conditions[m.group] for m in batch.members])
         if number in scored:
             made += zip(batch.members, model.decode(latents))
         progress(number + 1, len(share))

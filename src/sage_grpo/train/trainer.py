@@ -88,7 +88,7 @@ class Trainer:
         self.groups = sorted({member.group for batch in self.share for member in batch.members})
         """The prompts of an iteration that this rank samples."""
         self.kernel = config.kernel.build()
-        self.grid = Schedule.shifted(config.rollout.steps, config.rollout.shift or self.model.shift)
+        self.grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self._check_plan()
 
     def encode_prompts(self) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
@@ -55,6 +56,9 @@ class ToyModel:
 
     def latent_shape(self) -> tuple[int, ...]:
         return SHAPE
+
+    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        return Schedule.shifted(num_steps, self.shift if shift is None else shift).sigmas
 
     def velocity(
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None

@@ -1,0 +1,68 @@
+"""Classifier-free guidance as the checkpoint's guider describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sage_grpo.models.spec import ModelError, ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """How the conditional and the negative velocity are combined."""
+
+    scale: float | None = None
+    """The checkpoint's scale s in v_negative + s (v - v_negative); 1 is none; None where it names none."""
+    rescale: float = 0.0
+    """Share of the guided velocity that gets the conditional one's std (arXiv 2305.08891, section 3.4)."""
+
+    def combine(self, v: Tensor, v_negative: Tensor, scale: float) -> Tensor:
+        """The guided velocity."""
+        guided = v_negative + scale * (v - v_negative)
+        if self.rescale == 0:
+            return guided
+        dims = list(range(1, v.ndim))
+        ratio = v.std(dim=dims, keepdim=True) / guided.std(dim=dims, keepdim=True)
+        return self.rescale * (guided * ratio) + (1 - self.rescale) * guided
+
+
+def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:
+    """Guidance of a checkpoint; without a guider (Wan) the family decides."""
+    entry = index.get("guider")
+    if entry is None or entry[0] is None:
+        return Guidance()
+    if entry[1] != "ClassifierFreeGuidance":
+        raise ModelError(
+            f'The guider of "{folder}" is a {entry[1]}; supported is ClassifierFreeGuidance. Save the pipeline with '
+            "that, or set guidance to none with ClassifierFreeGuidance(guidance_scale=1.0)."
+        )
+    from diffusers import ClassifierFreeGuidance
+
+    config = ClassifierFreeGuidance.load_config(folder, subfolder="guider", local_files_only=True)
+    start, stop = config.get("start", 0.0), config.get("stop", 1.0)
+    if not config.get("enabled", True):
+        return Guidance(scale=1.0)
+    if (start, stop) != (0.0, 1.0):
+        raise ModelError(
+            f'guider/guider_config.json of "{folder}" guides from start {start} to stop {stop} of the steps; supported is '
+            "guidance at all steps (start 0, stop 1). Change it there."
+        )
+    scale = float(config.get("guidance_scale", 7.5))
+    # v + s (v - v_negative) is v_negative + (s + 1) (v - v_negative).
+    scale += 1.0 if config.get("use_original_formulation", False) else 0.0
+    return Guidance(scale=scale, rescale=float(config.get("guidance_rescale", 0.0)))
+
+
+def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> None:
+    """Refuse, before any weights load, guidance that would silently be another than asked for."""
+    read_guidance(folder, index)
+    if spec.guidance_scale_2 is not None and index.get("boundary_ratio") is None:
+        raise ModelError(
+            f'model.guidance_scale_2 is {spec.guidance_scale_2:g}, but "{folder}" has no second expert (model_index.json '
+            "names no boundary_ratio). Leave it out and set model.guidance_scale."
+        )

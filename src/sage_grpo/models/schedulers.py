@@ -1,0 +1,120 @@
+"""The scheduler of a diffusers checkpoint: the sigmas that its stock pipeline visits, and its solver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.solvers import Velocity
+from sage_grpo.models.spec import ModelError
+
+SHIFT = {
+    "FlowMatchEulerDiscreteScheduler": "shift",
+    "UniPCMultistepScheduler": "flow_shift",
+    "DPMSolverMultistepScheduler": "flow_shift",
+}
+"""Supported schedulers, and what each calls its shift."""
+TAKES_SIGMAS = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
+"""Those that a pipeline can hand sigmas to."""
+BENT = ("shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+"""Settings that change the grid beyond its shift."""
+_DETERMINISTIC = ("dpmsolver", "dpmsolver++")
+_EVERYWHERE: dict[str, tuple[Any, ...]] = {
+    "use_dynamic_shifting": (False,),  # the stock video pipelines pass no mu
+    "invert_sigmas": (False,),
+    "stochastic_sampling": (False,),
+}
+_MULTISTEP: dict[str, tuple[Any, ...]] = {
+    "use_flow_sigmas": (True,),
+    "prediction_type": ("flow_prediction",),
+    "final_sigmas_type": ("zero",),
+    "use_karras_sigmas": (False,),  # in these schedulers such grids ignore flow_shift, or leave [0, 1]
+    "use_exponential_sigmas": (False,),
+    "use_beta_sigmas": (False,),
+    "use_lu_lambdas": (False,),
+    "thresholding": (False,),
+    "algorithm_type": _DETERMINISTIC,
+}
+"""Settings with the values that can be honoured."""
+
+
+def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool) -> None:
+    """Refuse, before any weights load, a scheduler whose sampling would silently differ from the stock pipeline's."""
+    class_name = index["scheduler"][1]
+    supported = [name for name in SHIFT if not even or name in TAKES_SIGMAS]
+    if class_name not in supported:
+        raise ModelError(
+            f'The scheduler of "{folder}" is a {class_name}; supported are {", ".join(supported)}. Save the pipeline with one '
+            "of them, for example FlowMatchEulerDiscreteScheduler(shift=5.0)."
+        )
+    import diffusers
+
+    scheduler = getattr(diffusers, class_name).from_pretrained(folder, subfolder="scheduler", local_files_only=True)
+    honoured = _EVERYWHERE | (_MULTISTEP if SHIFT[class_name] == "flow_shift" else {})
+    for name, values in honoured.items():
+        value = scheduler.config.get(name, values[0])
+        if value not in values:
+            raise ModelError(
+                f'scheduler/scheduler_config.json of "{folder}" sets {name} to {value!r}, which is not supported in a '
+                f"{class_name} here: only {' or '.join(map(repr, values))}. Change it there, or use another checkpoint."
+            )
+
+
+def scheduler_shift(scheduler: Any) -> float | None:
+    """The shift that the checkpoint's scheduler applies."""
+    return scheduler.config.get("shift", scheduler.config.get("flow_shift"))
+
+
+def prepared(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Any:
+    """A fresh copy with another shift and its timesteps set.
+
+    `even` hands it evenly spaced sigmas, as HunyuanVideo-1.5's pipelines do; otherwise it takes its own spacing, as in
+    Wan's. The two give different grids.
+    """
+    if num_steps < 1:
+        raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
+    copy = type(scheduler).from_config(scheduler.config, **{SHIFT[type(scheduler).__name__]: shift})
+    if even:
+        import numpy
+
+        copy.set_timesteps(sigmas=numpy.linspace(1.0, 0.0, num_steps + 1)[:-1])
+    else:
+        copy.set_timesteps(num_steps)
+    return copy
+
+
+def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Tensor:
+    """The grid that the stock pipeline visits: num_steps + 1 float32 values, the last 0."""
+    if even and not any(scheduler.config.get(name) for name in BENT):  # only shifted: the same, free of round-off
+        return Schedule.shifted(num_steps, shift).sigmas
+    sigmas = prepared(scheduler, num_steps, shift, even=even).sigmas.to(torch.float32).cpu()
+    # UniPC starts at 1 - 1e-6 to keep its own logarithms finite; the sample starts as pure noise all the same, and
+    # kernels know what to do at exactly 1.
+    return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
+
+
+class SchedulerSolver:
+    """A diffusers scheduler as a Solver, for one sampling: with it, samples equal the stock pipeline's."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        scheduler.set_begin_index(0)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the scheduler."""
+        return len(self._scheduler.timesteps)
+
+    def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
+        """The scheduler's step. The network is told the scheduler's timestep, which multistep schedulers cut to whole numbers."""
+        done = self._scheduler.step_index or 0
+        if index != done:
+            raise ValueError(f"Step {index} was asked for after {done} steps: a solver serves one sampling, in order.")
+        timestep = self._scheduler.timesteps[index]
+        v = velocity(x, self._scheduler.sigmas[index], timestep=timestep)
+        return self._scheduler.step(v, timestep, x, return_dict=False)[0]
