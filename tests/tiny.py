@@ -7,12 +7,17 @@ classes accept. No file is downloaded.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-KINDS = ("hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v", "wan22_t2v", "wan22_i2v", "wan22_5b_t2v")
+KINDS = (
+    *("hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v"),
+    *("wan22_t2v", "wan22_i2v", "wan22_5b_t2v", "wan22_5b_i2v"),
+)
 VIDEO = {"frames": 5, "height": 32, "width": 32, "fps": 8.0}
 """The clip that every tiny checkpoint is built for (all of them also take others)."""
 
@@ -29,6 +34,28 @@ def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -
     pipeline.save_pretrained(folder)
     (folder / "video.json").write_text(json.dumps(VIDEO))
     return folder
+
+
+def variant(source: Path, folder: Path, **components: Any) -> Path:
+    """A copy of a checkpoint with other schedulers or guiders; big files are shared with the source."""
+    shutil.copytree(source, folder, copy_function=_link)
+    index = json.loads((folder / "model_index.json").read_text())
+    for name, component in components.items():
+        shutil.rmtree(folder / name)
+        component.save_pretrained(folder / name)
+        index[name] = ["diffusers", type(component).__name__]
+    write(folder / "model_index.json", index)
+    return folder
+
+
+def write(file: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file of a variant (its source keeps its own)."""
+    file.unlink()
+    file.write_text(json.dumps(content))
+
+
+def _link(source: str, target: str) -> None:
+    os.link(source, target)
 
 
 def pipeline(folder: Path | str) -> Any:
@@ -151,18 +178,18 @@ def _wan(kind: str, shift: float) -> Any:
             "image_encoder": CLIPVisionModel(vision).eval(),
             "image_processor": CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size),
         }
-    return diffusers.WanImageToVideoPipeline(**components)
+    return diffusers.WanImageToVideoPipeline(**components, expand_timesteps="5b" in kind)
 
 
 def _wan_transformer(kind: str, z_dim: int) -> Any:
     from diffusers import WanTransformer3DModel
 
-    image_to_video = kind.endswith("i2v")
+    beside = kind.endswith("i2v") and "5b" not in kind  # the image goes into channels beside the latents
     transformer = WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=2,
         attention_head_dim=12,
-        in_channels=z_dim + (4 + z_dim if image_to_video else 0),
+        in_channels=z_dim + (4 + z_dim if beside else 0),
         out_channels=z_dim,
         text_dim=16,
         freq_dim=16,

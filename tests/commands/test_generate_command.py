@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
@@ -87,3 +89,24 @@ def test_command_line(wan, tmp_path, capsys) -> None:
     assert "1 clips and contact_sheet.png" in capsys.readouterr().out
     assert main(["generate", *where, "--prompts", "a cat", "--model.frames", "6"]) != 0
     assert "use 5 or 9" in capsys.readouterr().err
+
+
+def test_the_checkpoints_solver_makes_the_stock_pipelines_clip(wan, tmp_path, monkeypatch) -> None:
+    import diffusers
+
+    from sage_grpo.flow.noise import keyed_noise
+    from sage_grpo.models.family import FamilyModel
+
+    scheduler = diffusers.UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    folder = tiny.variant(wan, tmp_path / "unipc", scheduler=scheduler)
+    noise = keyed_noise((16, 2, 4, 4), "generate", 0, "start")[None]
+    call = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 1.0, "num_inference_steps": 5}
+    stock = tiny.pipeline(folder)(prompt="a cat", latents=noise, output_type="latent", **call).frames
+    decode, made = FamilyModel.decode, []
+    monkeypatch.setattr(FamilyModel, "decode", lambda self, latents: made.append(latents) or decode(self, latents))
+    for solver in ("checkpoint", "euler"):
+        run(replace(options(folder, tmp_path / solver, prompts="a cat", solver=solver), steps=5))
+    torch.testing.assert_close(made[0], stock, rtol=1e-5, atol=2e-5)
+    assert (made[1] - stock).abs().max() > 1e-3

@@ -154,14 +154,6 @@ def test_family_module_that_does_not_exist() -> None:
         ModelSpec(family="no.such.family").load()
 
 
-def test_5b_image_to_video_is_refused(checkpoint, tmp_path) -> None:
-    folder = shutil.copytree(checkpoint("wan22_i2v"), tmp_path / "wan")
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps({**index, "expand_timesteps": True}))
-    with pytest.raises(ModelError, match="5B image-to-video"):
-        load(folder)
-
-
 def test_cuda_that_is_not_there(monkeypatch, checkpoint) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match="sees no CUDA device"):

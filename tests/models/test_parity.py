@@ -1,7 +1,11 @@
-"""A rollout without noise is the diffusers pipeline: same latents, same video, for every supported pipeline."""
+"""A rollout without noise is the diffusers pipeline: same grid, latents and video, for every supported pipeline.
+
+The pipelines run as a user runs them: they choose their own sigmas, and we must come to the same ones.
+"""
 
 from __future__ import annotations
 
+import diffusers
 import pytest
 import torch
 from PIL import Image
@@ -10,29 +14,32 @@ import tiny
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.spec import ModelSpec
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
-STEPS = 2
+CLOSE = {"rtol": 1e-5, "atol": 2e-5}
 
 
-def stock(folder, kind: str, x: torch.Tensor, scale: float, picture: torch.Tensor):
-    """The pipeline's last latents, its video and what its VAE was given."""
+def stock(folder, kind: str, x: torch.Tensor, scale: float | None, picture: torch.Tensor, steps: int = 3, **call):
+    """The pipeline's last latents, its video and what its VAE was given; `scale` None leaves guidance to the checkpoint."""
     pipe = tiny.pipeline(folder)
     pipe.vae.enable_slicing()  # the stock HunyuanVideo-1.5 VAE crashes for batches
-    options = {"num_frames": 5, "num_inference_steps": STEPS}
+    options = {"num_frames": 5, "num_inference_steps": steps, **call}
     if kind.startswith("hunyuan15"):
-        pipe.guider.guidance_scale = scale
+        if scale is not None:
+            pipe.guider.guidance_scale = scale
         # Less padding than the 1,985 tokens of the real thing: test_packed has those.
         pipe.tokenizer_max_length, pipe.tokenizer_2_max_length, pipe.vision_num_semantic_tokens = 60, 40, 9
-    else:
+    elif scale is not None:
         options["guidance_scale"] = scale
     if kind.endswith("i2v"):
         options["image"] = Image.fromarray(picture.numpy())
     if kind != "hunyuan15_i2v":  # which derives its size from the image
         options |= {"height": 32, "width": 32}
     seen = {}
-    decode, step = pipe.vae.decode, pipe.scheduler.step
+    decode, step, prepare = pipe.vae.decode, pipe.scheduler.step, pipe.prepare_latents
 
     def spy_decode(z, **kwargs):
         seen["z"] = z
@@ -42,10 +49,25 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, picture: torch.Tenso
         seen["latents"] = step(*arguments, **kwargs)[0]
         return (seen["latents"],)
 
-    pipe.vae.decode, pipe.scheduler.step = spy_decode, spy_step
+    def spy_prepare(*arguments, **kwargs):
+        seen["prepared"] = prepare(*arguments, **kwargs)
+        return seen["prepared"]
+
+    pipe.vae.decode, pipe.scheduler.step, pipe.prepare_latents = spy_decode, spy_step, spy_prepare
     prompts = {"prompt": PROMPTS, "negative_prompt": [NEGATIVE] * len(PROMPTS)}
     video = pipe(**prompts, latents=x, output_type="pt", **options).frames
-    return pipe.scheduler.sigmas, seen["latents"], video, seen["z"]
+    latents = seen["latents"]
+    if kind == "wan22_5b_i2v":  # after its last step this pipeline puts the image in the first frame
+        latents = torch.cat([seen["prepared"][1].expand(len(x), -1, -1, -1, -1), latents[:, :, 1:]], dim=2)
+    return latents, video, seen["z"]
+
+
+def load(folder, **fields):
+    return ModelSpec(path=str(folder), cache=None, train=False, negative_prompt=NEGATIVE, **fields).load("cpu")
+
+
+def conditions_of(ours, kind: str, picture: torch.Tensor):
+    return ours.encode(PROMPTS, [picture] * 2 if kind.endswith("i2v") else None)
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
@@ -54,12 +76,12 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE)
     picture = tiny.image(3, 48, 48)
     x = torch.randn(2, *ours.latent_shape())
-    sigmas, latents, video, z = stock(checkpoint(kind), kind, x, scale, picture)
+    latents, video, z = stock(checkpoint(kind), kind, x, scale, picture)
 
-    conditions = ours.encode(PROMPTS, [picture] * 2 if kind.endswith("i2v") else None)
-    policy = Policy(ours, Ode(), Schedule(sigmas))
+    conditions = conditions_of(ours, kind, picture)
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
     y = integrate(policy, x, conditions)
-    torch.testing.assert_close(y, latents, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(y, latents, **CLOSE)
     # Prompts matter by far more than that, so the tolerance proves something.
     other = integrate(policy, x, conditions[::-1])
     assert (y - other).abs().max() > 1e-3
@@ -72,20 +94,158 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     assert (off > 0).float().mean() < 1e-3
 
 
+UNIPC = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+DPM = {**UNIPC, "algorithm_type": "dpmsolver++"}
+SOLVERS = [
+    ("wan_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
+    ("wan22_t2v", diffusers.UniPCMultistepScheduler(**{**UNIPC, "flow_shift": 12.0})),
+    ("wan22_5b_i2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
+    ("wan_i2v", diffusers.DPMSolverMultistepScheduler(**DPM)),
+    ("hunyuan15_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
+    ("hunyuan15_i2v", diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0)),
+]
+
+
+@pytest.mark.parametrize(("kind", "scheduler"), SOLVERS)
+def test_checkpoint_solver_is_the_pipeline(kind: str, scheduler, checkpoint, tmp_path) -> None:
+    folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
+    ours, picture = load(folder, guidance_scale=4.0), tiny.image(3, 48, 48)
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
+    latents, _, _ = stock(folder, kind, x, 4.0, picture, steps=6)
+    for _ in range(2):  # a second sampling knows nothing of the first
+        y = solve(ours, build_solver(ours, "checkpoint", 6), x, conditions)
+        torch.testing.assert_close(y, latents, **CLOSE)
+    euler = solve(ours, build_solver(ours, "euler", 6), x, conditions)
+    assert torch.equal(euler, integrate(Policy(ours, Ode(), Schedule(ours.sigmas(6))), x, conditions))
+    if "Euler" not in type(scheduler).__name__:
+        assert (euler - latents).abs().max() > 1e-3
+
+
+def test_solvers_run_in_order_and_once(model) -> None:
+    ours = model("wan_t2v", guidance_scale=1.0)
+    solver, x = build_solver(ours, "checkpoint", 3), torch.zeros(1, *ours.latent_shape())
+    still = lambda x, sigma, timestep: torch.zeros_like(x)  # noqa: E731
+    with pytest.raises(ValueError, match="Step 1 was asked for after 0 steps"):
+        solver.step(1, x, still)
+    for index in range(3):
+        solver.step(index, x, still)
+    with pytest.raises(ValueError, match="Step 0 was asked for after 3 steps"):
+        solver.step(0, x, still)
+
+
+BENT = [{"num_train_timesteps": 500, "shift_terminal": 0.1}, {"use_karras_sigmas": True}]
+
+
+@pytest.mark.parametrize("config", BENT)
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan22_t2v"])
+def test_scheduler_settings_are_honoured(kind: str, config, checkpoint, model, tmp_path) -> None:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0, **config)
+    folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
+    ours, picture = load(folder, guidance_scale=1.0), tiny.image()
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
+    y = solve(ours, build_solver(ours, "euler", 4), x, conditions)
+    torch.testing.assert_close(y, stock(folder, kind, x, 1.0, picture, steps=4)[0], **CLOSE)
+    plain = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE)
+    assert (y - solve(plain, build_solver(plain, "euler", 4), x, conditions)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
+def test_a_shift_of_ones_own(kind: str, checkpoint, model, tmp_path) -> None:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=2.0)
+    folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
+    plain = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE)
+    set_once = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE, shift=2.0)
+    x, conditions = torch.randn(2, *plain.latent_shape()), conditions_of(plain, kind, tiny.image())
+    latents, _, _ = stock(folder, kind, x, 1.0, tiny.image())
+    for solver in ("euler", "checkpoint"):
+        for ours, shift in ((plain, 2.0), (set_once, None)):
+            y = solve(ours, build_solver(ours, solver, 3, shift), x, conditions)
+            torch.testing.assert_close(y, latents, **CLOSE)
+    assert not torch.equal(plain.sigmas(3), set_once.sigmas(3))
+
+
+def test_multistep_grid_is_the_schedulers_own_and_starts_at_pure_noise(checkpoint, tmp_path) -> None:
+    scheduler = diffusers.UniPCMultistepScheduler(**UNIPC)
+    ours = load(tiny.variant(checkpoint("wan_t2v"), tmp_path / "wan", scheduler=scheduler))
+    scheduler.set_timesteps(20)
+    sigmas = ours.sigmas(20)
+    assert ours.shift == 3.0
+    assert sigmas[0] == 1  # where the scheduler has 1 - 1e-6, at which kernels would explode
+    assert torch.equal(sigmas[1:], scheduler.sigmas[1:])
+    assert sigmas[-1] == 0
+
+
+def test_hunyuan_grid_is_the_shifted_even_grid_to_the_bit(model) -> None:
+    ours = model("hunyuan15_t2v")
+    for steps in (1, 4, 20, 50):
+        assert torch.equal(ours.sigmas(steps), Schedule.shifted(steps, 5.0).sigmas)
+        assert torch.equal(ours.sigmas(steps, 9.0), Schedule.shifted(steps, 9.0).sigmas)
+
+
+GUIDERS = [
+    {"guidance_scale": 3.0, "guidance_rescale": 0.7},
+    {"guidance_scale": 3.0, "use_original_formulation": True},
+    {"guidance_scale": 3.0, "enabled": False},
+]
+
+
+@pytest.mark.parametrize("config", GUIDERS)
+def test_guiders_are_honoured(config, checkpoint, model, tmp_path) -> None:
+    kind = "hunyuan15_t2v"
+    folder = tiny.variant(checkpoint(kind), tmp_path / kind, guider=diffusers.ClassifierFreeGuidance(**config))
+    ours, picture = load(folder), tiny.image()
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
+    y = solve(ours, build_solver(ours, "euler", 3), x, conditions)
+    torch.testing.assert_close(y, stock(folder, kind, x, None, picture)[0], **CLOSE)
+    plain = model(kind, guidance_scale=3.0, negative_prompt=NEGATIVE)
+    other = solve(plain, build_solver(plain, "euler", 3), x, conditions_of(plain, kind, picture))
+    assert (y - other).abs().max() > 1e-3
+
+
+def test_second_guidance_scale_is_the_pipelines(checkpoint, model) -> None:
+    kind, picture = "wan22_t2v", tiny.image()
+    ours = model(kind, guidance_scale=4.0, guidance_scale_2=2.0, negative_prompt=NEGATIVE)
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
+    latents, _, _ = stock(checkpoint(kind), kind, x, 4.0, picture, guidance_scale_2=2.0)
+    torch.testing.assert_close(solve(ours, build_solver(ours, "euler", 3), x, conditions), latents, **CLOSE)
+
+
+def test_5b_takes_an_image_where_a_prompt_has_one(checkpoint, model) -> None:
+    """The published 5B checkpoint names the text-to-video pipeline; its weights serve both."""
+    picture = tiny.image(3, 48, 48)
+    ours = model("wan22_5b_t2v", guidance_scale=4.0, negative_prompt=NEGATIVE)
+    x = torch.randn(2, *ours.latent_shape())
+    with_image, _, _ = stock(checkpoint("wan22_5b_i2v"), "wan22_5b_i2v", x, 4.0, picture)
+    without, _, _ = stock(checkpoint("wan22_5b_t2v"), "wan22_5b_t2v", x, 4.0, picture)
+    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(PROMPTS, [picture, None]))
+    torch.testing.assert_close(y, torch.stack([with_image[0], without[1]]), **CLOSE)
+
+
+def test_5b_image_stays_and_only_the_rest_is_trained(model) -> None:
+    ours = model("wan22_5b_i2v", guidance_scale=1.0)
+    conditions = ours.encode(["a cat"], [tiny.image(3)])
+    frame = conditions[0].tensors["condition"]
+    x = torch.randn(1, *ours.latent_shape())
+    v = ours.velocity(x, torch.tensor(0.7), conditions)
+    torch.testing.assert_close((x - 0.7 * v)[0, :, :1], frame)
+    gradient = torch.autograd.grad(
+        v[:, :, :1].sum(), list(ours.trainable().values()), retain_graph=True, allow_unused=True
+    )
+    assert all(part is None or not part.any() for part in gradient)
+    # The network never sees what noise the first frame holds.
+    x[:, :, 0] += 1
+    assert torch.equal(ours.velocity(x, torch.tensor(0.7), conditions)[:, :, 1:], v[:, :, 1:])
+    explored = Policy(ours, SageExact(), Schedule(ours.sigmas(4)))
+    y = integrate(explored, x, conditions, lambda index: torch.randn_like(x))
+    torch.testing.assert_close(y[0, :, :1], frame)
+
+
 def test_eta_zero_is_the_ode(model) -> None:
     ours = model("wan_t2v", guidance_scale=1.0)
     x, conditions, schedule = torch.randn(1, *ours.latent_shape()), ours.encode(["a cat"]), Schedule.shifted(4, 5.0)
     ode = integrate(Policy(ours, Ode(), schedule), x, conditions)
     still = integrate(Policy(ours, SageExact(eta=0.0), schedule), x, conditions)
     torch.testing.assert_close(still, ode, rtol=1e-5, atol=1e-5)
-
-
-def test_shifted_schedule_is_hunyuans_own_grid(checkpoint) -> None:
-    pipe = tiny.pipeline(checkpoint("hunyuan15_t2v"))
-    import numpy as np
-
-    pipe.scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, 11)[:-1])
-    torch.testing.assert_close(Schedule.shifted(10, 5.0).sigmas, pipe.scheduler.sigmas, rtol=0, atol=1e-7)
 
 
 def test_defaults_come_from_the_checkpoint(model) -> None:
