@@ -99,6 +99,8 @@ DPM = {**UNIPC, "algorithm_type": "dpmsolver++"}
 SOLVERS = [
     ("wan_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
     ("wan22_t2v", diffusers.UniPCMultistepScheduler(**{**UNIPC, "flow_shift": 12.0})),
+    ("wan22_i2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
+    ("wan22_5b_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
     ("wan22_5b_i2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
     ("wan_i2v", diffusers.DPMSolverMultistepScheduler(**DPM)),
     ("hunyuan15_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),

@@ -68,6 +68,14 @@ def test_schedulers(scheduler, message: str, unloadable) -> None:
     refused(unloadable("wan_t2v", scheduler=scheduler), message)
 
 
+def test_beta_sigmas_without_scipy(monkeypatch, unloadable) -> None:
+    module = "diffusers.schedulers.scheduling_flow_match_euler_discrete"
+    monkeypatch.setattr(f"{module}.is_scipy_available", lambda: False)
+    folder = unloadable("wan_t2v")
+    edit(folder / "scheduler" / "scheduler_config.json", use_beta_sigmas=True)
+    refused(folder, "a package that is not installed: .*scipy")
+
+
 def test_schedulers_that_hunyuans_pipeline_cannot_hand_sigmas_to(unloadable) -> None:
     refused(unloadable("hunyuan15_t2v", scheduler=dpm()), "is a DPMSolverMultistepScheduler; supported are FlowMatch")
 

@@ -28,7 +28,7 @@ class Options:
     steps: int = 20
     """Steps of the rollout."""
     shift: float = 5.0
-    """Shift of the schedule; 1 is an even grid."""
+    """Shift of an even grid; 1 leaves it even. (Wan's scheduler spaces its steps otherwise.)"""
     eta: float = 0.5
     """Exploration scale (cps: at most 1)."""
     sigma_max: float | None = None

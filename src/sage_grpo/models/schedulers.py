@@ -54,7 +54,10 @@ def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool) -> No
         )
     import diffusers
 
-    scheduler = getattr(diffusers, class_name).from_pretrained(folder, subfolder="scheduler", local_files_only=True)
+    try:
+        scheduler = getattr(diffusers, class_name).from_pretrained(folder, subfolder="scheduler", local_files_only=True)
+    except ImportError as error:  # beta sigmas
+        raise ModelError(f'The scheduler of "{folder}" needs a package that is not installed: {error}') from error
     honoured = _EVERYWHERE | (_MULTISTEP if SHIFT[class_name] == "flow_shift" else {})
     for name, values in honoured.items():
         value = scheduler.config.get(name, values[0])
