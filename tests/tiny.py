@@ -36,6 +36,14 @@ def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -
     return folder
 
 
+def unipc(shift: float = 3.0, **config: Any) -> Any:
+    """The scheduler of Wan's published checkpoints."""
+    from diffusers import UniPCMultistepScheduler
+
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
+    return UniPCMultistepScheduler(**{**flow, **config})
+
+
 def variant(source: Path, folder: Path, **components: Any) -> Path:
     """A copy of a checkpoint with other schedulers or guiders; big files are shared with the source."""
     shutil.copytree(source, folder, copy_function=_link)

@@ -92,15 +92,10 @@ def test_command_line(wan, tmp_path, capsys) -> None:
 
 
 def test_the_checkpoints_solver_makes_the_stock_pipelines_clip(wan, tmp_path, monkeypatch) -> None:
-    import diffusers
-
     from sage_grpo.flow.noise import keyed_noise
     from sage_grpo.models.family import FamilyModel
 
-    scheduler = diffusers.UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-    )
-    folder = tiny.variant(wan, tmp_path / "unipc", scheduler=scheduler)
+    folder = tiny.variant(wan, tmp_path / "unipc", scheduler=tiny.unipc())
     noise = keyed_noise((16, 2, 4, 4), "generate", 0, "start")[None]
     call = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 1.0, "num_inference_steps": 5}
     stock = tiny.pipeline(folder)(prompt="a cat", latents=noise, output_type="latent", **call).frames

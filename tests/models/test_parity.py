@@ -94,16 +94,20 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     assert (off > 0).float().mean() < 1e-3
 
 
-UNIPC = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
-DPM = {**UNIPC, "algorithm_type": "dpmsolver++"}
+DPM = {
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "flow_shift": 3.0,
+    "algorithm_type": "dpmsolver++",
+}
 SOLVERS = [
-    ("wan_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
-    ("wan22_t2v", diffusers.UniPCMultistepScheduler(**{**UNIPC, "flow_shift": 12.0})),
-    ("wan22_i2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
-    ("wan22_5b_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
-    ("wan22_5b_i2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
+    ("wan_t2v", tiny.unipc()),
+    ("wan22_t2v", tiny.unipc(12.0)),
+    ("wan22_i2v", tiny.unipc()),
+    ("wan22_5b_t2v", tiny.unipc()),
+    ("wan22_5b_i2v", tiny.unipc()),
     ("wan_i2v", diffusers.DPMSolverMultistepScheduler(**DPM)),
-    ("hunyuan15_t2v", diffusers.UniPCMultistepScheduler(**UNIPC)),
+    ("hunyuan15_t2v", tiny.unipc()),
     ("hunyuan15_i2v", diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0)),
 ]
 
@@ -167,7 +171,7 @@ def test_a_shift_of_ones_own(kind: str, checkpoint, model, tmp_path) -> None:
 
 
 def test_multistep_grid_is_the_schedulers_own_and_starts_at_pure_noise(checkpoint, tmp_path) -> None:
-    scheduler = diffusers.UniPCMultistepScheduler(**UNIPC)
+    scheduler = tiny.unipc()
     ours = load(tiny.variant(checkpoint("wan_t2v"), tmp_path / "wan", scheduler=scheduler))
     scheduler.set_timesteps(20)
     sigmas = ours.sigmas(20)

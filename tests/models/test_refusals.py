@@ -38,11 +38,6 @@ def flow_euler(**config):
     return diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0, **config)
 
 
-def unipc(**config):
-    plain = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
-    return diffusers.UniPCMultistepScheduler(**{**plain, **config})
-
-
 def dpm(**config):
     plain = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
     return diffusers.DPMSolverMultistepScheduler(**{**plain, **config})
@@ -55,12 +50,12 @@ def dpm(**config):
         (flow_euler(use_dynamic_shifting=True), "sets use_dynamic_shifting to True"),
         (flow_euler(invert_sigmas=True), "sets invert_sigmas to True"),
         (flow_euler(stochastic_sampling=True), "sets stochastic_sampling to True"),
-        (unipc(use_dynamic_shifting=True), "sets use_dynamic_shifting to True"),
-        (unipc(use_flow_sigmas=False), "sets use_flow_sigmas to False"),
-        (unipc(prediction_type="epsilon"), "sets prediction_type to 'epsilon'"),
-        (unipc(final_sigmas_type="sigma_min"), "sets final_sigmas_type to 'sigma_min'"),
-        (unipc(use_karras_sigmas=True), "sets use_karras_sigmas to True"),
-        (unipc(use_exponential_sigmas=True), "sets use_exponential_sigmas to True"),
+        (tiny.unipc(use_dynamic_shifting=True), "sets use_dynamic_shifting to True"),
+        (tiny.unipc(use_flow_sigmas=False), "sets use_flow_sigmas to False"),
+        (tiny.unipc(prediction_type="epsilon"), "sets prediction_type to 'epsilon'"),
+        (tiny.unipc(final_sigmas_type="sigma_min"), "sets final_sigmas_type to 'sigma_min'"),
+        (tiny.unipc(use_karras_sigmas=True), "sets use_karras_sigmas to True"),
+        (tiny.unipc(use_exponential_sigmas=True), "sets use_exponential_sigmas to True"),
         (dpm(algorithm_type="sde-dpmsolver++"), r"algorithm_type to 'sde-dpmsolver\+\+'.*only 'dpmsolver' or 'dpm"),
     ],
 )
