@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every supported pipeline, built wholly in code and saved to disk as a user's would be.
 
-`build(kind, folder, seed=0)` writes a diffusers folder; `KINDS` lists what there is. Widths are the smallest that the
-classes accept. No file is downloaded.
+`build(kind, folder, seed=0)` writes a diffusers folder; `KINDS` lists what there is, all with FlowMatchEuler schedulers; "wan_unipc_t2v" is
+"wan_t2v" with the scheduler of the published checkpoints. Widths are the smallest that the classes accept. No file is downloaded.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _wan(kind: str, shift: float) -> Any:
         "tokenizer": ByT5Tokenizer(),
         "text_encoder": umt5.eval(),
         "vae": vae.eval(),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=shift),
+        "scheduler": unipc(shift) if "unipc" in kind else FlowMatchEulerDiscreteScheduler(shift=shift),
         "transformer": _wan_transformer(kind, z_dim),
     }
     if kind.startswith("wan22") and "5b" not in kind:
