@@ -119,7 +119,7 @@ def check_metrics(results, alone) -> None:
 
 def test_every_family_can_be_split(checkpoint) -> None:
     """Image-to-video, two experts (one of them frozen), a timestep per token."""
-    kinds = ("hunyuan15_i2v", "wan_i2v", "wan22_t2v", "wan22_5b_t2v")
+    kinds = ("hunyuan15_i2v", "wan_i2v", "wan22_t2v", "wan22_5b_t2v", "wan22_5b_i2v")
     checkpoints = {kind: str(checkpoint(kind)) for kind in kinds}
     alone = processes.alone(workers.every_family, checkpoints)
     for result in processes.run(workers.every_family, 2, checkpoints, spec=ParallelSpec(sp=2, timeout=60)):
