@@ -27,6 +27,12 @@ class Gaussian:
         _same_shape(noise, self.mean, "noise")
         return self.mean + self._spread(self.std) * noise
 
+    def expand(self, count: int) -> Gaussian:
+        """The same law for `count` samples, from one of them; or itself where there are that many."""
+        if len(self.mean) == count:
+            return self
+        return Gaussian(self.mean.expand(count, *self.mean.shape[1:]), self.std, self.batch_ndim)
+
     def log_prob(self, x: Tensor) -> Tensor:
         """Mean log-density over latent dimensions, with the full normalisation, one value per sample."""
         _same_shape(x, self.mean, "x")

@@ -106,16 +106,17 @@ class Recorder:
         trainer.roll_out, trainer.score = self._roll_out, self._score
         trainer.advantages, trainer._apply = self._advantages, self._apply
 
-    def _roll_out(self, policy, prompts, iteration, steps):
-        trajectories = self._methods["roll_out"](policy, prompts, iteration, steps)
-        for trajectory in trajectories:
-            for member, x in zip(trajectory.batch.members, trajectory.x[0]):
-                self.noise[iteration, member.group, member.index] = x.numpy()
-        return trajectories
+    def _roll_out(self, plan):
+        rollout = self._methods["roll_out"](plan)
+        for replay, record in rollout.records.items():
+            if replay.step == 0:
+                for member, x in zip(replay.members, record.x.expand(len(replay.members), *record.x.shape[1:])):
+                    self.noise[plan.iteration, member.group, member.index] = x.numpy()
+        return rollout
 
-    def _score(self, videos, prompts):
+    def _score(self, videos, plan):
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
-        members = [member for batch in self.trainer._scored() for member in batch.members]
+        members = self.trainer._scored(plan)
 
         def keyed(clips, captions, fps, metadata=None):
             scores, report = reward(clips, captions, fps, metadata)
@@ -126,7 +127,7 @@ class Recorder:
 
         self.trainer.reward.score = keyed
         try:
-            return self._methods["score"](videos, prompts)
+            return self._methods["score"](videos, plan)
         finally:
             self.trainer.reward.score = reward
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trainer_helpers import same, weights_of
+from trainer_helpers import plan_of, same, weights_of
 
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import BatchConfig, EvalConfig
@@ -103,9 +103,7 @@ def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer
 def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -> None:
     config = make_config(evaluate=EvalConfig(prompts=2, per_prompt=2, steps=3, seed=0), seed=0)
     trainer = make_trainer(config)
-    prompts = trainer.state.stream.take(2)
-    policy = trainer.policy_of(0)
-    clips = trainer.decode(trainer.roll_out(policy, prompts, 0, trainer.choose_steps(policy, 0)))
+    clips = trainer.decode(trainer.roll_out(plan_of(trainer)))
     assert not any(torch.equal(a, b) for a in trainer.evaluate().clips for b in clips)
 
 

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_helpers import same, weights_of
+from trainer_helpers import plan_of, same, weights_of
 
 from sage_grpo.cli import main
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.advantage import group_advantage
-from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import AdvantageConfig, BatchConfig, UpdateConfig
-from sage_grpo.train.update import accumulate
+from sage_grpo.train.update import Item, accumulate, with_anchor
 
 BAD = 5
 ONE_BY_ONE = BatchConfig(prompts=2, group_size=4, micro_batch=1)
@@ -45,24 +44,26 @@ def first_gradients(trainer) -> dict[str, torch.Tensor]:
 
 def gradients_without(trainer, left_out: int) -> dict[str, torch.Tensor]:
     """By hand: the same rollout, in which one member never was."""
-    policy, steps = trainer.policy_of(0), trainer.choose_steps(trainer.policy_of(0), 0)
-    prompts = trainer.state.stream.take(2)
-    trajectories = trainer.roll_out(policy, prompts, 0, steps)
-    scored = trainer.score(trainer.decode(trajectories), prompts)
+    plan = plan_of(trainer)
+    rollout = trainer.roll_out(plan)
+    scored = trainer.score(trainer.decode(rollout), plan)
     keep = [place for place in range(8) if place != left_out]
-    advantages = group_advantage(scored.total[keep], scored.groups[keep], clip=5.0)
-    trained = list(policy.trained_steps)
-    sensitivity = torch.stack([policy.transition(step).sensitivity for step in trained])
+    advantages = dict(zip(keep, group_advantage(scored.total[keep], scored.groups[keep], clip=5.0)))
+    steps = len(plan.groups[0].trained[0])
+    items = []
+    for replay in plan.replays(0, 0):
+        ((group, index),) = ((m.group, m.index) for m in replay.members)
+        if (place := 4 * group + index) in advantages:
+            items.append(
+                Item(
+                    rollout.records[replay], replay.step, replay.step, advantages[place][None],
+                    torch.full((1,), 1 / 7 / steps), plan.equalizer[replay.step],
+                )
+            )  # fmt: skip
+    device = torch.device("cpu")
     with trainer.state.anchor.applied():
-        from sage_grpo.train.update import anchor_velocities
-
-        chosen = [trajectories[place] for place in keep]
-        v_anchor = anchor_velocities(policy, chosen, steps[0])
-    accumulate(
-        policy, trainer.objective, chosen, list(advantages.split(1)), [torch.full((1,), 1 / 7)] * 7, steps[0],
-        equalizer=dict(zip(trained, equalizing_weights(sensitivity).tolist())),
-        v_anchor=v_anchor, kl_lambda=trainer.state.kl.value,
-    )  # fmt: skip
+        items = with_anchor(items, device)
+    accumulate(trainer.objective, items, device, kl_lambda=trainer.state.kl.value)
     return {name: p.grad.clone() for name, p in trainer.state.params.items()}
 
 
@@ -81,9 +82,8 @@ def test_other_groups_keep_their_advantages(advantage: AdvantageConfig, make_con
     results = []
     for bad in ((), (BAD,)):
         trainer = make_trainer(make_config(rewards=reward(*bad), advantage=advantage))
-        prompts, policy = trainer.state.stream.take(2), trainer.policy_of(0)
-        videos = trainer.decode(trainer.roll_out(policy, prompts, 0, trainer.choose_steps(policy, 0)))
-        results.append(trainer.advantages(trainer.score(videos, prompts)))
+        plan = plan_of(trainer)
+        results.append(trainer.advantages(trainer.score(trainer.decode(trainer.roll_out(plan)), plan)))
     clean, masked = results
     if advantage.decoupled:  # its last step is a normalisation over the batch, which rescales every group alike
         clean, masked = clean / clean[0], masked / masked[0]

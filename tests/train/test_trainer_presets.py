@@ -6,14 +6,17 @@ import math
 from dataclasses import replace
 
 import pytest
-from trainer_helpers import same, weights_of
+from trainer_helpers import plan_of, same, steps_of, weights_of
 
 from sage_grpo import recipes
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.train.config import BatchConfig, UpdateConfig
+from sage_grpo.train.plan import Planner
 
 MODES = ("none", "fixed", "stepwise", "moving", "dual")
 KINDS = ("constant", "two_stage", "paper", "ppo")
@@ -64,7 +67,7 @@ def test_mix_grpo_explores_and_trains_inside_its_window(make_config, make_traine
     trainer = make_trainer(config)
     seen = []
     for iteration in range(4):
-        trained = set(trainer.policy_of(iteration).trained_steps)
+        trained = {step for part in steps_of(trainer, iteration) for step in part}
         metrics = trainer.step()
         assert {int(name[-3:]) for name in metrics if name.startswith("gradient/raw/")} == trained
         seen.append(trained)
@@ -88,28 +91,32 @@ def test_no_exploration_is_refused(make_config, make_trainer) -> None:
 
 def test_a_fraction_of_the_steps_is_drawn_anew_every_iteration(make_config, make_trainer) -> None:
     trainer = make_trainer(make_config(rollout={"steps": 11}, update=UpdateConfig(step_fraction=0.4)))
-    drawn = [trainer.choose_steps(trainer.policy_of(n), n) for n in range(20)]
+    drawn = [steps_of(trainer, n) for n in range(20)]
     assert all(len(parts) == 2 and sum(map(len, parts)) == 4 for parts in drawn)
     assert {step for parts in drawn for part in parts for step in part} == set(range(10))  # the last one is the ODE's
-    assert drawn[3] == trainer.choose_steps(trainer.policy_of(3), 3)  # keyed, so a resumed run draws the same
+    assert drawn[3] == steps_of(trainer, 3)  # keyed, so a resumed run draws the same
 
 
 def test_steps_go_from_noise_to_data_without_permutation(make_config, make_trainer) -> None:
     trainer = make_trainer(make_config(rollout={"steps": 9}, update=UpdateConfig(permute_steps=False)))
-    assert trainer.choose_steps(trainer.policy_of(0), 0) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert steps_of(trainer) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def first_steps(trainer, iteration: int) -> list:
+    """The records of the first step of every micro-batch."""
+    records = trainer.roll_out(plan_of(trainer, iteration)).records
+    return [record for replay, record in records.items() if replay.step == 0]
 
 
 def test_members_of_a_group_start_from_the_same_noise_only_when_asked(make_config, make_trainer) -> None:
     for same_noise in (False, True):
-        trainer = make_trainer(make_config(rollout={"same_noise": same_noise}))
-        policy, prompts = trainer.policy_of(0), trainer.state.stream.take(2)
-        steps = [list(policy.trained_steps)]
-        first, second = (trainer.roll_out(policy, prompts, iteration, steps) for iteration in (0, 1))
-        starts = [trajectory.x[0] for trajectory in first]
+        trainer = make_trainer(make_config(rollout={"same_noise": same_noise, "share": False}))
+        first, second = (first_steps(trainer, iteration) for iteration in (0, 1))
+        starts = [record.x for record in first]
         assert (starts[0][0] == starts[0][1]).all() == same_noise
         assert not (starts[0] == starts[1]).any()  # another prompt
-        assert not (starts[0] == second[0].x[0]).any()  # another iteration: the official code repeats its noises
-        assert not (first[0].x[1][0] == first[0].x[1][1]).all()  # exploration differs in any case
+        assert not (starts[0] == second[0].x).any()  # another iteration: the official code repeats its noises
+        assert not (first[0].x_next[0] == first[0].x_next[1]).all()  # exploration differs in any case
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -119,9 +126,12 @@ def test_every_recipe_builds_and_plans(name: str) -> None:
     assert config.out == f"runs/{target}-{method}"
     kernel = config.kernel.build()
     assert type(kernel).__name__.lower() == config.kernel.name.replace("_", "")
-    flags = config.rollout.window.steps(config.rollout.steps, config.iterations - 1, config.seed)
-    assert sum(flags) >= config.update.updates_per_rollout
-    assert config.update.updates_per_rollout >= 2  # with 1 the clip and the step-wise KL would be dead
+    planner = Planner(config, Schedule.shifted(config.rollout.steps, 5.0), kernel, trains=lambda sigma: True)
+    planner.check()
+    plan = planner.plan(config.iterations - 1, [Prompt(str(place)) for place in range(config.batch.prompts)])
+    assert all(len(part) >= 1 for group in plan.groups for part in group.trained)
+    # With one update the clip and the step-wise KL would be dead: then the method must not claim to have them.
+    assert plan.updates >= 2 or config.trust_region.mode in ("none", "fixed")
 
 
 def test_recipe_shorthands_and_the_nearest_name() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainer_helpers import plan_of
+
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
 from sage_grpo.train.trainer import Trainer
@@ -49,8 +51,7 @@ def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config, monkeypatc
         monkeypatch.setattr(trainer.model, "encode", watch)
         trainer.encode_prompts()
         beforehand = set(texts)
-        policy, batch = trainer.policy_of(0), trainer.state.stream.take(2)
-        trainer.roll_out(policy, batch, 0, trainer.choose_steps(policy, 0))
+        trainer.roll_out(plan_of(trainer))
         assert texts == beforehand
         seen.append(beforehand)
         monkeypatch.undo()

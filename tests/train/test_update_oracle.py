@@ -11,6 +11,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from trainer_helpers import steps_of
 from trainer_toys import bright
 
 from sage_grpo.flow.kernels import KernelSpec
@@ -173,7 +174,7 @@ def test_gradients_of_every_update_are_those_of_the_formulas(kind: str, make_con
 
     trainer.state.stream.take = noted
     for iteration in range(2):
-        steps += trainer.choose_steps(trainer.policy_of(iteration), iteration)
+        steps += steps_of(trainer, iteration)
         trainer.step()
         clips.append(trainer.videos)
     weights = [one for one, _ in caught]
@@ -204,7 +205,7 @@ def test_what_is_logged_is_what_was_sent(make_config, make_trainer, monkeypatch:
         )
     )
     velocity = trainer.model.velocity
-    grid = [float(sigma) for sigma in trainer.policy_of(0).schedule.sigmas]
+    grid = trainer.planner.grid.sigmas.tolist()
 
     def spied(x: Tensor, sigma: Tensor, conditions, **options) -> Tensor:
         v = velocity(x, sigma, conditions, **options)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from sage_grpo.train.plan import Plan
 from sage_grpo.train.trainer import Trainer
+
+
+def plan_of(trainer: Trainer, iteration: int = 0) -> Plan:
+    """The plan of an iteration, over the prompts that come next."""
+    return trainer.planner.plan(iteration, trainer.state.stream.peek(trainer.config.batch.prompts))
+
+
+def steps_of(trainer: Trainer, iteration: int = 0) -> list[list[int]]:
+    """The trained steps of an iteration, one list per update."""
+    return [list(part) for part in plan_of(trainer, iteration).groups[0].trained]
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -49,7 +49,7 @@ class Options:
     kernel: KernelSpec = KernelSpec(name="ode")
     """The sampler; ode does not explore."""
     solver: SolverName = "euler"
-    """How the ode kernel steps: "euler" on the model's grid, or "checkpoint" for the checkpoint's own scheduler (Wan's
+    """How the ode kernel steps: "euler" or "ab2" (second order) on the model's grid, or "checkpoint" for the checkpoint's own scheduler (Wan's
     multistep UniPC)."""
     deterministic_last: bool = True
     """End with an ODE step where the kernel would leave its noise in the video."""

@@ -34,9 +34,9 @@ class MicroBatch:
 
 
 def deal(
-    num_groups: int, group_size: int, micro_batch: int, *, world_size: int = 1
+    num_groups: int, group_size: int, micro_batch: int, *, world_size: int = 1, apart: bool = False
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """The micro-batches of every data-parallel rank."""
+    """The micro-batches of every data-parallel rank; `apart` keeps groups out of one another's."""
     if num_groups < 1 or group_size < 2 or micro_batch < 1:
         raise ValueError(
             f"Need at least 1 prompt, groups of at least 2 and micro-batches of at least 1, got {num_groups} prompts, "
@@ -49,15 +49,17 @@ def deal(
             f"use at most {total} ranks, or at least {math.ceil(world_size / group_size)} prompts per iteration."
         )
     members = [Member(group, index) for group in range(num_groups) for index in range(group_size)]
-    return share_out(members, micro_batch, world_size=world_size)
+    return share_out(members, micro_batch, world_size=world_size, apart=apart)
 
 
-def share_out(members: list[Member], micro_batch: int, *, world_size: int = 1) -> tuple[tuple[MicroBatch, ...], ...]:
+def share_out(
+    members: list[Member], micro_batch: int, *, world_size: int = 1, apart: bool = False
+) -> tuple[tuple[MicroBatch, ...], ...]:
     """Consecutive, near-equal shares for the ranks, each in the same number of micro-batches."""
     bounds = [len(members) * rank // world_size for rank in range(world_size + 1)]
     # A rank without a share (fewer clips than ranks) still keeps in step, on a filler.
     shares = [members[start:stop] for start, stop in pairwise(bounds)]
-    pieces = [_by_group(share) if world_size > 1 else [share] for share in shares]
+    pieces = [_by_group(share) if apart or world_size > 1 else [share] for share in shares]
     dealt = [[chunk for piece in part for chunk in _chunks(piece, micro_batch)] for part in pieces]
     rounds = max(map(len, dealt))
     return tuple(_filled(chunks, members[:1], rounds) for chunks in dealt)

@@ -135,9 +135,13 @@ class PromptStream:
 
     def take(self, count: int) -> list[Prompt]:
         """The next prompts; an epoch that ends inside goes over into the next one."""
-        taken = [self._at(self.position + offset) for offset in range(count)]
+        taken = self.peek(count)
         self.position += count
         return taken
+
+    def peek(self, count: int) -> list[Prompt]:
+        """The next prompts, which stay the next."""
+        return [self._at(self.position + offset) for offset in range(count)]
 
     def _at(self, position: int) -> Prompt:
         epoch, place = divmod(position, len(self.prompts))

@@ -85,6 +85,39 @@ class Schedule:
             flags[-1] = False
         return replace(self, stochastic=tuple(flags))
 
+    def exploring_range(self) -> tuple[int, int]:
+        """First stochastic step, and the step after the last; (num_steps, num_steps) where all are deterministic."""
+        chosen = [index for index, flag in enumerate(self.stochastic) if flag]
+        return (chosen[0], chosen[-1] + 1) if chosen else (self.num_steps, self.num_steps)
+
+    def around(self, before: int | None, after: int | None) -> Schedule:
+        """The same stochastic steps, with other numbers of deterministic steps before and after them; None leaves a part.
+
+        A part that is empty stays empty. New sigmas lie on the line through the old ones, evenly in the old step's index.
+        """
+        first, stop = self.exploring_range()
+        parts = [
+            _respaced(self.sigmas[: first + 1], before),
+            self.sigmas[first + 1 : stop],
+            _respaced(self.sigmas[stop:], after),
+        ]
+        counts = (len(parts[0]) - 1, stop - first, len(parts[2]) - 1)
+        flags = [False] * counts[0] + list(self.stochastic[first:stop]) + [False] * counts[2]
+        return Schedule(torch.cat(parts), tuple(flags))
+
+
+def _respaced(sigmas: Tensor, steps: int | None) -> Tensor:
+    """The same ends with `steps` steps between them."""
+    old = len(sigmas) - 1
+    if steps is None or old < 1 or steps == old:
+        return sigmas
+    place = torch.linspace(0, old, steps + 1, dtype=torch.float64)
+    low = place.floor().long().clamp(max=old - 1)
+    values = sigmas.to(torch.float64)
+    result = (values[low] + (values[low + 1] - values[low]) * (place - low)).to(sigmas.dtype)
+    result[0], result[-1] = sigmas[0], sigmas[-1]
+    return result
+
 
 def shift_sigmas(sigmas: Tensor, shift: float) -> Tensor:
     """s -> shift s / (1 + (shift - 1) s), in float64; keeps 0 and 1."""

@@ -50,10 +50,25 @@ class Policy:
             if float(self.transition(index).std) > 0 and self.model.trains(self.schedule.pair(index)[0])
         )
 
+    def sigma(self, index: int) -> float:
+        """Where a step starts."""
+        return float(self.schedule.sigmas[index])
+
+    def sigmas(self, index: int) -> tuple[float, float]:
+        """(sigma, sigma_next) of a step."""
+        return float(self.schedule.sigmas[index]), float(self.schedule.sigmas[index + 1])
+
+    def is_noisy(self, index: int) -> bool:
+        """Whether a step draws noise."""
+        return float(self.transition(index).std) > 0
+
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
         """The law of x_next at step `index`, for a batch with one condition per sample."""
         sigma, _ = self.schedule.pair(index)
-        v = self.model.velocity(x, sigma, conditions, guidance=self.guidance)
+        return self.at(index, x, self.model.velocity(x, sigma, conditions, guidance=self.guidance))
+
+    def at(self, index: int, x: Tensor, v: Tensor) -> Step:
+        """The same for a velocity that is known."""
         return Step(gaussian=self.transition(index)(x, v), velocity=v)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.solvers import Euler, Solver, SolverName
+from sage_grpo.flow.solvers import GridSolver, Solver, SolverName
 from sage_grpo.models.base import BringsSolver, Progress, VelocityModel
 from sage_grpo.models.spec import ModelError
 from sage_grpo.types import Conditioning
@@ -17,8 +17,8 @@ from sage_grpo.types import Conditioning
 
 def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: float | None = None) -> Solver:
     """A fresh solver on the model's own grid; `shift` overrides the model's. Make one for every batch of samples."""
-    if name == "euler":
-        return Euler(Schedule(model.sigmas(num_steps, shift)))
+    if name in ("euler", "ab2"):
+        return GridSolver(Schedule(model.sigmas(num_steps, shift)), name)
     if name == "checkpoint":
         if not isinstance(model, BringsSolver):
             raise ModelError(
@@ -26,7 +26,7 @@ def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: 
                 '`solver(num_steps, shift)`. Use solver "euler".'
             )
         return model.solver(num_steps, shift)
-    raise ModelError(f'solver "{name}" is unknown: use euler or checkpoint.')
+    raise ModelError(f'solver "{name}" is unknown: use euler, ab2 or checkpoint.')
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,7 +28,8 @@ def flow_grpo(config: TrainConfig) -> TrainConfig:
 def dance_grpo(config: TrainConfig) -> TrainConfig:
     """DanceGRPO: constant diffusion, no step weighting, no KL, one initial noise for a group."""
     config = _baseline(config, "dance", region="none")
-    return replace(config, rollout=replace(config.rollout, same_noise=True))
+    # All steps explore, so that members share no more than the start: nothing to win from running it once.
+    return replace(config, rollout=replace(config.rollout, same_noise=True, share=False))
 
 
 def cps(config: TrainConfig) -> TrainConfig:
@@ -49,6 +51,18 @@ def flow_dppo(config: TrainConfig) -> TrainConfig:
     return replace(config, surrogate=replace(config.surrogate, kind="kl_mask"))
 
 
+def branch(config: TrainConfig) -> TrainConfig:
+    """One exploring step per prompt from a state that the group shares, replayed once (ours; docs/method.md)."""
+    rollout = replace(config.rollout, same_noise=True, window=Window(kind="drawn", at=[config.rollout.steps // 3]))
+    return replace(
+        config,
+        kernel=replace(config.kernel, name="sage_exact", eta=math.sqrt(2)),
+        rollout=rollout,
+        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
+        trust_region=replace(config.trust_region, mode="none"),
+    )
+
+
 def _baseline(config: TrainConfig, kernel: str, *, region: str) -> TrainConfig:
     return replace(
         config,
@@ -60,5 +74,5 @@ def _baseline(config: TrainConfig, kernel: str, *, region: str) -> TrainConfig:
 
 
 METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
-    method.__name__: method for method in (sage, sage_exact, flow_grpo, dance_grpo, cps, mix_grpo, flow_dppo)
+    method.__name__: method for method in (sage, sage_exact, flow_grpo, dance_grpo, cps, mix_grpo, flow_dppo, branch)
 }

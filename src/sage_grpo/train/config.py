@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.solvers import SolverName
+from sage_grpo.flow.solvers import Rule, SolverName
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import ParallelSpec
@@ -51,6 +51,14 @@ class RolloutConfig:
     """Make the last step an ODE step. None: on for kernels that would leave their noise in the video; false matches the paper."""
     same_noise: bool = False
     """Start all members of a group from the same noise, so that they differ by exploration only."""
+    share: bool = True
+    """With same_noise: run what the members of a group have in common once, and replay a state that they share once."""
+    solver: Rule = "euler"
+    """Solver of the deterministic steps: euler, or ab2 (second order, at the same cost)."""
+    before_steps: int | None = None
+    """Deterministic steps before those that explore, where there are any; None is as `steps` has them."""
+    after_steps: int | None = None
+    """Deterministic steps after those that explore, where there are any; None is as `steps` has them."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: bool = False
@@ -58,6 +66,12 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, steps=self.steps)
+        for name in ("before_steps", "after_steps"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(1, **{f"rollout.{name}": value})
+                if self.window.kind == "all":
+                    raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +115,8 @@ class UpdateConfig:
     binds and the step-wise KL has no gradient."""
     step_fraction: float = 1.0
     """Share of the stochastic steps that is trained, drawn anew every iteration."""
+    repeat: bool = False
+    """Every update replays all trained steps, as PPO's epochs do, instead of its share of them."""
     permute_steps: bool = True
     """Deal steps out in random order; false goes from noise to data."""
     gradient_checkpointing: bool = False
@@ -184,7 +200,7 @@ class EvalConfig:
     steps: int = 40
     """ODE steps."""
     solver: SolverName = "euler"
-    """"euler" is the Euler step on the model's grid; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
+    """"euler" is the Euler step on the model's grid, "ab2" its second-order sister at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
     seed: int = 1234
     """Seed of the initial noises: the same in every evaluation."""
     show: int = 8

@@ -1,34 +1,44 @@
-"""Rollouts: sample clips with the policy and keep what training needs of their trajectories."""
+"""Rollouts: sample the clips of a plan and keep what its replays need of their trajectories."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sage_grpo.data.groups import MicroBatch
-from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.models.policy import Policy
+from sage_grpo.flow.solvers import Rule, Stepper
+from sage_grpo.models.policy import Policy, Step
+from sage_grpo.train.plan import Group, Plan, Replay
 from sage_grpo.types import Conditioning
 
 
 @dataclass(frozen=True)
-class Trajectory:
-    """What the update needs of one micro-batch: the trained steps only."""
+class Record:
+    """What the update needs of one replay."""
 
-    batch: MicroBatch
+    policy: Policy
     conditions: tuple[Conditioning, ...]
-    x: dict[int, Tensor]
-    """State before and after every trained step (x[step], x[step + 1])."""
-    v_old: dict[int, Tensor]
-    """Velocity of the rollout's policy at every trained step; empty when no loss term needs it."""
-    log_prob_old: dict[int, Tensor]
-    """Log-probability of the step taken, at every trained step."""
-    latents: Tensor
-    """The samples."""
+    """One per row of `x`."""
+    x: Tensor
+    """State before the step: one row per member, or one row for all where they share it."""
+    x_next: Tensor
+    """State after the step, one row per member."""
+    v_old: Tensor | None
+    """Velocity of the rollout's policy, rows as in `x`; None when no loss term needs it."""
+    log_prob_old: Tensor
+    """Log-probability of the step taken, one value per member."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The clips of one rank, and the records of its replays."""
+
+    latents: list[tuple[MicroBatch, Tensor]] = field(default_factory=list)
+    records: dict[Replay, Record] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,14 @@ class Storage:
     velocities: bool = True
     """Keep the rollout's velocities (step-wise KL, KL mask, centred ratio)."""
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """x as it is stored. Rounding the state itself, not a copy of it, keeps rollout and replay on the same numbers."""
+        return x if self.dtype == torch.float32 else x.to(self.dtype).to(torch.float32)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """x in its place."""
+        return x.to(device=self.device, dtype=self.dtype)
+
 
 @dataclass(frozen=True)
 class NoiseKeys:
@@ -50,62 +68,170 @@ class NoiseKeys:
     same_start: bool = False
     """All members of a group start from the same noise."""
 
-    def start(self, batch: MicroBatch, prompts: Sequence[Prompt], shape: tuple[int, ...]) -> Tensor:
-        """Initial noise of a micro-batch; a prompt with its own seed gives the same noises in every iteration."""
-        rows = []
-        for member in batch.members:
-            index = 0 if self.same_start else member.index
-            own = prompts[member.group].seed
-            place = (self.seed, self.iteration, member.group) if own is None else ("prompt", own)
-            rows.append(keyed_noise(shape, "start", *place, index))
+    def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
+        """Initial noise of a member; a prompt with its own seed gives the same noises in every iteration."""
+        own = group.prompt.seed
+        place = (self.seed, self.iteration, group.place) if own is None else ("prompt", own)
+        return keyed_noise(shape, "start", *place, 0 if self.same_start else member.index)
+
+    def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...]) -> Tensor:
+        """Exploration noise of a step (by its label) for every member."""
+        rows = [keyed_noise(shape, "step", self.seed, self.iteration, m.group, m.index, step) for m in members]
         return torch.stack(rows)
 
-    def step(self, batch: MicroBatch, step: int, shape: tuple[int, ...]) -> Tensor:
-        """Exploration noise of a step."""
-        return torch.stack(
-            [keyed_noise(shape, "step", self.seed, self.iteration, m.group, m.index, step) for m in batch.members]
-        )
+
+class Sampler:
+    """Executes one rank's part of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        policies: Callable[[Group], Policy],
+        conditions: Mapping[int, Conditioning],
+        *,
+        keys: NoiseKeys,
+        storage: Storage,
+        solver: Rule = "euler",
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
+        self.keys, self.storage, self.solver, self.progress = keys, storage, solver, progress
+        self.wanted = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
+        self.result = Rollout()
+        self._known: dict[tuple[int, tuple[float, ...]], Tensor] = {}
+        self._forked: dict[Member, Tensor] = {}
+        """States of members at the first step that is their own."""
+
+    @torch.no_grad()
+    def run(self) -> Rollout:
+        """Sample everything from noise to latents.
+
+        Where two networks share the schedule, all ranks first run the one for high noise: sharded networks take all ranks to run.
+        """
+        trunks = [_Trunk(self, self.plan.groups[index]) for index in self.plan.members(self.rank)]
+        trunks = sorted((trunk for trunk in trunks if trunk.group.shared), key=lambda trunk: trunk.group.branch)
+        paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
+        idle = self.plan.idle_passes(self.rank)
+        for network in dict.fromkeys((self.plan.trains(1.0), not self.plan.trains(1.0))):
+            for walk in (*trunks, *paths):
+                while walk.ready() and self.plan.trains(walk.sigma()) == network:
+                    walk.step()
+            if idle[network]:
+                self._idle(network, idle[network])
+        self.result.latents.extend((path.batch, path.x) for path in paths)
+        return self.result
+
+    def _idle(self, network: bool, passes: int) -> None:
+        """Keep ranks in step with passes whose result nobody reads."""
+        batch = self.plan.batches(self.rank)[0]
+        group = self.plan.group_of(batch)
+        policy = self.policies(group)
+        steps = [s for s in range(policy.schedule.num_steps) if self.plan.trains(policy.sigma(s)) == network]
+        x = self.start(group, batch.members[:1])
+        for _ in range(passes):
+            policy.step(steps[0], x, (self.conditions[group.index],))
+            self.progress()
+
+    def start(self, group: Group, members: Sequence[Member]) -> Tensor:
+        """Initial states."""
+        model = self.policies(group).model
+        shape = model.latent_shape()
+        rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
+        return self.storage.rounded(torch.stack(rows).to(model.device))
+
+    def explore(self, walk: _Trunk | _Members, replay: Replay, step: Step) -> Tensor:
+        """Take a noisy step for every member, and keep it if an update replays it."""
+        policy, storage = walk.policy, self.storage
+        law = step.gaussian.expand(len(replay.members))
+        noise = self.keys.step(replay.members, walk.group.label(replay.step), policy.model.latent_shape())
+        x_next = storage.rounded(law.sample(noise.to(walk.x.device)))
+        kept, walk.kept = walk.kept, None
+        if replay in self.wanted:
+            walk.kept = storage.kept(x_next)
+            self.result.records[replay] = Record(
+                policy=policy,
+                conditions=walk.conditions,
+                x=storage.kept(walk.x) if kept is None else kept,
+                x_next=walk.kept,
+                v_old=step.velocity.to(storage.device) if storage.velocities else None,
+                log_prob_old=law.log_prob(x_next),
+            )
+        return x_next
 
 
-@torch.no_grad()
-def roll_out(
-    policy: Policy,
-    batch: MicroBatch,
-    prompts: Sequence[Prompt],
-    conditions: Mapping[int, Conditioning],
-    *,
-    keys: NoiseKeys,
-    trained: frozenset[int],
-    storage: Storage,
-    progress: Callable[[], None] = lambda: None,
-) -> Trajectory:
-    """Sample one micro-batch from noise to latents; `conditions` are those of its groups."""
-    shape, device = policy.model.latent_shape(), policy.model.device
-    mine = tuple(conditions[member.group] for member in batch.members)
-    x = _stored(keys.start(batch, prompts, shape).to(device), storage)
-    states: dict[int, Tensor] = {}
-    v_old: dict[int, Tensor] = {}
-    log_prob_old: dict[int, Tensor] = {}
-    for index in range(policy.schedule.num_steps):
-        step = policy.step(index, x, mine)
-        noisy = float(step.gaussian.std) > 0
-        x_next = step.gaussian.sample(keys.step(batch, index, shape).to(device)) if noisy else step.gaussian.mean
-        # Rounding the state itself, not a copy of it, keeps rollout and replay on the same numbers.
-        x_next = _stored(x_next, storage)
-        if index in trained:
-            states.setdefault(index, _kept(x, storage))
-            states[index + 1] = _kept(x_next, storage)
-            log_prob_old[index] = step.gaussian.log_prob(x_next)
-            if storage.velocities:
-                v_old[index] = step.velocity.to(storage.device)
-        x = x_next
-        progress()
-    return Trajectory(batch, mine, states, v_old, log_prob_old, latents=x)
+class _Trunk:
+    """The common part of a group: one row until its members part at the first exploring step."""
+
+    def __init__(self, sampler: Sampler, group: Group) -> None:
+        self.sampler, self.group, self.index = sampler, group, 0
+        self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
+        self.members = sampler.plan.members(sampler.rank)[group.index]
+        self.conditions = (sampler.conditions[group.index],)
+        self.keys = sampler.plan.trunk(group)
+        self.x = sampler.start(group, self.members[:1])
+        self.kept: Tensor | None = None
+
+    def ready(self) -> bool:
+        """Whether there is a step to take."""
+        return self.index < self.group.branch
+
+    def sigma(self) -> float:
+        """Where the next pass is made."""
+        return self.policy.sigma(self.index)
+
+    def step(self) -> None:
+        """One step; groups of one prompt share the network's passes."""
+        key, known = self.keys[self.index], self.sampler._known
+        if key not in known:
+            known[key] = self.policy.step(self.index, self.x, self.conditions).velocity
+            self.sampler.progress()
+        step = self.policy.at(self.index, self.x, known[key])
+        if self.policy.is_noisy(self.index):
+            replay = Replay(self.index, self.members, shared=True)
+            rows = self.sampler.explore(self, replay, step)
+            self.sampler._forked |= dict(zip(self.members, rows))
+        else:
+            x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
+            self.x = self.sampler.storage.rounded(x_next)
+        self.index += 1
 
 
-def _stored(x: Tensor, storage: Storage) -> Tensor:
-    return x if storage.dtype == torch.float32 else x.to(storage.dtype).to(torch.float32)
+class _Members:
+    """The steps that the members of a micro-batch take each for itself."""
 
+    def __init__(self, sampler: Sampler, batch: MicroBatch) -> None:
+        self.sampler, self.batch = sampler, batch
+        self.group = sampler.plan.group_of(batch)
+        self.policy, self.stepper = sampler.policies(self.group), Stepper(sampler.solver)
+        self.conditions = tuple(sampler.conditions[member.group] for member in batch.members)
+        self.index = self.group.branch
+        self.kept: Tensor | None = None
+        """`x` as it is stored, where the step before stored it."""
+        self.x = torch.empty(0)
+        if not self.group.shared:
+            self.x = sampler.start(self.group, batch.members)
 
-def _kept(x: Tensor, storage: Storage) -> Tensor:
-    return x.to(device=storage.device, dtype=storage.dtype)
+    def ready(self) -> bool:
+        """Whether there is a step to take: not before the trunk has got here."""
+        parted = not self.group.shared or self.batch.members[0] in self.sampler._forked
+        return parted and self.index < self.policy.schedule.num_steps
+
+    def sigma(self) -> float:
+        """Where the next pass is made."""
+        return self.policy.sigma(self.index)
+
+    def step(self) -> None:
+        """One step of all rows."""
+        if self.group.shared and not len(self.x):
+            self.x = torch.stack([self.sampler._forked[member] for member in self.batch.members])
+        step = self.policy.step(self.index, self.x, self.conditions)
+        if self.policy.is_noisy(self.index):
+            replay = Replay(self.index, self.batch.members, shared=False)
+            self.x = self.sampler.explore(self, replay, step)
+            self.stepper = Stepper(self.sampler.solver)
+        else:
+            x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
+            self.x, self.kept = self.sampler.storage.rounded(x_next), None
+        self.index += 1
+        self.sampler.progress()

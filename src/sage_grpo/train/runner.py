@@ -185,15 +185,10 @@ def _resume(trainer: Trainer, out: Path, terminal: Terminal) -> int | None:
         )
     if mode == "must" and found is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
-    plan = plan_table(
-        trainer.config,
-        steps=trainer.choose_steps(trainer.policy_of(0), 0),
-        rounds=len(trainer.share),
-        ranks=trainer.world.size,
-        dims=trainer.objective.dims,
-        clip=trainer.objective.clip,
+    plan = trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts))
+    terminal.console.print(
+        plan_table(trainer.config, plan, dims=trainer.objective.dims, clip=trainer.objective.clip)
     )
-    terminal.console.print(plan)
     if found is None:
         return None
     terminal.say(f"Resumed from {found} at iteration {trainer.state.iteration}.")

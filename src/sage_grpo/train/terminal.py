@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.plan import Plan
 
 
 class Terminal:
@@ -74,33 +75,35 @@ class Terminal:
         self.say(f"[bold]held-out after {number}[/bold]  {text}")
 
 
-def plan_table(
-    config: TrainConfig, *, steps: list[list[int]], rounds: int, ranks: int, dims: int, clip: float
-) -> Table:
-    """The batch arithmetic of a run, for people."""
-    batch = config.batch
-    rollouts = batch.prompts * batch.group_size
-    trained = sum(map(len, steps))
+def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float) -> Table:
+    """The arithmetic of an iteration, for people; read off the plan that it executes."""
+    batch, ranks = config.batch, len(plan.shares)
+    rollouts = len(plan.groups) * plan.group_size
+    group = plan.groups[0]
+    trained = [len(steps) for steps in group.trained]
+    backward = sum(plan.rounds)
+    forward = max(plan.rollout_passes(rank).total() for rank in range(ranks))
+    branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
+    shared = ", what a group shares runs once" if group.shared else ""
+    rounds = max(len(plan.batches(rank)) for rank in range(ranks))
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = [
-        ("rollouts", f"{batch.prompts} prompts x {batch.group_size} = {rollouts} clips per iteration"),
+        ("rollouts", f"{batch.prompts} prompts{branches} x {batch.group_size} = {rollouts} clips per iteration"),
         (
             "micro-batches",
             f"{rollouts} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",
         ),
         (
             "steps",
-            f"{config.rollout.steps} denoising steps, {trained} trained: {' + '.join(str(len(s)) for s in steps)}",
+            f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, "
+            f"trained {' + '.join(map(str, trained))}{shared}",
         ),
-        (
-            "updates",
-            f"{len(steps)} per rollout, each accumulates up to {rounds} x {max(map(len, steps))} backward passes",
-        ),
-        ("total", f"{config.iterations} iterations = {config.iterations * len(steps)} optimizer updates"),
+        ("passes", f"{forward} to sample, {backward} forward and backward over {plan.updates} update(s)"),
+        ("total", f"{config.iterations} iterations = {config.iterations * plan.updates} optimizer updates"),
         ("clip range", f"{clip:.2e} at {dims:,} latent dimensions"),
         (
             "kernel",
-            f"{config.kernel.name}, eta {config.kernel.eta}; trust region {config.trust_region.mode}, KL {config.kl.kind}",
+            f"{config.kernel.name}, eta {config.kernel.eta:.4g}; trust region {config.trust_region.mode}, KL {config.kl.kind}",
         ),
     ]
     for row in rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,37 +11,35 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sage_grpo.data.groups import MicroBatch, deal, split_updates
-from sage_grpo.data.prompts import Prompt, PromptStream
+from sage_grpo.data.groups import Member
+from sage_grpo.data.prompts import PromptStream
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward, check_failures
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
-from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.train.anchor import Anchor, Ema
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.distribute import distribute
 from sage_grpo.train.evaluate import Evaluation, evaluate
 from sage_grpo.train.optim import Optimizer
-from sage_grpo.train.rollout import NoiseKeys, Storage, Trajectory, roll_out
+from sage_grpo.train.plan import Group, Plan, Planner
+from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.train.sources import first_frame, load_sources
 from sage_grpo.train.state import TrainState
-from sage_grpo.train.update import Diverged, Objective, accumulate, anchor_velocities, summarize
+from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """Rewards of all ranks' rollouts, in the order (group, member), and where this rank's are among them."""
+    """Rewards of all ranks' rollouts, in the order (group, member)."""
 
     groups: Tensor
     total: Tensor
     valid: Tensor
     parts: dict[str, Tensor]
-    mine: list[Tensor]
-    """For every micro-batch of this rank, the rows of its members."""
 
 
 class Trainer:
@@ -82,14 +79,14 @@ class Trainer:
         for size in self.model.latent_shape():
             dims *= size
         self.objective = Objective(config.surrogate, region, dims)
-        self.share = deal(
-            config.batch.prompts, config.batch.group_size, config.batch.micro_batch, world_size=self.world.size
-        )[self.world.rank]
-        self.groups = sorted({member.group for batch in self.share for member in batch.members})
-        """The prompts of an iteration that this rank samples."""
-        self.kernel = config.kernel.build()
-        self.grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
-        self._check_plan()
+        self.planner = Planner(
+            config=config,
+            grid=Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift)),
+            kernel=config.kernel.build(),
+            trains=self.model.trains,
+            ranks=self.world.size,
+        )
+        self.planner.check()
 
     def encode_prompts(self) -> None:
         """Encode every prompt that this rank will see in the rest of the run, once, and drop the text encoders for good."""
@@ -97,7 +94,8 @@ class Trainer:
         coming = PromptStream(state.stream.prompts, config.seed)
         coming.position = state.stream.position
         batches = (coming.take(config.batch.prompts) for _ in range(state.iteration, config.iterations))
-        mine = [batch[group] for batch in batches for group in self.groups]
+        places = self.planner.places(self.world.rank)
+        mine = [batch[place] for batch in batches for place in places]
         prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
         with self.clock("encode"):
             tick = self.clock.ticker(len(prompts))
@@ -108,85 +106,54 @@ class Trainer:
 
     def step(self) -> dict[str, float]:
         """One iteration: the straight line."""
-        iteration = self.state.iteration
-        prompts = self.state.stream.take(self.config.batch.prompts)
-        policy = self.policy_of(iteration)
-        steps = self.choose_steps(policy, iteration)
+        plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
-            trajectories = self.roll_out(policy, prompts, iteration, steps)
+            rollout = self.roll_out(plan)
         with self.clock("decode"):
-            videos = self.decode(trajectories)
+            videos = self.decode(rollout)
         with self.clock("reward"):
-            scored = self.score(videos, prompts)
+            scored = self.score(videos, plan)
         advantages = self.advantages(scored)
         with self.clock("update"):
-            metrics = self.update(policy, trajectories, scored, advantages, steps)
+            metrics = self.update(plan, rollout, scored, advantages)
         self.state.iteration += 1
-        self.videos, self.captions = videos, [prompts[m.group].text for b in self._scored() for m in b.members]
+        self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in self._scored(plan)]
         return {**self.describe(scored, advantages), **metrics, **self.clock.report()}
 
-    def _check_plan(self) -> None:
-        """A plan that cannot work fails before the first rollout, also where the fault is in a window of a late iteration."""
-        config, first = self.config.rollout, {}
-        for iteration in range(self.config.iterations):
-            first.setdefault(config.window.steps(config.steps, iteration, self.config.seed), iteration)
-        for iteration in first.values():
-            self.choose_steps(self.policy_of(iteration), iteration)
+    def policy(self, group: Group) -> Policy:
+        """The policy that samples a group."""
+        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance)
 
-    def policy_of(self, iteration: int) -> Policy:
-        """The policy that explores at this iteration's window."""
+    def roll_out(self, plan: Plan) -> Rollout:
+        """Sample this rank's clips."""
         config = self.config.rollout
-        flags = config.window.steps(config.steps, iteration, self.config.seed)
-        last = self.kernel.leaves_noise if config.deterministic_last is None else config.deterministic_last
-        schedule = self.grid.exploring(flags, deterministic_last=last)
-        guidance = None if self.config.model.guidance_in_training else 1.0
-        return Policy(self.model, self.kernel, schedule, guidance)
+        groups = [plan.groups[index] for index in plan.members(self.world.rank)]
+        conditions = self.model.encode([g.prompt.text for g in groups], [first_frame(g.prompt) for g in groups])
+        passes = plan.rollout_passes(self.world.rank) + plan.idle_passes(self.world.rank)
+        return Sampler(
+            plan,
+            self.world.rank,
+            self.policy,
+            {group.index: condition for group, condition in zip(groups, conditions)},
+            keys=NoiseKeys(self.config.seed, plan.iteration, same_start=config.same_noise),
+            storage=Storage(
+                dtype=getattr(torch, config.storage),
+                device=torch.device("cpu") if config.offload else self.model.device,
+                velocities=self.objective.needs_v_old,
+            ),
+            solver=config.solver,
+            progress=self.clock.ticker(passes.total()),
+        ).run()
 
-    def choose_steps(self, policy: Policy, iteration: int) -> list[list[int]]:
-        """The trained steps of an iteration, one list per optimizer update."""
-        config, steps = self.config.update, list(policy.trained_steps)
-        if not steps:
-            raise ValueError(
-                "No step of the rollout can be trained: kernel.eta is 0, or the window only covers deterministic steps. "
-                "Set kernel.eta > 0 (0.3 to 0.7) and look at `sage-grpo inspect`."
-            )
-        draw = random.Random(f"steps/{self.config.seed}/{iteration}")
-        count = max(config.updates_per_rollout, round(config.step_fraction * len(steps)))
-        chosen = sorted(draw.sample(steps, min(count, len(steps))))
-        if config.permute_steps:
-            draw.shuffle(chosen)
-        return split_updates(chosen, config.updates_per_rollout)
-
-    def roll_out(
-        self, policy: Policy, prompts: Sequence[Prompt], iteration: int, steps: list[list[int]]
-    ) -> list[Trajectory]:
-        """Sample this rank's micro-batches."""
-        config = self.config.rollout
-        own = [prompts[group] for group in self.groups]
-        conditions = dict(zip(self.groups, self.model.encode([p.text for p in own], [first_frame(p) for p in own])))
-        storage = Storage(
-            dtype=getattr(torch, config.storage),
-            device=torch.device("cpu") if config.offload else self.model.device,
-            velocities=self.objective.needs_v_old,
-        )
-        keys = NoiseKeys(self.config.seed, iteration, same_start=config.same_noise)
-        trained = frozenset(step for part in steps for step in part)
-        tick = self.clock.ticker(len(self.share) * policy.schedule.num_steps)
-        return [
-            roll_out(policy, batch, prompts, conditions, keys=keys, trained=trained, storage=storage, progress=tick)
-            for batch in self.share
-        ]
-
-    def decode(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """The clips that this process scores, uint8; fillers are left out."""
-        mine, video = self._scored(), self.model.video
-        tick = self.clock.ticker(len(mine))
+    def decode(self, rollout: Rollout) -> Tensor:
+        """The clips that this process scores, uint8."""
+        video, places = self.model.video, self.world.mine(len(rollout.latents))
+        tick = self.clock.ticker(len(places))
         clips = []
         with self._vae():
-            for trajectory in trajectories:
-                if trajectory.batch in mine:
-                    clips.append(self.model.decode(trajectory.latents))
-                    tick()
+            for place in places:
+                clips.append(self.model.decode(rollout.latents[place][1]))
+                tick()
         if not clips:  # more ranks share the clips of this one than there are micro-batches
             return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
         return torch.cat(clips)
@@ -199,19 +166,17 @@ class Trainer:
         if self.model.device.type != "cpu":
             self.model.place("vae", "cpu")
 
-    def score(self, videos: Tensor, prompts: Sequence[Prompt]) -> Scored:
+    def score(self, videos: Tensor, plan: Plan) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
-        members = [member for batch in self._scored() for member in batch.members]
-        shown = [prompts[member.group] for member in members]
+        members = self._scored(plan)
+        shown = [plan.groups[member.group].prompt for member in members]
         scores, report = self.reward.score(
             videos, [p.text for p in shown], self.model.video.fps, metadata=[dict(p.metadata) for p in shown]
         )
         place = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
         columns = [scores.total, *(scores.parts[name] for name in self.reward.names)]
         rows = self.world.gather(torch.cat([place, torch.stack(columns, 1).double().cpu()], 1))
-        size = self.config.batch.group_size
-        number = (rows[:, 0] * size + rows[:, 1]).long()
-        rows = rows[torch.argsort(number)]
+        rows = rows[torch.argsort(rows[:, 0] * plan.group_size + rows[:, 1])]
         total = rows[:, 2].float()
         valid = torch.isfinite(total)
         # With no valid reward at all there is nothing to learn from, however much failure is allowed.
@@ -219,9 +184,8 @@ class Trainer:
         failed = int((~valid).sum())
         reports = self.world.texts(report.describe()) if failed else []
         check_failures(failed, len(valid), limit, "\n".join(text for text in reports if text))
-        mine = [torch.tensor([m.group * size + m.index for m in batch.members]) for batch in self.share]
         parts = {name: rows[:, 3 + column].float() for column, name in enumerate(self.reward.names)}
-        return Scored(rows[:, 0].long(), total, valid, parts, mine)
+        return Scored(rows[:, 0].long(), total, valid, parts)
 
     def advantages(self, scored: Scored) -> Tensor:
         """Group-relative advantages of all rollouts."""
@@ -237,43 +201,50 @@ class Trainer:
             )
         return group_advantage(scored.total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
 
-    def update(
-        self, policy: Policy, trajectories: list[Trajectory], scored: Scored, advantages: Tensor, steps: list[list[int]]
-    ) -> dict[str, float]:
+    def update(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> dict[str, float]:
         """The optimizer updates of one rollout; returns their mean metrics."""
-        trained = list(policy.trained_steps)
-        sensitivity = torch.stack([policy.transition(step).sensitivity for step in trained])
-        surrogate = self.config.surrogate
-        weights = equalizing_weights(sensitivity, cap=surrogate.equalize_cap).tolist()
-        equalizer = dict(zip(trained, weights if surrogate.equalize else [1.0] * len(trained)))
-        mine = [advantages[rows] for rows in scored.mine]
-        share = scored.valid.float() / scored.valid.sum()
-        shares = [share[rows] * (not batch.filler) for rows, batch in zip(scored.mine, self.share)]
-        passes = 2 if self.state.anchor is not None else 1
-        tick = self.clock.ticker(passes * len(trajectories) * sum(map(len, steps)))
+        state, device = self.state, self.model.device
+        passes = 2 if state.anchor is not None else 1
+        tick = self.clock.ticker(passes * sum(plan.rounds))
         logs = []
-        for part in steps:
-            v_anchor = None
-            if self.state.anchor is not None:
-                with self.state.anchor.applied():
-                    v_anchor = anchor_velocities(policy, trajectories, part, progress=tick)
+        for update in range(plan.updates):
+            items = self.items(plan, rollout, scored, advantages, update)
+            if state.anchor is not None:
+                with state.anchor.applied():
+                    items = with_anchor(items, device, tick)
             self.engine.begin()
             tally = accumulate(
-                policy,
                 self.objective,
-                trajectories,
-                mine,
-                shares,
-                part,
-                equalizer=equalizer,
-                v_anchor=v_anchor,
-                kl_lambda=self.state.kl.value,
+                items,
+                device,
+                kl_lambda=state.kl.value,
                 scale=self.engine.scale,
                 before_last=self.engine.synchronize,
                 progress=tick,
             )
-            logs.append(self._apply(summarize(tally, self.world, part)))
+            logs.append(self._apply(summarize(tally, self.world, plan.labels(update))))
         return _mean(logs)
+
+    def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
+        """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""
+        share = scored.valid.float() / scored.valid.sum()
+        items = []
+        for replay in plan.replays(self.world.rank, update):
+            group = plan.groups[replay.members[0].group]
+            rows = torch.tensor([m.group * plan.group_size + m.index for m in replay.members])
+            label = group.label(replay.step)
+            items.append(
+                Item(
+                    record=rollout.records[replay],
+                    step=replay.step,
+                    label=label,
+                    advantage=advantages[rows],
+                    weight=share[rows] / len(group.trained[update]),
+                    equalizer=plan.equalizer[label],
+                )
+            )
+        idle = dataclasses.replace(items[0], weight=torch.zeros_like(items[0].weight))
+        return items + [idle] * (plan.rounds[update] - len(items))
 
     def _apply(self, metrics: dict[str, float]) -> dict[str, float]:
         """One optimizer step with everything that counts in updates: EMA, KL coefficient, anchor."""
@@ -337,10 +308,10 @@ class Trainer:
                 progress=progress,
             )
 
-    def _scored(self) -> list[MicroBatch]:
-        """The micro-batches that this process decodes and scores: ranks that share clips share that work too."""
-        real = [batch for batch in self.share if not batch.filler]
-        return [real[place] for place in self.world.mine(len(real))]
+    def _scored(self, plan: Plan) -> list[Member]:
+        """The rollouts that this process decodes and scores: ranks that share clips share that work too."""
+        batches = plan.batches(self.world.rank)
+        return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
 
     def save(self, root: Path) -> Path:
         """Write a checkpoint."""

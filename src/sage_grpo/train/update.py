@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sage_grpo.models.policy import Policy
+from sage_grpo.models.policy import Step
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.surrogate import (
     SurrogateTerms,
@@ -21,7 +22,7 @@ from sage_grpo.rl.surrogate import (
 )
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.train.config import SurrogateConfig
-from sage_grpo.train.rollout import Trajectory
+from sage_grpo.train.rollout import Record
 
 
 class Diverged(RuntimeError):
@@ -87,15 +88,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class Item:
-    """One replayed step of one micro-batch."""
+    """One replay with what the loss needs besides its record. Values go by member."""
 
-    trajectory: Trajectory
+    record: Record
     step: int
+    """Index in the record's schedule."""
+    label: int
+    """The step's index in the run's own grid, by which it is logged."""
     advantage: Tensor
     weight: Tensor
-    """Share of each sample in the update's mean; 0 for masked samples and fillers."""
+    """Share of each member in the update's mean; 0 for masked members, and for passes that only keep ranks in step."""
     equalizer: float
-    v_anchor: Tensor | None
+    v_anchor: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -123,18 +127,18 @@ class Loss:
         return self.policy + self.trust
 
 
-def loss_of(policy: Policy, objective: Objective, item: Item, v: Tensor, x: Tensor, *, kl_lambda: float) -> Loss:
-    """Surrogate + lambda KL of one item at velocities v, which have a graph, and its gradients there.
+def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -> Loss:
+    """Surrogate + lambda KL of one item at the velocities of `step`, which have a graph, and its gradients there.
 
     They are taken at the velocity first: the shares of surrogate and KL and the norms per step then cost nothing, and the
-    network's backward pass runs once.
+    network's backward pass runs once. Members that share their state share the velocity, too: its gradient is then the sum over
+    them, and one pass serves the whole group.
     """
-    trajectory, index = item.trajectory, item.step
-    transition = policy.transition(index)
-    x_next = trajectory.x[index + 1].to(device=v.device, dtype=torch.float32)
-    sensitivity = transition.sensitivity.to(v.device)
-    log_prob, log_prob_old = transition(x, v).log_prob(x_next), trajectory.log_prob_old[index]
-    v_old = trajectory.v_old[index].to(v.device) if objective.needs_v_old else v.detach()
+    record, v = item.record, step.velocity
+    x_next = record.x_next.to(device=v.device, dtype=torch.float32)
+    sensitivity = record.policy.transition(item.step).sensitivity.to(v.device)
+    log_prob, log_prob_old = step.gaussian.expand(len(x_next)).log_prob(x_next), record.log_prob_old
+    v_old = v.detach() if record.v_old is None else record.v_old.to(v.device)
     kl_old = closed_form_kl(v, v_old, sensitivity) if objective.needs_v_old else None
     terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old)
     kl = objective.trust_region.penalty(
@@ -150,12 +154,18 @@ def loss_of(policy: Policy, objective: Objective, item: Item, v: Tensor, x: Tens
     return Loss(terms, kl, log_ratio, float(value.detach()), raw, item.equalizer * raw, trust)
 
 
-def backward(policy: Policy, objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally) -> None:
+def replay(item: Item, device: torch.device) -> Step:
+    """Run an item's step again, with the weights that are in the model now."""
+    record = item.record
+    x = record.x.to(device=device, dtype=torch.float32)
+    return record.policy.step(item.step, x, record.conditions)
+
+
+def backward(objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally) -> None:
     """Replay one step and add its gradient; `scale` makes up for an engine that averages gradients over ranks."""
-    x = item.trajectory.x[item.step].to(device=policy.model.device, dtype=torch.float32)
-    v = policy.step(item.step, x, item.trajectory.conditions).velocity
-    loss = loss_of(policy, objective, item, v, x, kl_lambda=kl_lambda)
-    v.backward(scale * loss.total)
+    step = replay(item, item.advantage.device)
+    loss = loss_of(objective, item, step, kl_lambda=kl_lambda)
+    step.velocity.backward(scale * loss.total)
     _count(tally, item, loss, kl_lambda)
 
 
@@ -179,13 +189,13 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
     if len(live):
         tally.largest_log_ratio = max(tally.largest_log_ratio, float(live.abs().max()))
     policy = _square(loss.policy)
-    tally.grad_raw[item.step] += _square(loss.raw)
-    tally.grad_weighted[item.step] += policy
-    tally.grad_sent[item.step] += _square(loss.total)
+    tally.grad_raw[item.label] += _square(loss.raw)
+    tally.grad_weighted[item.label] += policy
+    tally.grad_sent[item.label] += _square(loss.total)
     sums["gradient/policy"] += policy
     sums["gradient/kl"] += _square(loss.trust)
-    if not math.isfinite(loss.value + kl_total + tally.grad_sent[item.step]):
-        tally.bad_steps.add(item.step)
+    if not math.isfinite(loss.value + kl_total + tally.grad_sent[item.label]):
+        tally.bad_steps.add(item.label)
 
 
 def _square(gradient: Tensor) -> float:
@@ -193,59 +203,41 @@ def _square(gradient: Tensor) -> float:
 
 
 @torch.no_grad()
-def anchor_velocities(
-    policy: Policy,
-    trajectories: Sequence[Trajectory],
-    steps: Sequence[int],
-    *,
-    progress: Callable[[], None] = lambda: None,
-) -> list[dict[int, Tensor]]:
-    """The reference pass: velocities of the weights that are in the model now, at the stored states."""
-    device, result = policy.model.device, []
-    for trajectory in trajectories:
-        velocities = {}
-        for step in steps:
-            x = trajectory.x[step].to(device=device, dtype=torch.float32)
-            velocities[step] = policy.step(step, x, trajectory.conditions).velocity.to(trajectory.x[step].device)
-            progress()
-        result.append(velocities)
+def with_anchor(items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None) -> list[Item]:
+    """The reference pass: items with the velocities of the weights that are in the model now."""
+    result = []
+    for item in items:
+        v_anchor = replay(item, device).velocity.to(item.record.x.device)
+        result.append(dataclasses.replace(item, v_anchor=v_anchor))
+        progress()
     return result
 
 
 def accumulate(
-    policy: Policy,
     objective: Objective,
-    trajectories: Sequence[Trajectory],
-    advantages: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    steps: Sequence[int],
+    items: Sequence[Item],
+    device: torch.device,
     *,
-    equalizer: dict[int, float],
-    v_anchor: Sequence[dict[int, Tensor]] | None,
     kl_lambda: float,
     scale: float = 1.0,
     before_last: Callable[[], None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """Gradients of one optimizer update: every micro-batch at every step of the update.
+    """Gradients of one optimizer update.
 
     `before_last` is called before the last backward pass: engines that synchronise gradients do so only there.
     """
     tally = Tally()
-    items = [(step, place) for step in steps for place in range(len(trajectories))]
-    device = policy.model.device
-    for number, (step, place) in enumerate(items):
+    for number, item in enumerate(items):
         if number == len(items) - 1:
             before_last()
-        item = Item(
-            trajectory=trajectories[place],
-            step=step,
-            advantage=advantages[place].to(device),
-            weight=weights[place].to(device) / len(steps),
-            equalizer=equalizer[step],
-            v_anchor=None if v_anchor is None else v_anchor[place][step].to(device),
+        placed = dataclasses.replace(
+            item,
+            advantage=item.advantage.to(device),
+            weight=item.weight.to(device),
+            v_anchor=None if item.v_anchor is None else item.v_anchor.to(device),
         )
-        backward(policy, objective, item, kl_lambda=kl_lambda, scale=scale, tally=tally)
+        backward(objective, placed, kl_lambda=kl_lambda, scale=scale, tally=tally)
         progress()
     return tally
 

@@ -1,0 +1,288 @@
+"""The plan of an iteration as pure data: which groups are sampled how, what their members share, and what every update replays.
+
+Rollout and update execute it, the terminal prints it, tests count it. It holds no tensor but a schedule's and needs no weights.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from sage_grpo.data.groups import Member, MicroBatch, deal, split_updates
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import Kernel
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.rl.equalizer import equalizing_weights
+from sage_grpo.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clips that are compared with one another: one prompt, one schedule, and, where `shared`, one state to branch from."""
+
+    index: int
+    """Place among the iteration's groups."""
+    place: int
+    """Place of its prompt among the iteration's prompts; the start noise goes by it."""
+    prompt: Prompt
+    schedule: Schedule
+    """Its grid, with the steps that explore."""
+    offset: int
+    """Added to an exploring step's index in `schedule`, gives its index in the run's own grid, by which it is keyed and logged."""
+    trained: tuple[tuple[int, ...], ...]
+    """The steps that every update replays, in order, as indices in `schedule`."""
+    shared: bool
+    """Members start from one noise: all before and at the first exploring step happens once."""
+
+    @property
+    def branch(self) -> int:
+        """The first step at which members are apart; 0 where they never were together."""
+        return self.schedule.exploring_range()[0] + 1 if self.shared else 0
+
+    def label(self, step: int) -> int:
+        """A step's index in the run's own grid."""
+        return step + self.offset
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One pass forward and backward of an update."""
+
+    step: int
+    """Index in the schedule of its members' groups."""
+    members: tuple[Member, ...]
+    shared: bool
+    """One state stands for all members."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One iteration."""
+
+    iteration: int
+    groups: tuple[Group, ...]
+    group_size: int
+    equalizer: dict[int, float]
+    """Weight of every trained step, by its label."""
+    shares: tuple[tuple[MicroBatch, ...], ...]
+    """Micro-batches of every data-parallel rank."""
+    trains: Callable[[float], bool] = field(default=lambda sigma: True, compare=False)
+    """Whether the trained network runs at sigma; another expert may run elsewhere."""
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompt of every group."""
+        return [group.prompt for group in self.groups]
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates."""
+        return len(self.groups[0].trained)
+
+    def batches(self, rank: int) -> list[MicroBatch]:
+        """The micro-batches that a rank samples."""
+        return [batch for batch in self.shares[rank] if not batch.filler]
+
+    def group_of(self, batch: MicroBatch) -> Group:
+        """The group of a micro-batch, or one that stands for those in it: they have the same schedule."""
+        return self.groups[batch.members[0].group]
+
+    def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
+        """A rank's members of every group of which it has any."""
+        own: dict[int, list[Member]] = {}
+        for batch in self.batches(rank):
+            for member in batch.members:
+                own.setdefault(member.group, []).append(member)
+        return {group: tuple(members) for group, members in own.items()}
+
+    def trunk(self, group: Group) -> list[tuple[int, tuple[float, ...]]]:
+        """What identifies the network's passes of a group before its members part: its prompt and the sigmas up to there.
+
+        Groups of one prompt have the same passes until the first of them branches.
+        """
+        sigmas = group.schedule.sigmas.tolist()
+        return [(group.place, tuple(sigmas[: step + 1])) for step in range(group.branch)]
+
+    def rollout_passes(self, rank: int) -> Counter[bool]:
+        """Passes of a rank's rollout, by whether the trained network runs."""
+        own = [self.groups[index] for index in self.members(rank)]
+        count = Counter(self.trains(key[-1][-1]) for key in {key for group in own for key in self.trunk(group)})
+        for batch in self.batches(rank):
+            group = self.group_of(batch)
+            count.update(map(self.trains, group.schedule.sigmas[group.branch : -1].tolist()))
+        return count
+
+    def idle_passes(self, rank: int) -> Counter[bool]:
+        """Passes that a rank makes for nothing, because sharded networks take all ranks to run one."""
+        counts = [self.rollout_passes(other) for other in range(len(self.shares))]
+        return Counter({kind: max(c[kind] for c in counts) - counts[rank][kind] for kind in (True, False)})
+
+    def replays(self, rank: int, update: int) -> list[Replay]:
+        """What a rank replays in an update, step by step."""
+        groups = [self.groups[index] for index in self.members(rank)]
+        steps = dict.fromkeys(step for group in groups for step in group.trained[update])
+        result = []
+        for step in steps:
+            for group in groups:
+                if step in group.trained[update] and step == group.branch - 1:
+                    result.append(Replay(step, self.members(rank)[group.index], shared=True))
+            for batch in self.batches(rank):
+                group = self.group_of(batch)
+                if step in group.trained[update] and step >= group.branch:
+                    result.append(Replay(step, batch.members, shared=False))
+        return result
+
+    def labels(self, update: int) -> list[int]:
+        """The steps that an update trains, over all groups, in order."""
+        return list(dict.fromkeys(group.label(step) for group in self.groups for step in group.trained[update]))
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        """Replays of every update on the rank that has most; the others fill up with passes of weight 0."""
+        ranks = range(len(self.shares))
+        return [max(len(self.replays(rank, update)) for rank in ranks) for update in range(self.updates)]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes the plans of a run."""
+
+    config: TrainConfig
+    grid: Schedule
+    """The run's own grid."""
+    kernel: Kernel
+    trains: Callable[[float], bool]
+    ranks: int = 1
+    """Data-parallel ranks."""
+
+    def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
+        """The plan of an iteration over these prompts."""
+        config, window = self.config, self.config.rollout.window
+        if window.kind == "drawn":
+            allowed = self.candidates()
+            rows = window.draw(allowed, len(prompts), iteration, config.seed)
+            firsts = [(place, first) for place, row in enumerate(rows) for first in row]
+            flags = [window.flags(first, config.rollout.steps) for _, first in firsts]
+            weighted = [step for first in allowed for step in self.trainable(window.flags(first, config.rollout.steps))]
+        else:
+            same = window.steps(config.rollout.steps, iteration, config.seed)
+            firsts, flags = [(place, 0) for place in range(len(prompts))], [same] * len(prompts)
+            weighted = self.trainable(same)
+        groups = tuple(
+            self._group(index, place, prompts[place], flags[index], iteration)
+            for index, (place, _) in enumerate(firsts)
+        )
+        return Plan(
+            iteration=iteration,
+            groups=groups,
+            group_size=config.batch.group_size,
+            equalizer=self._weights(sorted(set(weighted))),
+            shares=self.shares,
+            trains=self.trains,
+        )
+
+    @cached_property
+    def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
+        """Micro-batches of every rank; prompts that explore at different steps do not share one."""
+        batch, window = self.config.batch, self.config.rollout.window
+        return deal(
+            batch.prompts * window.branches,
+            batch.group_size,
+            batch.micro_batch,
+            world_size=self.ranks,
+            apart=window.kind == "drawn" or self._together,
+        )
+
+    def places(self, rank: int) -> list[int]:
+        """Which of an iteration's prompts a rank samples, in every iteration."""
+        branches = self.config.rollout.window.branches
+        return sorted({member.group // branches for batch in self.shares[rank] for member in batch.members})
+
+    @property
+    def _together(self) -> bool:
+        return self.config.rollout.same_noise and self.config.rollout.share
+
+    def trainable(self, flags: Sequence[bool]) -> list[int]:
+        """The steps with noise whose velocity depends on the trainable parameters, in the run's own grid."""
+        schedule = self._exploring(flags)
+        return [
+            step
+            for step, flag in enumerate(schedule.stochastic)
+            if flag and float(self.kernel(*schedule.pair(step)).std) > 0 and self.trains(float(schedule.sigmas[step]))
+        ]
+
+    def candidates(self) -> list[int]:
+        """Where a drawn window may start."""
+        window, steps = self.config.rollout.window, self.config.rollout.steps
+        if window.at is not None:
+            for first in window.at:
+                if not self.trainable(window.flags(first, steps)):
+                    raise ValueError(
+                        f"window.at names step {first}, but no step of a window there can be trained: it is deterministic, "
+                        f"or another expert's. {_look()}"
+                    )
+            return list(window.at)
+        allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
+        if len(allowed) < window.branches:
+            raise ValueError(f"window.branches is {window.branches}, but only steps {allowed} can be trained. {_look()}")
+        return allowed
+
+    def check(self) -> None:
+        """A plan that cannot work fails before the first rollout, also where the fault is in a window of a late iteration."""
+        config, window = self.config, self.config.rollout.window
+        first_seen: dict[tuple[bool, ...], int] = {}
+        if window.kind == "drawn":
+            first_seen = {window.flags(first, config.rollout.steps): 0 for first in self.candidates()}
+        for iteration in range(config.iterations) if window.kind != "drawn" else ():
+            first_seen.setdefault(window.steps(config.rollout.steps, iteration, config.seed), iteration)
+        for flags, iteration in first_seen.items():
+            self._group(0, 0, Prompt(""), flags, iteration)
+        self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
+
+    def _exploring(self, flags: Sequence[bool]) -> Schedule:
+        asked = self.config.rollout.deterministic_last
+        return self.grid.exploring(flags, deterministic_last=self.kernel.leaves_noise if asked is None else asked)
+
+    def _group(self, index: int, place: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
+        rollout, steps = self.config.rollout, self.trainable(flags)
+        if not steps:
+            raise ValueError(
+                "No step of the rollout can be trained: kernel.eta is 0, or the window only covers deterministic steps. "
+                f"Set kernel.eta > 0 (0.3 to 0.7). {_look()}"
+            )
+        schedule = self._exploring(flags)
+        first = schedule.exploring_range()[0]
+        schedule = schedule.around(rollout.before_steps, rollout.after_steps)
+        offset = first - schedule.exploring_range()[0]
+        own = f"/{index}" if rollout.window.kind == "drawn" else ""
+        parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
+        trained = tuple(tuple(step - offset for step in part) for part in parts)
+        return Group(index, place, prompt, schedule, offset, trained, shared=self._together)
+
+    def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
+        """The trained steps of a group, one list per optimizer update."""
+        config = self.config.update
+        least = 1 if config.repeat else config.updates_per_rollout
+        count = max(least, round(config.step_fraction * len(steps)))
+        chosen = sorted(draw.sample(steps, min(count, len(steps))))
+        if config.permute_steps:
+            draw.shuffle(chosen)
+        if config.repeat:
+            return [chosen] * config.updates_per_rollout
+        return split_updates(chosen, config.updates_per_rollout)
+
+    def _weights(self, steps: list[int]) -> dict[int, float]:
+        surrogate = self.config.surrogate
+        if not surrogate.equalize:
+            return dict.fromkeys(steps, 1.0)
+        sensitivity = torch.stack([self.kernel(*self.grid.pair(step)).sensitivity for step in steps])
+        return dict(zip(steps, equalizing_weights(sensitivity, cap=surrogate.equalize_cap).tolist()))
+
+
+def _look() -> str:
+    return "Look at `sage-grpo inspect`."

@@ -1,0 +1,55 @@
+"""Branching in every layout: groups that span ranks, ranks with different numbers of passes, two experts, split clips."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import dist_workers as workers
+import processes
+import pytest
+from test_equal_runs import check_learning, check_metrics, check_real_rewards
+
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.windows import Window
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.train import config as c
+
+RUNS = [
+    # checkpoint, LoRA, guidance, processes, sp
+    ("hunyuan15_t2v", True, 2.0, 2, 1),
+    ("hunyuan15_t2v", False, 1.0, 2, 2),
+    ("wan_t2v", False, 2.0, 2, 1),
+    ("wan22_t2v", True, 1.0, 2, 1),
+]
+
+
+def configure(checkpoint, folder, *, lora: bool, guidance: float, share: bool = True) -> c.TrainConfig:
+    """Three prompts x 3: two ranks have 4 and 5 clips, one group spans both, and prompts branch at different steps."""
+    window = Window(kind="drawn", at=[0, 1])
+    return workers.configure(
+        checkpoint,
+        folder,
+        lora=lora,
+        guidance=guidance,
+        kernel=KernelSpec(name="sage_exact", eta=1.4),
+        batch=c.BatchConfig(prompts=3, group_size=3, micro_batch=2),
+        rollout=c.RolloutConfig(steps=4, same_noise=True, share=share, window=window),
+        update=c.UpdateConfig(updates_per_rollout=2, repeat=True),
+    )
+
+
+@pytest.mark.parametrize(("kind", "lora", "guidance", "ranks", "sp"), RUNS)
+def test_branching_is_the_same_run_in_every_layout(kind, lora, guidance, ranks, sp, checkpoint, tmp_path) -> None:
+    config = configure(checkpoint(kind), tmp_path, lora=lora, guidance=guidance)
+    alone = processes.alone(workers.train, config)
+    plain = processes.alone(workers.train, configure(checkpoint(kind), tmp_path, lora=lora, guidance=guidance, share=False))
+    check_learning(alone, plain)
+    spec = ParallelSpec(sp=sp, timeout=60)
+    results = processes.run(workers.train, ranks, dataclasses.replace(config, parallel=spec), spec=spec)
+    for result in results:
+        assert isinstance(result, dict), result
+        assert (result["rewards"] == alone["rewards"]).all()
+        assert all(row["ratio/first_update"] == 0.0 for row in result["rows"])
+    check_real_rewards(results, alone)
+    check_learning(results[0], alone)
+    check_metrics(results, alone)
