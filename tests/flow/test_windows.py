@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -57,7 +60,7 @@ def test_a_random_window_visits_every_place_and_obeys_stop_and_seed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "al"}, "window.kind must be all, fixed, random or sliding, got 'al'"),
+        ({"kind": "al"}, "window.kind must be all, fixed, random, sliding or drawn, got 'al'"),
         ({"start": -1}, "window.start must be at least 0"),
         ({"length": 0}, "window.length must be at least 1"),
         ({"stride": 0}, "window.stride must be at least 1"),
@@ -73,3 +76,25 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
 def test_a_window_that_does_not_fit_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=r"does not fit|the schedule has steps 0 to 3"):
         Window(kind=kind, start=2, length=3).steps(4)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 50), st.lists(st.floats(0.1, 5.0), min_size=3, max_size=6))
+def test_drawn_steps_are_stratified(prompts: int, branches: int, iteration: int, weights: list[float]) -> None:
+    """Every step is drawn as often as its weight says, to the nearest whole number above or below."""
+    at = list(range(2, 2 + len(weights)))
+    window = Window(kind="drawn", at=at, weights=weights, branches=branches)
+    rows = window.draw(at, prompts, iteration, seed=3)
+    assert [len(row) for row in rows] == [branches] * prompts
+    drawn = Counter(step for row in rows for step in row)
+    for step, weight in zip(at, weights):
+        expected = prompts * branches * weight / sum(weights)
+        assert math.floor(expected - 1e-9) <= drawn[step] <= math.ceil(expected + 1e-9)
+    if max(weights) / sum(weights) <= 1 / branches:
+        assert all(len(set(row)) == branches for row in rows)
+    assert rows == window.draw(at, prompts, iteration, seed=3)
+
+
+def test_drawn_steps_reach_every_prompt_in_time() -> None:
+    window = Window(kind="drawn", at=[1, 2, 3])
+    seen = {(place, row[0]) for n in range(40) for place, row in enumerate(window.draw([1, 2, 3], 2, n, 0))}
+    assert seen == {(place, step) for place in range(2) for step in (1, 2, 3)}

@@ -42,7 +42,9 @@ def configure(checkpoint, folder, *, lora: bool, guidance: float, share: bool = 
 def test_branching_is_the_same_run_in_every_layout(kind, lora, guidance, ranks, sp, checkpoint, tmp_path) -> None:
     config = configure(checkpoint(kind), tmp_path, lora=lora, guidance=guidance)
     alone = processes.alone(workers.train, config)
-    plain = processes.alone(workers.train, configure(checkpoint(kind), tmp_path, lora=lora, guidance=guidance, share=False))
+    plain = processes.alone(
+        workers.train, configure(checkpoint(kind), tmp_path, lora=lora, guidance=guidance, share=False)
+    )
     check_learning(alone, plain)
     spec = ParallelSpec(sp=sp, timeout=60)
     results = processes.run(workers.train, ranks, dataclasses.replace(config, parallel=spec), spec=spec)

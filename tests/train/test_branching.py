@@ -67,7 +67,7 @@ def assert_same_run(shared, plain, tolerance: float = 2e-5) -> None:
     for left, right in zip(*(run[0] for run in (shared, plain)), strict=True):
         size = math.sqrt(sum(float(g.square().sum()) for g in right.values()))
         off = math.sqrt(sum(float((left[name] - right[name]).square().sum()) for name in right))
-        assert 0 < size
+        assert size > 0
         assert off < tolerance * size, off / size
     for left, right in zip(*(run[1] for run in (shared, plain)), strict=True):
         assert left.keys() == right.keys()
@@ -281,8 +281,8 @@ def test_resumed_branching_continues_to_the_bit(make_config, make_trainer, tmp_p
 
 
 def test_what_cannot_be_drawn_is_refused_by_name(make_config, make_trainer) -> None:
+    config = branching(make_config, share=True, window=Window(kind="drawn", at=[4]))
     with pytest.raises(ValueError, match="names step 4, but no step"):
-        config = branching(make_config, share=True, window=Window(kind="drawn", at=[4]))
         make_trainer(replace(config, kernel=KernelSpec(name="sage")))  # the last step is deterministic
     with pytest.raises(ValueError, match=r"covers steps 9 to 9"):
         make_trainer(branching(make_config, share=True, window=Window(kind="drawn", at=[9])))

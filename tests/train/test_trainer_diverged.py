@@ -13,7 +13,7 @@ from sage_grpo.train.update import Diverged
 
 def poison(trainer, step: int, value: float) -> None:
     """From the first replay on, the velocity at one denoising step is spoilt; the rollout was fine."""
-    velocity, (sigma, _) = trainer.model.velocity, trainer.grid.pair(step)
+    velocity, (sigma, _) = trainer.model.velocity, trainer.planner.grid.pair(step)
 
     def spoilt(x, at, conditions, *, guidance=None):
         v = velocity(x, at, conditions, guidance=guidance)

@@ -93,11 +93,10 @@ def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer
     )
     trainer = make_trainer(replace(config, data=replace(config.data, prompts=str(file), eval_prompts=str(file))))
     assert trainer.evaluate().metrics["eval/told"] == 5.5
-    prompts = trainer.state.stream.take(2)
-    worth = torch.tensor([float(prompt.metadata["worth"]) for prompt in prompts])
-    policy = trainer.policy_of(0)
-    videos = trainer.decode(trainer.roll_out(policy, prompts, 0, trainer.choose_steps(policy, 0)))
-    assert torch.equal(trainer.score(videos, prompts).total, worth.repeat_interleave(2))
+    plan = plan_of(trainer)
+    worth = torch.tensor([float(group.prompt.metadata["worth"]) for group in plan.groups])
+    videos = trainer.decode(trainer.roll_out(plan))
+    assert torch.equal(trainer.score(videos, plan).total, worth.repeat_interleave(2))
 
 
 def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -> None:

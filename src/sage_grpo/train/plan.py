@@ -94,11 +94,18 @@ class Plan:
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
         """A rank's members of every group of which it has any."""
-        own: dict[int, list[Member]] = {}
-        for batch in self.batches(rank):
-            for member in batch.members:
-                own.setdefault(member.group, []).append(member)
-        return {group: tuple(members) for group, members in own.items()}
+        return self._members[rank]
+
+    @cached_property
+    def _members(self) -> list[dict[int, tuple[Member, ...]]]:
+        ranks: list[dict[int, tuple[Member, ...]]] = []
+        for rank in range(len(self.shares)):
+            own: dict[int, list[Member]] = {}
+            for batch in self.batches(rank):
+                for member in batch.members:
+                    own.setdefault(member.group, []).append(member)
+            ranks.append({group: tuple(members) for group, members in own.items()})
+        return ranks
 
     def trunk(self, group: Group) -> list[tuple[int, tuple[float, ...]]]:
         """What identifies the network's passes of a group before its members part: its prompt and the sigmas up to there.
@@ -128,13 +135,11 @@ class Plan:
         steps = dict.fromkeys(step for group in groups for step in group.trained[update])
         result = []
         for step in steps:
-            for group in groups:
-                if step in group.trained[update] and step == group.branch - 1:
-                    result.append(Replay(step, self.members(rank)[group.index], shared=True))
-            for batch in self.batches(rank):
-                group = self.group_of(batch)
-                if step in group.trained[update] and step >= group.branch:
-                    result.append(Replay(step, batch.members, shared=False))
+            here = [group for group in groups if step in group.trained[update]]
+            together = [group for group in here if step < group.branch]
+            result += [Replay(step, self.members(rank)[group.index], shared=True) for group in together]
+            apart = [batch for batch in self.batches(rank) if self.group_of(batch) in here]
+            result += [Replay(step, b.members, shared=False) for b in apart if step >= self.group_of(b).branch]
         return result
 
     def labels(self, update: int) -> list[int]:
@@ -229,7 +234,9 @@ class Planner:
             return list(window.at)
         allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
         if len(allowed) < window.branches:
-            raise ValueError(f"window.branches is {window.branches}, but only steps {allowed} can be trained. {_look()}")
+            raise ValueError(
+                f"window.branches is {window.branches}, but only steps {allowed} can be trained. {_look()}"
+            )
         return allowed
 
     def check(self) -> None:

@@ -186,9 +186,7 @@ def _resume(trainer: Trainer, out: Path, terminal: Terminal) -> int | None:
     if mode == "must" and found is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
     plan = trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts))
-    terminal.console.print(
-        plan_table(trainer.config, plan, dims=trainer.objective.dims, clip=trainer.objective.clip)
-    )
+    terminal.console.print(plan_table(trainer.config, plan, dims=trainer.objective.dims, clip=trainer.objective.clip))
     if found is None:
         return None
     terminal.say(f"Resumed from {found} at iteration {trainer.state.iteration}.")

@@ -1,0 +1,68 @@
+"""Solvers of the deterministic steps: order of convergence on a law whose velocity is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.solvers import Stepper
+
+
+def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Of Gaussian data with variance 4: linear in x."""
+    spread = 4 * (1 - sigma) ** 2 + sigma**2
+    return x * (sigma - 4 * (1 - sigma)) / spread
+
+
+def integrate(solver: str, steps: int, shift: float) -> float:
+    """Where the path that starts at 1 ends; the exact answer is 2."""
+    sigmas = Schedule.shifted(steps, shift).sigmas.double().tolist()
+    x, stepper = torch.ones((), dtype=torch.float64), Stepper(solver)
+    for sigma, sigma_next in zip(sigmas, sigmas[1:]):
+        v = velocity(x, sigma)
+        x = stepper(x + (sigma_next - sigma) * v, v, sigma, sigma_next)
+    return float(x)
+
+
+@pytest.mark.parametrize("shift", [1.0, 5.0])
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("ab2", 2)])
+def test_order_of_convergence(solver: str, order: int, shift: float) -> None:
+    errors = [abs(integrate(solver, steps, shift) - 2.0) for steps in (80, 160, 320)]
+    for coarse, fine in zip(errors, errors[1:]):
+        assert math.log2(coarse / fine) == pytest.approx(order, abs=0.2)
+
+
+def test_second_order_beats_first_with_half_the_steps() -> None:
+    assert abs(integrate("ab2", 10, 5.0) - 2) < abs(integrate("euler", 20, 5.0) - 2)
+
+
+def test_the_first_step_of_a_path_is_eulers() -> None:
+    x, v = torch.randn(3), torch.randn(3)
+    assert torch.equal(Stepper("ab2")(x, v, 1.0, 0.8), x)
+
+
+def test_unknown_solvers_are_refused() -> None:
+    with pytest.raises(ValueError, match="euler or ab2, got 'heun'"):
+        Stepper("heun")
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, None), (3, None), (None, 2), (2, 30)])
+def test_around_keeps_the_exploring_steps_and_the_ends(before, after) -> None:
+    base = Schedule.shifted(12, 5.0).exploring([5 <= index < 7 for index in range(12)])
+    other = base.around(before, after)
+    first = 5 if before is None else before
+    assert other.exploring_range() == (first, first + 2)
+    assert other.num_steps == first + 2 + (5 if after is None else after)
+    assert torch.equal(other.sigmas[first : first + 3], base.sigmas[5:8])
+    assert (float(other.sigmas[0]), float(other.sigmas[-1])) == (1.0, 0.0)
+    if before is None and after is None:
+        assert torch.equal(other.sigmas, base.sigmas)
+
+
+def test_around_leaves_an_empty_part_empty() -> None:
+    base = Schedule.shifted(6, 5.0).exploring([True, False, False, False, False, False])
+    assert base.around(4, None).exploring_range() == (0, 1)
+    assert base.around(4, 2).num_steps == 3
