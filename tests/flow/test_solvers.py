@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def integrate(solver: str, steps: int, shift: float) -> float:
     """Where the path that starts at 1 ends; the exact answer is 2."""
     sigmas = Schedule.shifted(steps, shift).sigmas.double().tolist()
     x, stepper = torch.ones((), dtype=torch.float64), Stepper(solver)
-    for sigma, sigma_next in zip(sigmas, sigmas[1:]):
+    for sigma, sigma_next in pairwise(sigmas):
         v = velocity(x, sigma)
         x = stepper(x + (sigma_next - sigma) * v, v, sigma, sigma_next)
     return float(x)
@@ -31,7 +32,7 @@ def integrate(solver: str, steps: int, shift: float) -> float:
 @pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("ab2", 2)])
 def test_order_of_convergence(solver: str, order: int, shift: float) -> None:
     errors = [abs(integrate(solver, steps, shift) - 2.0) for steps in (80, 160, 320)]
-    for coarse, fine in zip(errors, errors[1:]):
+    for coarse, fine in pairwise(errors):
         assert math.log2(coarse / fine) == pytest.approx(order, abs=0.2)
 
 
