@@ -19,6 +19,7 @@ from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train import config as c
 from sage_grpo.train.distribute import distribute
@@ -227,13 +228,23 @@ class DiesOnce:
 
 def failing_reward(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """One iteration with a reward that fails on rank 1."""
-    trainer = Trainer(config, world)
+    try:
+        trainer = Trainer(config, world)
+    except RewardConfigError as refused:
+        return {"refused": str(refused)}
     try:
         row = trainer.step()
     except RewardFailure as stopped:
         return {"stopped": str(stopped)}
     metrics = trainer.evaluate().metrics
-    return {"failed": row["reward/failed"], "norm": row["gradient/norm"], "eval_failed": metrics["eval/failed"]}
+    return {
+        "failed": row["reward/failed"],
+        "by_reward": row["reward/failed/FailsOnRankOne"],
+        "report": trainer.failures,
+        "norm": row["gradient/norm"],
+        "eval_failed": metrics["eval/failed"],
+        "eval_by_reward": metrics["eval/failed/FailsOnRankOne"],
+    }
 
 
 def attend(world: World, tokens: int, text: int, heads: int) -> dict[str, Any]:

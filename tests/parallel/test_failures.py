@@ -40,8 +40,8 @@ def test_the_others_stop_in_time_and_name_the_rank(how: str, config) -> None:
         assert any(re.search(r"Ranks? 1 failed to pass", message) or "rank 1" in message for message in survivors)
 
 
-def failing(config, allowed: float):
-    reward = RewardSpec(name="dist_workers:FailsOnRankOne")
+def failing(config, allowed: float, tried: bool = False):
+    reward = RewardSpec(name="dist_workers:FailsOnRankOne", try_out=tried)
     return dataclasses.replace(config, rewards=[reward], max_failed_fraction=allowed)
 
 
@@ -49,8 +49,9 @@ def test_a_reward_that_fails_on_one_rank_is_masked_on_all(config) -> None:
     results = processes.run(workers.failing_reward, 2, failing(config, 0.9))
     assert all(isinstance(result, dict) for result in results), results
     assert results[0] == results[1]
-    assert results[0]["failed"] == 3
-    assert results[0]["eval_failed"] > 0
+    assert results[0]["failed"] == results[0]["by_reward"] == 3
+    assert "the judge of rank 1 is down" in results[0]["report"]  # also on the rank that talks to the terminal
+    assert results[0]["eval_failed"] == results[0]["eval_by_reward"] > 0
 
 
 def test_a_reward_that_fails_too_often_stops_all_ranks_alike(config) -> None:
@@ -59,3 +60,10 @@ def test_a_reward_that_fails_too_often_stops_all_ranks_alike(config) -> None:
         assert isinstance(result, dict), result
         assert "3 of 6 clips" in result["stopped"]
         assert "judge of rank 1 is down" in result["stopped"]
+
+
+def test_a_reward_that_fails_on_one_rank_when_it_is_tried_out_stops_all_ranks_alike(config) -> None:
+    results = processes.run(workers.failing_reward, 2, failing(config, 0.9, tried=True))
+    for result in results:
+        assert isinstance(result, dict), result
+        assert "failed when it was tried out: ConnectionError: the judge of rank 1 is down" in result["refused"]

@@ -50,7 +50,7 @@ def test_a_command_that_cannot_work_is_not_said_to_continue(tmp_path) -> None:
 def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(checkpoint, tmp_path) -> None:
     """The reward kills rank 1 in the second of its calls; the second try continues from the checkpoint before."""
     marker = tmp_path / "died"
-    reward = RewardSpec(name="dist_workers:DiesOnce", options={"marker": str(marker)})
+    reward = RewardSpec(name="dist_workers:DiesOnce", options={"marker": str(marker)}, try_out=False)
     config = workers.configure(checkpoint("wan_t2v"), tmp_path, guidance=1.0, lora=True, iterations=2, rewards=[reward])
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=None))
     file = tmp_path / "config.yaml"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.ocr import OcrReward, edit_distance, quoted_text, text_score
+from sage_grpo.rewards.ocr import OcrReward, edit_distance, quoted_text, reading_order, text_score
 
 WORDS = {10: "OPEN", 20: "OPEM", 30: "nothing alike"}
 
@@ -56,6 +56,34 @@ def test_mean_and_best_over_frames():
     best = OcrReward(engine=fake_engine, aggregate="best")(video, ['"open"'], 1.0)["OCR"]
     assert mean.item() == pytest.approx((1 + 0.75 + 0 + 1) / 4)
     assert best.item() == 1
+
+
+def box(left: float, top: float, width: float = 40, height: float = 12, tilt: float = 0.0):
+    """Corners from the top left clockwise; the right end is lower by `tilt`."""
+    return [
+        [left, top], [left + width, top + tilt], [left + width, top + tilt + height], [left, top + height],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tilt", [0, 2, -2, 5, -5])
+@pytest.mark.parametrize("top", [0, 4, 7, 9])
+def test_reading_order_survives_a_tilt(tilt, top):
+    """Two lines of three words, each word lower (or higher) than the one before."""
+    words = [
+        (box(50 * column, top + 16 * line + tilt * column, tilt=tilt), f"{line}{column}")
+        for column in (2, 0, 1)
+        for line in (1, 0)
+    ]
+    assert reading_order(words) == ["00", "01", "02", "10", "11", "12"]
+
+
+def test_the_reward_reads_in_that_order():
+    def engine(frame):
+        return [[box(50, 4), "now", 0.9], [box(0, 6), "open", 0.9], [box(0, 30), "late", 0.9]], 0.1
+
+    assert OcrReward(engine=engine)(clip(10), ['"open now late"'], 1.0)["OCR"].item() == 1
+    assert reading_order([]) == []
+    assert reading_order([(box(0, 0, height=40), "BIG"), (box(50, 14), "small")]) == ["BIG", "small"]
 
 
 def test_a_prompt_without_text_cannot_be_scored_and_says_why(monkeypatch):

@@ -125,6 +125,13 @@ def test_a_failing_metric_does_not_invalidate_the_clip():
     assert scores.parts["too_few"].isnan().all()
 
 
+def test_a_metric_that_gives_up_on_a_clip_is_reported_too():
+    composite = CompositeReward([toy("as_list"), toy("nan_on_bad", metric_only=True)])
+    scores, report = composite.score(clips(2), ["a", "bad"], FPS)
+    assert scores.valid.all()
+    assert (report.failed, report.counts()) == (0, {"nan_on_bad": 1})
+
+
 @pytest.mark.parametrize(("name", "error"), [("interrupts", KeyboardInterrupt), ("exits", SystemExit)])
 def test_interrupts_pass(name, error):
     with pytest.raises(error):

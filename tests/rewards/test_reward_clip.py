@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import write_clip
 
-from sage_grpo.rewards.clip import Aesthetic, ClipScore, PickScore, clip_pixels
+from sage_grpo.rewards.clip import CLIP_MEAN, CLIP_STD, Aesthetic, ClipScore, PickScore, clip_pixels
 from sage_grpo.rewards.functions import RewardConfigError
 
 PROMPTS = ["a red ball", "two squares", "a prompt that is far longer than the forty tokens of this tiny model" * 2]
@@ -100,6 +101,36 @@ def test_tensor_preprocessing_equals_the_image_processor(size):
     # fixed-point against floating-point arithmetic: exact halves may fall the other way, by one or two of 255
     assert (ours - theirs).abs().max() < 2.5 / 255 / 0.26
     assert ((ours - theirs).abs() > 1e-4).float().mean() < 0.03
+
+
+@pytest.mark.parametrize("size", [(40, 56), (56, 40), (33, 33), (16, 30), (90, 31)])
+def test_padding_keeps_the_whole_picture_and_adds_black(size):
+    """As HPSv2's authors: the longest edge fits, and the rest is black, half on each side."""
+    height, width = size
+    frames = clips(1, 2, 96, 96)[0][:, :height, :width] // 2 + 64  # no black of its own
+    scale = 30 / max(size)
+    rows, columns = round(height * scale), round(width * scale)
+    canvas = torch.zeros(2, 30, 30, 3)
+    top, left = (30 - rows) // 2, (30 - columns) // 2
+    for index, frame in enumerate(frames):
+        picture = Image.fromarray(frame.numpy()).resize((columns, rows), Image.Resampling.BICUBIC)
+        canvas[index, top : top + rows, left : left + columns] = torch.from_numpy(np.array(picture)).float()
+    mean, std = torch.tensor(CLIP_MEAN), torch.tensor(CLIP_STD)
+    expected = ((canvas / 255 - mean) / std).permute(0, 3, 1, 2)
+    assert (clip_pixels(frames, 30, "pad") - expected).abs().max() < 2.5 / 255 / 0.26
+
+
+@pytest.mark.parametrize("kind", [ClipScore, PickScore])
+def test_what_stands_at_the_edge_counts_only_when_padded(kind, folder):
+    videos = clips()
+    changed = videos.clone()
+    changed[:, :, :, :6] = 255 - changed[:, :, :, :6]  # 40 x 56: the crop leaves 8 columns out on each side
+    (part,) = kind(model=str(folder)).names
+    cropped, padded = kind(model=str(folder)), kind(model=str(folder), fit="pad")
+    assert torch.equal(cropped(videos, PROMPTS, 8.0)[part], cropped(changed, PROMPTS, 8.0)[part])
+    assert not torch.allclose(padded(videos, PROMPTS, 8.0)[part], padded(changed, PROMPTS, 8.0)[part], atol=1e-4)
+    with pytest.raises(RewardConfigError, match="crop or pad"):
+        kind(model=str(folder), fit="stretch")
 
 
 def test_aesthetic_head_applies_the_layers_in_order(folder, tmp_path):

@@ -89,11 +89,11 @@ def test_other_columns_reach_the_rewards(folder, tmp_path):
 def test_rewards_of_files_are_on_the_gpu_where_there_is_one(there, asked, used, folder, tmp_path, monkeypatch):
     from sage_grpo.cli import main
 
-    seen = []
+    seen, rewards = [], '[{"name": "video_stats", "try_out": false}]'  # there is no such device to try them on
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr("sage_grpo.commands.score_videos._score_batch", lambda reward, *_: seen.append(reward.device))
     (tmp_path / "p.txt").write_text("one\n" * 4)
-    words = ["--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), "--rewards", '[{"name": "video_stats"}]']
+    words = ["--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), "--rewards", rewards]
     main(["evaluate", *words, *(f"--model.device={device}" for device in asked)])
     assert {device.type for device in seen} == {used}
 
@@ -159,3 +159,23 @@ def test_prompt_files(tmp_path):
     (tmp_path / "bad.csv").write_text("file,text\na,b\n")
     with pytest.raises(ValueError, match="needs video and prompt"):
         read_prompts(tmp_path / "bad.csv", names)
+
+
+def test_a_broken_reward_stops_before_any_file_is_read(folder, tmp_path, monkeypatch):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("bad\nb\nc\nd\n")
+    read = []
+    monkeypatch.setattr("sage_grpo.commands.score_videos.read_video", lambda path: read.append(path))
+    specs = [*SPECS, RewardSpec(name="toy_rewards:raises_for_bad", metric_only=True)]
+    with pytest.raises(ValueError, match=r"'raises_for_bad' failed when it was tried out: TimeoutError"):
+        score_videos(folder, prompts, specs)
+    assert not read
+
+
+def test_what_a_reward_says_about_a_video_is_in_its_row(folder, tmp_path):
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("video,prompt\na.mp4,a dog\nb,bad\nmore/c.mp4,third\nbroken.mp4,none\n")
+    rows = {row.video: row for row in score_videos(folder, prompts, [RewardSpec(name="toy_rewards:with_reasons")])}
+    assert rows["a.mp4"].reason == "with_reasons: a dog"
+    assert rows["b.mp4"].reason == "with_reasons: nobody is in the picture"
+    assert rows["more/c.mp4"].reason == ""

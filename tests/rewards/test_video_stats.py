@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.video_stats import STATISTICS, VideoStats
+from sage_grpo.rewards.video_stats import NEEDED_FRAMES, STATISTICS, VideoStats
 
 
 def picture(height: int = 64, width: int = 64, seed: int = 0) -> torch.Tensor:
@@ -96,10 +96,66 @@ def test_repeated_frames_are_counted():
     assert measure("duplicate_frames", clip) == pytest.approx(5 / 9)
 
 
-def test_speed_does_not_depend_on_the_frame_rate():
-    """The same pan of 48 pixels a second at 12, 16 and 24 fps."""
-    speeds = [measure("motion", pan(48 // fps, frames=fps), fps=fps) for fps in (12, 16, 24)]
-    assert max(speeds) - min(speeds) < 0.12 * max(speeds)
+def slow_pan(pixels_a_second: float, fps: int, seconds: float = 1.0) -> torch.Tensor:
+    """A pan over a picture of four times the size, shown by averaging: it moves by parts of a pixel."""
+    frames = round(fps * seconds)
+    starts = [round(4 * pixels_a_second * frame / fps) for frame in range(frames)]
+    wide = picture(256, 256 + starts[-1]).permute(2, 0, 1).float()
+    small = [F.avg_pool2d(wide[:, :, start : start + 256], 4) for start in starts]
+    return torch.stack(small).round().to(torch.uint8).permute(0, 2, 3, 1).unsqueeze(0)
+
+
+@pytest.mark.parametrize("speed", [12, 48])
+def test_speed_does_not_depend_on_the_frame_rate(speed):
+    """The same pan, filmed at 8 to 48 fps."""
+    for fps in (8, 12, 16, 24, 48):
+        assert measure("motion", slow_pan(speed, fps), fps=fps) == pytest.approx(speed / 64, rel=0.15)
+
+
+def test_a_fast_clip_keeps_its_speed_when_frames_are_left_out():
+    clip = pan(2, frames=25)  # 48 pixels a second at 24 fps, 6 a frame at 8
+    whole, third = measure("motion", clip, fps=24), measure("motion", clip[:, ::3], fps=8)
+    assert whole == pytest.approx(0.75, rel=0.05)
+    assert third == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("pixels", [2, 4, 8])
+def test_a_slow_pan_is_seen(pixels):
+    """Less than half a pixel a frame, which whole shifts round to nothing."""
+    clip = slow_pan(pixels, 24)
+    assert measure("motion", clip, fps=24) == pytest.approx(pixels / 64, rel=0.3)
+    assert measure("motion", clip, fps=24) > 10 * measure("motion", still(24), fps=24)
+
+
+def test_grain_on_a_still_does_not_add_up_at_a_high_frame_rate():
+    generator = torch.Generator().manual_seed(0)
+    clip = still(25).float()
+    grain = (clip + 6 * torch.randn(clip.shape, generator=generator)).clamp(0, 255).to(torch.uint8)
+    slow, fast = measure("motion", grain, fps=8), measure("motion", grain, fps=48)
+    assert fast < 1.5 * slow
+    assert fast < 0.05
+
+
+@pytest.mark.parametrize("size", [32, 64, 130])
+def test_new_noise_in_every_frame_is_no_motion(size):
+    generator = torch.Generator().manual_seed(size)
+    noise = torch.randint(0, 256, (1, 9, size, size, 3), dtype=torch.uint8, generator=generator)
+    assert measure("motion", noise) < 0.01
+    grain = (pan(2).float() + 6 * torch.randn(pan(2).shape, generator=generator)).clamp(0, 255).to(torch.uint8)
+    assert measure("motion", grain) == pytest.approx(0.25, rel=0.15)  # under moderate noise motion is still found
+
+
+@pytest.mark.parametrize(
+    ("part", "frames"), [("motion", 2), ("warp_error", 2), ("duplicate_frames", 2), ("flicker", 3)]
+)
+def test_what_compares_frames_cannot_be_measured_on_too_few(part, frames):
+    result = VideoStats(parts=[part, "brightness"])(still(frames - 1), ["x"], 8.0)
+    assert result[part].isnan().all()
+    assert result["brightness"].isfinite().all()
+    assert f"{part} needs {frames}" in result.reasons[0]
+    enough = VideoStats(parts=[part])(still(frames), ["x"], 8.0)
+    assert enough[part].isfinite().all()
+    assert not enough.reasons
 
 
 def test_speed_does_not_depend_on_the_resolution():
@@ -118,8 +174,8 @@ def test_every_statistic_is_finite_and_independent_of_the_batch(count, frames, h
     for index in range(count):
         alone = VideoStats()(videos[index : index + 1], ["x"], 8.0)
         for part, value in alone.items():
-            assert value.isfinite().all()
-            torch.testing.assert_close(value[0], together[part][index], rtol=1e-4, atol=1e-5)
+            assert value.isfinite().all() == (frames >= NEEDED_FRAMES.get(part, 1))
+            torch.testing.assert_close(value[0], together[part][index], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_a_misspelt_statistic_names_the_nearest():

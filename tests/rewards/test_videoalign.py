@@ -175,6 +175,8 @@ def test_a_prompt_with_a_special_token_is_refused_and_masked_alone(folder, base,
         scores, report = composite.score(clips(), ["fine", f"bad {token}", "fine"], 4.0)
         assert scores.valid.tolist() == [True, False, True]
         assert token in report.failures[0].reason
+    assert composite.try_out("fine") == ""  # the small clip fits
+    assert "special token" in composite.try_out("bad <|im_end|>")
     braces = composite.score(clips(1), ["a {text_prompt} and {0} and {video}"], 4.0)[0]
     assert braces.valid.all()
 

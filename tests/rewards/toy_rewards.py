@@ -129,3 +129,126 @@ def slow_content(videos, prompts, fps):
 
     time.sleep(0.02)
     return content(videos, prompts, fps)
+
+
+def through_numpy(videos, prompts, fps):
+    """Blackens its clips in a way that no version counter sees, and its lists too."""
+    level = videos.float().mean(dim=(1, 2, 3, 4))
+    videos.numpy()[...] = 0
+    prompts.clear()
+    return level
+
+
+def one_none(videos, prompts, fps):
+    """A judge that gives up on a clip by returning None for it."""
+    CALLS.append(len(prompts))
+    return [None if "bad" in prompt else float(len(prompt)) for prompt in prompts]
+
+
+def one_none_in_numpy(videos, prompts, fps):
+    """The same as an array of objects."""
+    import numpy as np
+
+    return np.array(one_none(videos, prompts, fps), dtype=object)
+
+
+def raises_for_bad(videos, prompts, fps):
+    """Raises for a batch with a bad prompt, and counts every call."""
+    CALLS.append(len(prompts))
+    if any("bad" in prompt for prompt in prompts):
+        raise TimeoutError("the judge takes too long")
+    return [float(len(prompt)) for prompt in prompts]
+
+
+async def asks_a_network(videos, prompts, fps):
+    """An async judge; every clip waits at the same time."""
+    import asyncio
+
+    CALLS.append(len(prompts))
+    if any("bad" in prompt for prompt in prompts):
+        raise TimeoutError("the judge takes too long")
+
+    async def one(prompt):
+        await asyncio.sleep(0)
+        return float(len(prompt))
+
+    return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+
+class AsyncJudge:
+    """A class with an async call."""
+
+    names = ("judged",)
+
+    async def __call__(self, videos, prompts, fps):
+        return {"judged": [float(len(prompt)) for prompt in prompts]}
+
+
+def counts_words(videos, prompts, fps, metadata):
+    """Compares the prompt with what its row says; falsifies the row afterwards."""
+    right = [len(prompt.split()) == int(row.get("words", -1)) for prompt, row in zip(prompts, metadata)]
+    for row in metadata:
+        row.clear()
+    return [float(one) for one in right]
+
+
+def image_of_frames(frames, prompts, metadata):
+    """Sees frames, and the metadata of each frame's clip."""
+    assert len(metadata) == len(prompts) == frames.shape[0]
+    return [float(row["number"]) for row in metadata]
+
+
+class TakesMetadata:
+    """A class that asks for metadata."""
+
+    names = ("image",)
+
+    def __call__(self, videos, prompts, fps, metadata=None):
+        return {"image": [float("image" in row) for row in metadata]}
+
+
+def with_reasons(videos, prompts, fps):
+    """Says in a plain mapping why it gave up, and something about a clip that it scored."""
+    scores = [None if "bad" in prompt else 1.0 for prompt in prompts]
+    said = [
+        "nobody is in the picture" if "bad" in prompt else "a dog" if "dog" in prompt else None for prompt in prompts
+    ]
+    return {"with_reasons": scores, "reasons": said}
+
+
+def frame_number(frames, prompts):
+    """The level of a frame; a frame of level 255 cannot be scored."""
+    levels = frames[:, 0, 0, 0].tolist()
+    return [None if level == 255 else float(level) for level in levels]
+
+
+BOTH = None
+"""A barrier that two rewards pass only when they run at the same time."""
+
+
+def meets_first(videos, prompts, fps):
+    """Waits until `meets_second` is called too."""
+    BOTH.wait()
+    return [1.0] * len(prompts)
+
+
+def meets_second(videos, prompts, fps):
+    """Waits until `meets_first` is called too; needs no gradients, also in a thread."""
+    BOTH.wait()
+    assert not torch.is_grad_enabled()
+    raise KeyError("second")
+
+
+class Picky:
+    """A reward that only scores clips of the run's own format."""
+
+    names = ("picky",)
+
+    def __init__(self, *, frames: int) -> None:
+        self.frames, self.seen = frames, []
+
+    def __call__(self, videos, prompts, fps):
+        self.seen.append((tuple(videos.shape), list(prompts), fps))
+        if videos.shape[1] != self.frames:
+            raise ValueError(f"needs {self.frames} frames")
+        return {"picky": videos.float().std(dim=(1, 2, 3, 4))}

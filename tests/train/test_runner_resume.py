@@ -48,7 +48,13 @@ def interrupt(config: TrainConfig, at: int) -> None:
     """Run until reward call number `at`, which ends the process's work in the middle of an iteration."""
     trainer_toys.CALLS["count"] = 0
     crashing = [
-        RewardSpec(name="trainer_toys:crashes", label="bright", batch_size=0, options={"at": at, "parts": ["bright"]})
+        RewardSpec(
+            name="trainer_toys:crashes",
+            label="bright",
+            batch_size=0,
+            try_out=False,
+            options={"at": at, "parts": ["bright"]},
+        )
     ]
     with pytest.raises(KeyboardInterrupt):
         train(replace(config, rewards=crashing))
@@ -98,7 +104,13 @@ def test_sigterm_saves_exits_with_0_and_the_same_command_continues(full: TrainCo
     assert train(full) == 0
     trainer_toys.CALLS["count"] = 0
     signalled = [
-        RewardSpec(name="trainer_toys:signals", label="bright", batch_size=0, options={"at": 2, "parts": ["bright"]})
+        RewardSpec(
+            name="trainer_toys:signals",
+            label="bright",
+            batch_size=0,
+            try_out=False,
+            options={"at": 2, "parts": ["bright"]},
+        )
     ]
     assert train(replace(stopped, rewards=signalled)) == 0
     # Iteration 1 is no multiple of checkpoint_every, so this checkpoint is the signal's.

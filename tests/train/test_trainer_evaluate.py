@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from trainer_helpers import plan_of, same, weights_of
 
+from sage_grpo.cli import main
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.config import BatchConfig, EvalConfig
+from sage_grpo.train.config import BatchConfig, DataConfig, EvalConfig
+from sage_grpo.train.runner import train
+from sage_grpo.train.trainer import Trainer
 
 REWARDS = [
     RewardSpec(name="trainer_toys:bright", weights={"bright": 2.0}),
@@ -106,14 +115,100 @@ def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -
     assert not any(torch.equal(a, b) for a in trainer.evaluate().clips for b in clips)
 
 
+def failing(*bad: int, **fields) -> RewardSpec:
+    options = {"bad": list(bad)}
+    return RewardSpec(
+        name="trainer_toys:bright_but", label="bright", batch_size=0, options=options, try_out=False, **fields
+    )
+
+
 def test_failed_clips_are_counted_and_left_out(make_config, make_trainer) -> None:
-    spec = RewardSpec(name="trainer_toys:bright_but", label="bright", batch_size=0, options={"bad": [1]})
-    config = make_config(evaluate=EvalConfig(prompts=3, steps=3))
+    config = make_config(evaluate=EvalConfig(prompts=3, steps=3), max_failed_fraction=0.4)
     clean = make_trainer(config).evaluate()
-    result = make_trainer(replace(config, rewards=[spec])).evaluate()
-    assert result.metrics["eval/failed"] == 1
+    result = make_trainer(replace(config, rewards=[failing(1)])).evaluate()
+    assert result.metrics["eval/failed"] == result.metrics["eval/failed/bright"] == 1
+    assert clean.metrics["eval/failed/bright"] == 0
+    assert clean.report == ""
+    assert "bright could not score 1 of 3 clips" in result.report
+    assert f"bright on {result.captions[1]!r}: returned bright_but = nan" in result.report
     levels = clean.clips.float().mean(dim=(1, 2, 3, 4)) / 255
     assert result.metrics["eval/total"] == pytest.approx(float((levels[0] + levels[2]) / 2), rel=1e-5)
+
+
+def test_more_failures_than_allowed_stop_an_evaluation_and_nothing_becomes_the_best(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(prompts=5, steps=2), max_failed_fraction=0.25)
+    with pytest.raises(RewardFailure, match=r"4 of 5 clips(.|\n)*bright on '"):
+        make_trainer(replace(config, rewards=[failing(0, 1, 2, 4)])).evaluate()
+    with pytest.raises(RewardFailure, match="5 of 5 clips"):  # nothing to compare, however much is allowed
+        make_trainer(replace(config, rewards=[failing(0, 1, 2, 3, 4)], max_failed_fraction=1.0)).evaluate()
+    with pytest.raises(RewardFailure):
+        train(replace(config, rewards=[failing(0, 1, 2, 4)]))
+    assert not (Path(config.out) / "best").exists()
+
+
+def test_a_metric_that_always_fails_is_counted_and_named(make_config, make_trainer) -> None:
+    broken = RewardSpec(name="trainer_toys:broken", metric_only=True, try_out=False)
+    trainer = make_trainer(make_config(rewards=[*REWARDS, broken], evaluate=EvalConfig(prompts=3, steps=2)))
+    result = trainer.evaluate()
+    assert math.isnan(result.metrics["eval/broken"])
+    assert result.metrics["eval/failed"] == 0  # every clip has its total
+    assert result.metrics["eval/failed/broken"] == 3
+    assert result.metrics["eval/failed/bright"] == 0
+    assert "the reward's machine is gone" in result.report
+    row = trainer.step()
+    assert (row["reward/failed"], row["reward/failed/broken"], row["reward/failed/bright"]) == (0, 8, 0)
+    assert "the reward's machine is gone" in trainer.failures
+
+
+def test_failures_below_the_limit_are_said_in_the_log(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(iterations=1, rewards=[failing(1)], max_failed_fraction=0.5)
+    assert train(config) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "bright could not score 1 of 2 clips" in said  # the evaluations
+    assert "bright could not score 1 of 8 clips" in said  # the iteration
+    assert said.count("returned bright_but = nan") == 3
+    rows = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
+    assert [row["reward/failed/bright"] for row in rows if "reward/total" in row] == [1]
+    assert [row["eval/failed/bright"] for row in rows if "eval/total" in row] == [1, 1]
+
+
+def test_rewards_are_tried_before_the_model_is_loaded(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments, **named):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(ModelSpec, "load", never)
+    broken = RewardSpec(name="trainer_toys:broken", metric_only=True)
+    config = make_config(rewards=[*REWARDS, broken])
+    with pytest.raises(RewardConfigError, match=r"'broken' failed when it was tried out: ConnectionError.*'a cat'"):
+        Trainer(config)
+    arguments = ["evaluate", "--model.family", "trainer_zoo.toy", "--prompts", config.data.prompts]
+    assert main([*arguments, "--rewards", '[{"name": "trainer_toys:broken"}]']) == 2
+
+
+def test_trying_rewards_does_not_move_the_runs_random_numbers(make_config) -> None:
+    states = []
+    for spec in (REWARDS[0], replace(REWARDS[0], name="trainer_toys:draws", label="bright")):
+        Trainer(make_config(rewards=[spec]))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_rewards_learn_where_the_first_frame_is(make_config, make_trainer, tmp_path: Path) -> None:
+    """Training, evaluation and the try-out hand over what is known about a prompt besides its text."""
+    from PIL import Image
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "first.png")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a cat", "image": "first.png"}\n{"prompt": "a dog"}\n')
+    data = DataConfig(prompts=str(tmp_path / "rows.jsonl"), eval_prompts=str(tmp_path / "rows.jsonl"))
+    config = make_config(data=data, rewards=[RewardSpec(name="trainer_toys:has_image")])
+    trainer = make_trainer(config)
+    assert trainer.evaluate().metrics["eval/has_image"] == 0.5
+    prompts, policy = trainer.state.stream.take(2), trainer.policy_of(0)
+    videos = trainer.decode(trainer.roll_out(policy, prompts, 0, trainer.choose_steps(policy, 0)))
+    scored = trainer.score(videos, prompts)
+    expected = [float(prompts[group].image is not None) for group in scored.groups.tolist()]
+    assert scored.total.tolist() == expected
+    assert sorted(set(expected)) == [0.0, 1.0]
 
 
 def test_runs_without_held_out_prompts_evaluate_nothing(make_config, make_trainer) -> None:

@@ -24,7 +24,7 @@ ONE_BY_ONE = BatchConfig(prompts=2, group_size=4, micro_batch=1)
 
 
 def reward(*bad: int) -> list[RewardSpec]:
-    return [RewardSpec(name="trainer_toys:bright_but", options={"bad": list(bad)}, batch_size=0)]
+    return [RewardSpec(name="trainer_toys:bright_but", options={"bad": list(bad)}, batch_size=0, try_out=False)]
 
 
 def first_gradients(trainer) -> dict[str, torch.Tensor]:
@@ -135,7 +135,7 @@ def test_more_failures_than_allowed_stop_the_run_before_an_update(make_config, m
 
 @pytest.mark.parametrize("allowed", [0.25, 1.0])
 def test_a_reward_that_fails_for_everyone_stops_the_run(allowed: float, make_config, make_trainer) -> None:
-    config = make_config(rewards=[RewardSpec(name="trainer_toys:broken")], max_failed_fraction=allowed)
+    config = make_config(rewards=[RewardSpec(name="trainer_toys:broken", try_out=False)], max_failed_fraction=allowed)
     trainer = make_trainer(config)
     before = weights_of(trainer)
     with pytest.raises(RewardFailure, match="machine is gone"):
@@ -147,7 +147,7 @@ def test_the_command_says_why_and_exits_with_1(make_config, capsys: pytest.Captu
     config = make_config()
     arguments = [
         "train", "--out", config.out, "--model.family", "trainer_zoo.toy", "--data.prompts", config.data.prompts,
-        "--rewards", '[{"name": "trainer_toys:broken"}]', "--iterations", "2", "--rollout.steps", "3",
+        "--rewards", '[{"name": "trainer_toys:broken", "try_out": false}]', "--iterations", "2", "--rollout.steps", "3",
         "--batch.prompts", "2", "--log.tensorboard", "false",
     ]  # fmt: skip
     assert main(arguments) == 1

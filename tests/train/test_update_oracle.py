@@ -154,7 +154,7 @@ def test_gradients_of_every_update_are_those_of_the_formulas(kind: str, make_con
         model={"guidance_scale": GUIDANCE, "frames": 5, "shift": SHIFT},
         rollout={"steps": STEPS},
         kernel=KernelSpec(name="sage", eta=ETA),
-        rewards=[RewardSpec(name="trainer_toys:bright_but", options={"bad": [BAD]}, batch_size=0)],
+        rewards=[RewardSpec(name="trainer_toys:bright_but", options={"bad": [BAD]}, batch_size=0, try_out=False)],
         batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=4),
         update=UpdateConfig(updates_per_rollout=2),
         surrogate=SurrogateConfig(clip_range=CLIP),

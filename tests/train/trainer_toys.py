@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,3 +55,14 @@ def crashes(videos: Tensor, prompts: Sequence[str], fps: float, at: int = 2) -> 
     if CALLS["count"] == at:
         raise KeyboardInterrupt
     return bright(videos, prompts, fps)
+
+
+def draws(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """`bright`, but careless: it draws from the global random numbers."""
+    torch.rand(3)
+    return bright(videos, prompts, fps)
+
+
+def has_image(videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Whether the prompt came with a first frame."""
+    return [float(str(row.get("image", "")).endswith("first.png")) for row in metadata]

@@ -103,6 +103,7 @@ def _evaluate(options: Options) -> Evaluation:
     from sage_grpo.models.family import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.train.evaluate import evaluate
+    from sage_grpo.train.scoring import try_rewards
     from sage_grpo.train.sources import first_frame
 
     prompts = _prompts(options)
@@ -120,6 +121,7 @@ def _evaluate(options: Options) -> Evaluation:
         device=choose_device(options.model.device),
         require_weights=False,
     )
+    try_rewards(reward, prompts[0], options.model)
     model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
     return evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
 
@@ -141,6 +143,8 @@ def _prompts(options: Options) -> list[Prompt]:
 
 def _report(result: Evaluation, options: Options) -> None:
     metrics = {name.removeprefix("eval/"): value for name, value in result.metrics.items()}
+    if result.report:
+        print(result.report, file=sys.stderr)
     if options.json:
         print(json_module.dumps(metrics))
     else:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt, prompt_of, read_rows
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.train.scoring import metadata_of
 from sage_grpo.video import read_video
 
 SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
@@ -43,7 +45,7 @@ class ScoredVideo:
     scores: dict[str, float] = field(default_factory=dict)
     """Every part, and `total` where weights were given; NaN where it could not be scored."""
     reason: str = ""
-    """Why it could not be scored."""
+    """Why it could not be scored, or what a reward said about it."""
 
 
 def find_videos(folder: Path) -> list[Path]:
@@ -115,12 +117,15 @@ def score_videos(
 
     A file that cannot be read or scored is a row with a reason, never a 0 and never the end of the run.
     """
-    composite = CompositeReward(rewards, device=device, require_weights=False)
     paths = find_videos(videos)
+    composite = CompositeReward(rewards, device=device, require_weights=False)
     names = [path.relative_to(videos).as_posix() for path in paths]
     columns = [*composite.names, *(["total"] if composite.weights else [])]
     told = read_prompts(prompts, names)
-    rows = [ScoredVideo(name, prompt.text, dict(prompt.metadata)) for name, prompt in zip(names, told)]
+    rows = [ScoredVideo(name, prompt.text, metadata_of(prompt)) for name, prompt in zip(names, told)]
+    problem = composite.try_out(rows[0].prompt, metadata=rows[0].metadata)
+    if problem:
+        raise RewardConfigError(problem)
     for row in rows:
         row.scores = dict.fromkeys(columns, math.nan)
     for batch, clips in _batches(paths, rows, batch_size):
@@ -162,7 +167,8 @@ def _score_batch(composite: CompositeReward, rows: list[ScoredVideo], clips: Ten
         row.scores.update({part: value[index].item() for part, value in scores.parts.items()})
         if "total" in row.scores:
             row.scores["total"] = scores.total[index].item()
-        row.reason = "; ".join(f"{one.reward}: {one.reason}" for one in report.failures if one.index == index)
+        said = [one for one in (*report.failures, *report.remarks) if one.index == index]
+        row.reason = "; ".join(f"{one.reward}: {one.reason}" for one in said)
 
 
 def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """CLIPScore, PickScore and aesthetic heads: image models, averaged over frames sampled by time.
 
-Preprocessing is done on tensors (bicubic with antialiasing, rounded to uint8, centre crop), so clips never become
-image files and no image library is needed.
+Preprocessing is done on tensors (bicubic with antialiasing, rounded to uint8, then a centre crop or a black border), so clips
+never become image files and no image library is needed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +20,31 @@ from sage_grpo.rewards.functions import RewardConfigError
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+Fit = Literal["crop", "pad"]
 
 
-def clip_pixels(frames: Tensor, size: int) -> Tensor:
-    """uint8 N x H x W x 3 to CLIP's input: shortest edge to `size`, centre crop, scale and normalise."""
+def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop") -> Tensor:
+    """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalised.
+
+    crop: the shortest edge becomes `size`, and the centre is cut out (CLIP). pad: the longest edge becomes `size`, and black is
+    added on both sides (HPSv2).
+    """
     height, width = frames.shape[1:3]
-    short = min(height, width)
-    rows, columns = (size, int(size * width / short)) if height == short else (int(size * height / short), size)
+    if fit == "pad":
+        scale = size / max(height, width)
+        rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
+    elif height <= width:
+        rows, columns = size, int(size * width / height)
+    else:
+        rows, columns = int(size * height / width), size
     # in two passes, columns first, each rounded half up: that is what the image library of CLIP's authors does
     images = _one_pass(_one_pass(frames.permute(0, 3, 1, 2).float(), height, columns), rows, columns)
-    top, left = (rows - size) // 2, (columns - size) // 2
-    pixels = images[:, :, top : top + size, left : left + size] / 255
+    above, before = (size - rows) // 2, (size - columns) // 2
+    if fit == "pad":
+        pixels = F.pad(images, (before, size - columns - before, above, size - rows - above)) / 255
+    else:
+        top, left = (rows - size) // 2, (columns - size) // 2
+        pixels = images[:, :, top : top + size, left : left + size] / 255
     mean = torch.tensor(CLIP_MEAN, device=frames.device).view(3, 1, 1)
     std = torch.tensor(CLIP_STD, device=frames.device).view(3, 1, 1)
     return (pixels - mean) / std
@@ -45,14 +60,19 @@ def _one_pass(images: Tensor, rows: int, columns: int) -> Tensor:
 class ClipEncoder:
     """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
 
-    def __init__(self, model: str, tokenizer: str, sample_fps: float, num_frames: int, dtype: str) -> None:
+    def __init__(
+        self, model: str, tokenizer: str, sample_fps: float, num_frames: int, dtype: str, fit: Fit = "crop"
+    ) -> None:
         from transformers import AutoTokenizer, CLIPModel
+
+        if fit not in get_args(Fit):
+            raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
 
         self.model = CLIPModel.from_pretrained(model, dtype=torch.float32).eval().requires_grad_(False)
         self._tokenizer = AutoTokenizer.from_pretrained(tokenizer or model)
         self._size = self.model.config.vision_config.image_size
         self._length = self.model.config.text_config.max_position_embeddings
-        self._sample_fps, self._num_frames = sample_fps, num_frames
+        self._sample_fps, self._num_frames, self._fit = sample_fps, num_frames, fit
         self._dtype = getattr(torch, dtype) if dtype else torch.float32
 
     def to(self, device: torch.device) -> None:
@@ -63,7 +83,7 @@ class ClipEncoder:
         """B x sampled frames x dim, of length 1."""
         indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
         chosen = videos[:, indices].to(self.model.device)
-        pixels = clip_pixels(chosen.flatten(0, 1), self._size).to(self.model.dtype)
+        pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit).to(self.model.dtype)
         features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
         return F.normalize(features, dim=-1).view(videos.shape[0], len(indices), -1)
 
@@ -78,8 +98,8 @@ class ClipEncoder:
 class ClipScore:
     """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames.
 
-    With scale 1, clamp false and an empty prefix it is the plain cosine, which is HPSv2's score for a checkpoint in
-    transformers' format.
+    With scale 1, clamp false, an empty prefix and fit pad it is HPSv2's score for a checkpoint in transformers' format: the plain
+    cosine of the whole picture, black where it is not square.
     """
 
     def __init__(
@@ -93,8 +113,9 @@ class ClipScore:
         sample_fps: float = 2.0,
         num_frames: int = 16,
         dtype: str = "",
+        fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype)
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit)
         self._scale, self._clamp, self._prefix = scale, clamp, prefix
 
     @property
@@ -131,10 +152,11 @@ class PickScore:
         sample_fps: float = 2.0,
         num_frames: int = 16,
         dtype: str = "",
+        fit: Fit = "crop",
     ) -> None:
         if divide_by <= 0:
             raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
-        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype)
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit)
         self._divide_by = divide_by
 
     @property
@@ -162,9 +184,16 @@ class Aesthetic:
     """
 
     def __init__(
-        self, *, model: str, head: str, sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
+        self,
+        *,
+        model: str,
+        head: str,
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
+        fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, "", sample_fps, num_frames, dtype)
+        self._encoder = ClipEncoder(model, "", sample_fps, num_frames, dtype, fit)
         self._layers = _read_linears(Path(head))
         width = self._encoder.model.config.projection_dim
         for weight, _ in self._layers:

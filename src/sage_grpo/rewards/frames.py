@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -56,3 +57,18 @@ def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
         return images
     resized = F.interpolate(images.float(), (height, width), mode="bicubic", antialias=True, align_corners=False)
     return resized.clamp_(0, 255).round_().to(torch.uint8)
+
+
+def stretch(curve: Sequence[float], count: int) -> list[float]:
+    """A curve of any number of points, read at `count` evenly spaced places: linear between points, constant beyond the ends.
+
+    Points and places are the centres of equal slices, so a curve of `count` points is returned as it is.
+    """
+    values = []
+    for k in range(count):
+        place = (k + 0.5) / count * len(curve) - 0.5
+        below = min(max(math.floor(place), 0), len(curve) - 1)
+        above = min(below + 1, len(curve) - 1)
+        share = min(max(place - below, 0.0), 1.0)
+        values.append((1 - share) * curve[below] + share * curve[above])
+    return values

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.rewards.frames import sample_indices, stretch
 from sage_grpo.types import PartScores
+
+REASONS = "reasons"
+"""Key of a returned mapping under which a reward may say why: one text (or None) a clip, or index -> text."""
+EVEN = (1.0,)
+"""Frame weights that count every frame alike."""
 
 
 class RewardConfigError(ValueError):
@@ -31,15 +40,34 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{hint} Known: {', '.join(sorted(known)) or '(none)'}."
 
 
+def finish(result: Any) -> Any:
+    """What a reward returned, or, for an async one, what it returns when it is awaited."""
+    if not inspect.isawaitable(result):
+        return result
+
+    async def wait() -> Any:
+        return await result
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
+    with ThreadPoolExecutor(max_workers=1) as executor:  # a notebook's thread has a loop already
+        return executor.submit(asyncio.run, wait()).result()
+
+
 def check_return(result: object, parts: Sequence[str], count: int) -> PartScores:
     """Turn what a reward returned into float32 tensors of `count` values, or raise BadReturn.
 
     A mapping must hold every part (a missing one is a configuration error, with the nearest name); a tensor
-    or list of floats is accepted for a reward of one part.
+    or list of floats is accepted for a reward of one part. None in a list marks a clip that could not be scored.
     """
     reasons: dict[int, str] = {}
     if isinstance(result, Mapping):
-        reasons = result.reasons if isinstance(result, PartScores) else {}
+        given = result.reasons if isinstance(result, PartScores) else {}
+        if REASONS in result and REASONS not in parts:
+            given = result[REASONS]
+        reasons = _as_reasons(given, count)
         for part in parts:
             if part not in result:
                 raise RewardConfigError(f"The reward returned no part {part!r}.{nearest(part, map(str, result))}")
@@ -50,12 +78,31 @@ def check_return(result: object, parts: Sequence[str], count: int) -> PartScores
         raise RewardConfigError(
             f"Parts {list(parts)} were asked for, but the reward returned a {type(result).__name__}."
         )
-    return PartScores({part: _as_floats(part, value, count) for part, value in values.items()}, reasons)
+    return PartScores({part: _as_floats(part, value, count, reasons) for part, value in values.items()}, reasons)
 
 
-def _as_floats(part: str, value: object, count: int) -> Tensor:
+def _as_reasons(given: object, count: int) -> dict[int, str]:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    elif isinstance(given, Sequence) and not isinstance(given, str) and len(given) == count:
+        pairs = list(enumerate(given))
+    else:
+        raise BadReturn(f"reasons must be one text a clip, or index -> text; got {given!r} for {count} clips")
+    return {int(index): str(reason) for index, reason in pairs if reason is not None and reason != ""}
+
+
+def _as_floats(part: str, value: object, count: int, reasons: dict[int, str]) -> Tensor:
     if value is None:
         raise BadReturn(f"part {part!r} is None")
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        for index, one in enumerate(value):
+            if one is None:
+                reasons.setdefault(index, f"part {part!r} is None")
+        value = [math.nan if one is None else one for one in value]
     try:
         tensor = torch.as_tensor(value).detach().to("cpu", torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -66,10 +113,11 @@ def _as_floats(part: str, value: object, count: int) -> Tensor:
 
 
 class FunctionReward:
-    """A function `(videos, prompts, fps) -> tensor, list or mapping` as a reward.
+    """A function `(videos, prompts, fps) -> tensor, list or mapping` as a reward; it may be async.
 
     With `per_frame` the function sees frames only, `(frames: uint8 N x H x W x 3, N prompts) -> N floats`, and
-    a clip's score is the mean over its sampled frames.
+    a clip's score is the mean over its sampled frames, weighted by `frame_weights`. A parameter called `metadata` gets what
+    the prompt file says besides the prompt.
     """
 
     def __init__(
@@ -80,17 +128,18 @@ class FunctionReward:
         per_frame: bool = False,
         sample_fps: float = 2.0,
         num_frames: int = 0,
+        frame_weights: Sequence[float] = (),
         **arguments: Any,
     ) -> None:
-        self._function = function
+        """frame_weights: a curve over the clip, from its beginning to its end, in as many points as you like."""
+        self.function = function
         self._parts = tuple(parts) or (function.__name__,)
         self._per_frame = per_frame
         self._sample_fps = sample_fps
         self._num_frames = num_frames
+        self._frame_weights = _check_weights(frame_weights, per_frame=per_frame)
         self._arguments = arguments
-        self._takes_metadata = takes_metadata(function) and "metadata" not in arguments
-        told = {"metadata": None} if self._takes_metadata else {}
-        _check_arguments(function, {**arguments, **told}, positional=2 if per_frame else 3)
+        self._takes_metadata = _check_arguments(function, arguments, positional=2 if per_frame else 3)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,43 +154,69 @@ class FunctionReward:
         metadata: Sequence[Mapping[str, Any]] | None = None,
     ) -> Mapping[str, Tensor]:
         """Score the clips."""
-        count = videos.shape[0]
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
-        told: dict[str, Any] = {"metadata": rows} if self._takes_metadata else {}
-        if not self._per_frame:
-            result = self._function(videos, list(prompts), fps, **self._arguments, **told)
-            return check_return(result, self._parts, count)
-        total = videos.shape[1]
-        indices = sample_indices(total, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
-        frames = videos[:, indices].flatten(0, 1)
-        repeated = [prompt for prompt in prompts for _ in indices]
-        if told:
-            told = {"metadata": [row for row in rows for _ in indices]}
-        result = self._function(frames, repeated, **self._arguments, **told)
+        if self._per_frame:
+            return self._score_frames(videos, prompts, fps, rows)
+        extra = {"metadata": rows} if self._takes_metadata else {}
+        result = finish(self.function(videos, list(prompts), fps, **self._arguments, **extra))
+        return check_return(result, self._parts, len(prompts))
+
+    def _score_frames(
+        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
+    ) -> PartScores:
+        count = videos.shape[0]
+        indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        curve = stretch(self._frame_weights, len(indices))
+        chosen = [(index, weight) for index, weight in zip(indices, curve) if weight > 0]
+        if not chosen:
+            raise BadReturn(f"frame_weights {list(self._frame_weights)} are 0 at all {len(indices)} sampled frames")
+        frames = videos[:, [index for index, _ in chosen]].flatten(0, 1)
+        repeated = [prompt for prompt in prompts for _ in chosen]
+        extra = {"metadata": [row for row in metadata for _ in chosen]} if self._takes_metadata else {}
+        result = finish(self.function(frames, repeated, **self._arguments, **extra))
         flat = check_return(result, self._parts, len(repeated))
-        return PartScores({part: value.view(count, len(indices)).mean(dim=1) for part, value in flat.items()})
+        weights = torch.tensor([weight for _, weight in chosen])
+        tables = {part: value.view(count, len(chosen)) for part, value in flat.items()}
+        if self._frame_weights == EVEN:
+            means = {part: table.mean(dim=1) for part, table in tables.items()}
+        else:
+            means = {part: (table * weights).sum(dim=1) / weights.sum() for part, table in tables.items()}
+        reasons: dict[int, str] = {}
+        for place, reason in sorted(flat.reasons.items()):
+            clip, number = divmod(place, len(chosen))
+            reasons.setdefault(clip, f"frame {chosen[number][0]}: {reason}")
+        return PartScores(means, reasons)
 
 
-def takes_metadata(function: Callable[..., Any]) -> bool:
-    """Whether a reward's signature has a parameter `metadata`."""
-    try:
-        return "metadata" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some C functions have no signature
-        return False
+def _check_weights(weights: Sequence[float], *, per_frame: bool) -> tuple[float, ...]:
+    values = tuple(float(weight) for weight in weights)
+    if values and not per_frame:
+        raise RewardConfigError("frame_weights belong to functions that see frames: set per_frame as well.")
+    if any(not (math.isfinite(weight) and weight >= 0) for weight in values) or (values and not any(values)):
+        raise RewardConfigError(f"frame_weights must be 0 or more, and one of them positive, got {list(values)}.")
+    return values or EVEN
 
 
-def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> None:
+def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> bool:
+    """Whether the function takes metadata; RewardConfigError when it cannot be called."""
     try:
         signature = inspect.signature(function)
     except (
         TypeError,
         ValueError,
     ):  # some C functions have no signature: the first call will tell
-        return
+        return False
+    takes_metadata = "metadata" in signature.parameters
+    if takes_metadata and "metadata" in arguments:
+        raise RewardConfigError(
+            f"{function.__module__}:{function.__name__}: `metadata` is what the run hands over, not an option."
+        )
+    given = {**arguments, **({"metadata": None} if takes_metadata else {})}
     try:
-        signature.bind(*[None] * positional, **arguments)
+        signature.bind(*[None] * positional, **given)
     except TypeError as error:
         raise RewardConfigError(
             f"{function.__module__}:{function.__name__}{signature} cannot be called with {positional} "
-            f"positional arguments and options {sorted(arguments)}: {error}."
+            f"positional arguments and options {sorted(given)}: {error}."
         ) from error
+    return takes_metadata

@@ -80,9 +80,29 @@ class OcrReward:
 
     def _read(self, frame: Any) -> str:
         result, _ = self._engine(frame)
-        # reading order: lines from the top, then from the left
-        boxes = sorted(result or [], key=lambda row: (round(row[0][0][1] / 10), row[0][0][0]))
-        return " ".join(text for _, text, _ in boxes)
+        return " ".join(reading_order([(box, text) for box, text, _ in result or []]))
+
+
+def reading_order(boxes: Sequence[tuple[Sequence[Sequence[float]], str]]) -> list[str]:
+    """Texts by lines from the top, each from the left. A box is four corners (x, y), from the top left clockwise.
+
+    A box continues the line whose last box it stands beside: they share at least half of the lower one's height. A whole line
+    may therefore be tilted by more than its height, as long as neighbours are not.
+    """
+    lines: list[list[tuple[float, float, str]]] = []
+    for corners, text in sorted(boxes, key=lambda box: min(x for x, _ in box[0])):
+        top, bottom = (corners[0][1] + corners[1][1]) / 2, (corners[2][1] + corners[3][1]) / 2
+        shares = [
+            (min(bottom, last[1]) - max(top, last[0])) / max(min(bottom - top, last[1] - last[0]), 1e-6)
+            for *_, last in lines
+        ]
+        place = max(range(len(lines)), key=lambda number: shares[number], default=-1)
+        if place >= 0 and shares[place] >= 0.5:
+            lines[place].append((top, bottom, text))
+        else:
+            lines.append([(top, bottom, text)])
+    lines.sort(key=lambda line: sum(top + bottom for top, bottom, _ in line) / len(line))
+    return [text for line in lines for _, _, text in line]
 
 
 def _rapid_ocr() -> Callable[[Any], Any]:

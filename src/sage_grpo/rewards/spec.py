@@ -44,7 +44,15 @@ class RewardSpec:
     batch_size: int | None = None
     """Clips a call; 0: all at once. Default 8, and 0 for `remote`. Halved when memory runs out."""
     device: str = ""
-    """Device of this reward; empty means the device that the run gives it."""
+    """A device of its own ("cuda:1"), on which the reward stays for the whole run; empty is the run's device, which the rewards
+    leave to the policy between their calls."""
+    overlap: bool = False
+    """Score in a thread of its own, at the same time as the other rewards: for rewards that wait for a network."""
+    isolate_failures: bool | None = None
+    """After an exception, call again with halves of the batch to find the clip that fails, at most 2 log2(n) times. Default: yes
+    for what runs here, no for `remote` and for async functions, whose calls may cost money."""
+    try_out: bool = True
+    """Call it once with a small clip before anything expensive starts."""
 
     @property
     def title(self) -> str:

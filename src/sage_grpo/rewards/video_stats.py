@@ -1,7 +1,8 @@
 """Training-free statistics of clips: cheap rewards, and guards against reward hacking.
 
 They are measurements, not judgements: give the bad ones (flicker, warp_error, duplicate_frames) a negative weight.
-All are means over frames, vectorised, without weights, and do not look at the prompt.
+All are means over frames, vectorised, without weights, and do not look at the prompt. What compares frames cannot be measured
+on a clip of too few: NaN with a reason, never 0.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.rewards.motion import FLOW_SIDE, speed
+from sage_grpo.types import PartScores
 
 LEVELS = 8
 """Levels a colour channel in the histogram of `colour_entropy`."""
-FLOW_SIDE = 96
-"""Frames are pooled until their short side is below twice this before motion is searched."""
 BLOCK, RADIUS = 8, 4
-"""Size of the blocks and reach of the search, in pooled pixels."""
+"""Size of the blocks and reach of the search of `warp_error`, in pooled pixels."""
 DUPLICATE = 0.5 / 255
 """Two frames whose mean absolute difference in luma is below this are the same frame."""
 
@@ -39,27 +40,22 @@ class Clip:
         return red * (0.299 / 255) + green * (0.587 / 255) + blue * (0.114 / 255)
 
     @cached_property
-    def matched(self) -> tuple[Tensor, Tensor]:
-        """Speed in frame heights a second and residual in luma, B each: block matching between neighbours."""
-        if self.luma.shape[1] < 2:
-            zero = torch.zeros(self.luma.shape[0], device=self.luma.device)
-            return zero, zero
+    def unmatched(self) -> Tensor:
+        """What neighbouring frames differ by (mean absolute luma) after the best whole shift of every block, B."""
         small = self.luma
         while min(small.shape[-2:]) >= 2 * FLOW_SIDE:
             small = F.avg_pool2d(small, 2)
-        shift, residual = match_blocks(small[:, :-1].flatten(0, 1), small[:, 1:].flatten(0, 1))
-        count = self.luma.shape[0]
-        speed = shift.view(count, -1).mean(dim=1) / small.shape[-2] * self.fps
-        return speed, residual.view(count, -1).mean(dim=1)
+        residual = match_blocks(small[:, :-1].flatten(0, 1), small[:, 1:].flatten(0, 1))
+        return residual.view(self.luma.shape[0], -1).mean(dim=1)
 
 
-def match_blocks(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Length of the best shift in pixels and remaining mean absolute difference, for every block of N x H x W."""
+def match_blocks(before: Tensor, after: Tensor) -> Tensor:
+    """Mean absolute difference that remains after the best shift, for every block of N x H x W."""
     height, width = before.shape[-2:]
     block = min(BLOCK, height, width)
     padded = F.pad(before.unsqueeze(1), (RADIUS,) * 4, mode="replicate").squeeze(1)
     best = torch.full((before.shape[0], height // block, width // block), torch.inf, device=before.device)
-    length, residual = torch.zeros_like(best), torch.zeros_like(best)
+    residual = torch.zeros_like(best)
     shifts = [(dy, dx) for dy in range(-RADIUS, RADIUS + 1) for dx in range(-RADIUS, RADIUS + 1)]
     for dy, dx in sorted(shifts, key=lambda shift: shift[0] ** 2 + shift[1] ** 2):
         top, left = RADIUS + dy, RADIUS + dx
@@ -71,8 +67,7 @@ def match_blocks(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         better = cost < best
         best = torch.where(better, cost, best)
         residual = torch.where(better, error, residual)
-        length = torch.where(better, torch.full_like(length, norm), length)
-    return length, residual
+    return residual
 
 
 def sharpness(clip: Clip) -> Tensor:
@@ -109,27 +104,23 @@ def colour_entropy(clip: Clip) -> Tensor:
 
 
 def motion(clip: Clip) -> Tensor:
-    """Mean speed of 8 x 8 blocks, in frame heights a second: independent of resolution and of fps."""
-    return clip.matched[0]
+    """Mean speed of the picture's blocks, in frame heights a second: independent of resolution and of fps."""
+    return speed(clip.luma, clip.fps)
 
 
 def warp_error(clip: Clip) -> Tensor:
     """What neighbouring frames still differ by (mean absolute luma) after the best motion of every block."""
-    return clip.matched[1]
+    return clip.unmatched
 
 
 def flicker(clip: Clip) -> Tensor:
     """Mean absolute second difference of the frames' brightness: 0 for a constant light and for a steady fade."""
     level = clip.luma.mean(dim=(-1, -2))
-    if level.shape[1] < 3:
-        return torch.zeros(level.shape[0], device=level.device)
     return (level[:, 2:] - 2 * level[:, 1:-1] + level[:, :-2]).abs().mean(dim=1)
 
 
 def duplicate_frames(clip: Clip) -> Tensor:
     """Fraction of frames that repeat the one before."""
-    if clip.luma.shape[1] < 2:
-        return torch.zeros(clip.luma.shape[0], device=clip.luma.device)
     difference = (clip.luma[:, 1:] - clip.luma[:, :-1]).abs().mean(dim=(-1, -2))
     return (difference < DUPLICATE).float().mean(dim=1)
 
@@ -147,6 +138,8 @@ STATISTICS: Mapping[str, Callable[[Clip], Tensor]] = {
         duplicate_frames,
     )
 }
+NEEDED_FRAMES: Mapping[str, int] = {"motion": 2, "warp_error": 2, "duplicate_frames": 2, "flicker": 3}
+"""Frames without which a statistic cannot be measured; the others need one."""
 
 
 class VideoStats:
@@ -166,5 +159,10 @@ class VideoStats:
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Measure the clips; prompts do not matter."""
-        clip = Clip(videos, fps)
-        return {part: STATISTICS[part](clip) for part in self._parts}
+        clip, frames = Clip(videos, fps), videos.shape[1]
+        short = [part for part in self._parts if frames < NEEDED_FRAMES.get(part, 1)]
+        nothing = torch.full((videos.shape[0],), torch.nan, device=videos.device)
+        values = {part: nothing if part in short else STATISTICS[part](clip) for part in self._parts}
+        needs = ", ".join(f"{part} needs {NEEDED_FRAMES[part]}" for part in short)
+        reasons = dict.fromkeys(range(videos.shape[0]), f"the clip has {frames} frame(s): {needs}") if short else {}
+        return PartScores(values, reasons)

@@ -16,7 +16,8 @@ from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import EvalConfig
-from sage_grpo.types import Conditioning
+from sage_grpo.train.scoring import score_everywhere
+from sage_grpo.types import Conditioning, VideoSpec
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,14 @@ class Evaluation:
     """Scores of a model on held-out prompts."""
 
     metrics: dict[str, float]
-    """Mean of every part and of the total, the standard error of the total, and the number of failed clips."""
+    """Mean of every part and of the total, the standard error of the total, and the number of failed clips: without a total,
+    and for every reward."""
     clips: Tensor
     """The first few clips of this rank, for people."""
     captions: list[str]
     """Their prompts."""
+    report: str = ""
+    """Which rewards failed on which prompts and why, for people; empty when none did."""
 
 
 def evaluate(
@@ -43,7 +47,7 @@ def evaluate(
     images: Callable[[Prompt], Tensor | None] = lambda prompt: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Sample `config.per_prompt` clips for every prompt and score them."""
+    """Sample `config.per_prompt` clips for every prompt and score them; RewardFailure when too many cannot be scored."""
     world = world or World()
     prompts = list(prompts)[: config.prompts]
     conditions = model.encode([p.text for p in prompts], [images(p) for p in prompts])
@@ -64,7 +68,7 @@ def evaluate(
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
     shown = [prompts[member.group] for member, _ in made]
-    return _score(reward, [clip for _, clip in made], shown, model.video.fps, config.show, world)
+    return _score(reward, [clip for _, clip in made], shown, model.video, config.show, world)
 
 
 def _start(shape: tuple[int, ...], member: Member, own: int | None, seed: int) -> Tensor:
@@ -79,19 +83,17 @@ def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
 
 
 def _score(
-    reward: CompositeReward, clips: list[Tensor], prompts: Sequence[Prompt], fps: float, show: int, world: World
+    reward: CompositeReward, clips: list[Tensor], prompts: Sequence[Prompt], video: VideoSpec, show: int, world: World
 ) -> Evaluation:
-    captions = [prompt.text for prompt in prompts]
-    names = [*reward.names, "total"]
-    rows = torch.zeros(0, len(names), dtype=torch.float64)
-    videos = torch.stack(clips) if clips else torch.zeros(0)
-    if clips:
-        scores, _ = reward.score(videos, captions, fps, metadata=[dict(prompt.metadata) for prompt in prompts])
-        rows = torch.stack([*(scores.parts[name] for name in reward.names), scores.total], 1).double().cpu()
-    rows = world.gather(rows)
-    valid = torch.isfinite(rows[:, -1])
-    metrics = {f"eval/{name}": float(torch.nanmean(rows[:, column])) for column, name in enumerate(names)}
-    spread = rows[valid, -1].std(correction=0) if bool(valid.any()) else torch.tensor(float("nan"))
+    videos = (
+        torch.stack(clips) if clips else torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
+    )
+    table = score_everywhere(reward, videos, prompts, video.fps, torch.zeros(len(clips), 0), world)
+    columns = {**table.parts, "total": table.total}
+    metrics = {f"eval/{name}": float(torch.nanmean(values)) for name, values in columns.items()}
+    valid = torch.isfinite(table.total)
+    spread = table.total[valid].std(correction=0) if bool(valid.any()) else torch.tensor(float("nan"))
     metrics["eval/total_stderr"] = float(spread) / max(1.0, float(valid.sum())) ** 0.5
     metrics["eval/failed"] = float((~valid).sum())
-    return Evaluation(metrics, videos[:show], captions[:show])
+    metrics |= {f"eval/failed/{title}": float(count) for title, count in table.failed.items()}
+    return Evaluation(metrics, videos[:show], [prompt.text for prompt in prompts[:show]], table.report)

@@ -115,6 +115,7 @@ def _iterate(
         number, last = state.iteration, state.iteration == config.iterations
         metrics.write(number, row)
         terminal.iteration(number, row)
+        terminal.failures(trainer.failures)
         if world.is_main and config.keep.videos_every and (number % config.keep.videos_every == 0 or last):
             count = config.keep.videos
             samples.save(
@@ -158,6 +159,7 @@ def _evaluate(
     state.evaluated = number
     metrics.write(number, {**result.metrics, **trainer.clock.report()})
     terminal.evaluation(number, result.metrics)
+    terminal.failures(result.report)
     if trainer.world.is_main and len(result.clips):
         fps = trainer.model.video.fps
         metrics.show(number, "held_out", result.clips, result.captions, fps)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -73,6 +74,11 @@ class Terminal:
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
         text = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
         self.say(f"[bold]held-out after {number}[/bold]  {text}")
+
+    def failures(self, report: str) -> None:
+        """Rewards that failed, below the limit at which a run stops; prompts may hold what looks like markup."""
+        if report:
+            self.say(f"[yellow]{escape(report)}[/yellow]")
 
 
 def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float) -> Table:

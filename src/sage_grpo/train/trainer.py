@@ -17,7 +17,6 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.base import CompositeReward, check_failures
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.train.anchor import Anchor, Ema
 from sage_grpo.train.clock import Clock
@@ -27,6 +26,7 @@ from sage_grpo.train.evaluate import Evaluation, evaluate
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
+from sage_grpo.train.scoring import load_rewards, score_everywhere
 from sage_grpo.train.sources import first_frame, load_sources
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
@@ -40,6 +40,10 @@ class Scored:
     total: Tensor
     valid: Tensor
     parts: dict[str, Tensor]
+    failed: dict[str, int]
+    """For every reward the number of clips that it could not score, whether it counts in the total or not."""
+    report: str
+    """Which rewards failed on which prompts and why, for people; empty when none did."""
 
 
 class Trainer:
@@ -47,18 +51,15 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, world: World | None = None, clock: Clock | None = None) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
+        prompts, self.held_out = load_sources(config)
+        self.reward = load_rewards(
+            config, prompts[0], self.world
+        )  # first: it takes seconds to find out that one is broken
         torch.manual_seed(config.seed)
         self.model = config.model.load(self.world.device, sharded=self.world.control is not None)
         self.model.gradient_checkpointing(config.update.gradient_checkpointing)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
-        self.reward = CompositeReward(
-            config.rewards,
-            max_failed_fraction=config.max_failed_fraction,
-            device=self.model.device,
-            offload_between=self.model.device.type != "cpu",
-        )
-        prompts, self.held_out = load_sources(config)
         params = self.model.trainable()
         region = config.trust_region
         self.state = TrainState(
@@ -117,6 +118,7 @@ class Trainer:
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages)
         self.state.iteration += 1
+        self.failures = scored.report
         self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in self._scored(plan)]
         return {**self.describe(scored, advantages), **metrics, **self.clock.report()}
 
@@ -170,22 +172,13 @@ class Trainer:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
         members = self._scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
-        scores, report = self.reward.score(
-            videos, [p.text for p in shown], self.model.video.fps, metadata=[dict(p.metadata) for p in shown]
-        )
-        place = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
-        columns = [scores.total, *(scores.parts[name] for name in self.reward.names)]
-        rows = self.world.gather(torch.cat([place, torch.stack(columns, 1).double().cpu()], 1))
-        rows = rows[torch.argsort(rows[:, 0] * plan.group_size + rows[:, 1])]
-        total = rows[:, 2].float()
-        valid = torch.isfinite(total)
-        # With no valid reward at all there is nothing to learn from, however much failure is allowed.
-        limit = self.config.max_failed_fraction if bool(valid.any()) else 0.0
-        failed = int((~valid).sum())
-        reports = self.world.texts(report.describe()) if failed else []
-        check_failures(failed, len(valid), limit, "\n".join(text for text in reports if text))
-        parts = {name: rows[:, 3 + column].float() for column, name in enumerate(self.reward.names)}
-        return Scored(rows[:, 0].long(), total, valid, parts)
+        places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
+        table = score_everywhere(self.reward, videos, shown, self.model.video.fps, places, self.world)
+        order = torch.argsort((table.places[:, 0] * plan.group_size + table.places[:, 1]).long())
+        total = table.total[order].float()
+        parts = {name: values[order].float() for name, values in table.parts.items()}
+        groups = table.places[order, 0].long()
+        return Scored(groups, total, torch.isfinite(total), parts, table.failed, table.report)
 
     def advantages(self, scored: Scored) -> Tensor:
         """Group-relative advantages of all rollouts."""
@@ -283,6 +276,7 @@ class Trainer:
             "advantage/largest": float(advantages.abs().max()),
         }
         metrics |= {f"reward/{name}": float(values.nanmean()) for name, values in scored.parts.items()}
+        metrics |= {f"reward/failed/{title}": float(count) for title, count in scored.failed.items()}
         return metrics
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:

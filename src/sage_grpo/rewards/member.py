@@ -1,0 +1,237 @@
+"""One reward of a composition, called on many clips: batches by memory, memory of its own, and the search for a clip that fails."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.rewards.failures import Failure
+from sage_grpo.rewards.functions import (
+    BadReturn,
+    FunctionReward,
+    PartScores,
+    RewardConfigError,
+    check_return,
+    finish,
+    nearest,
+)
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.types import Reward
+
+DEFAULT_BATCH = 8
+"""Clips a call where the spec says nothing."""
+
+
+@dataclass(frozen=True)
+class Clips:
+    """What is scored."""
+
+    videos: Tensor
+    """uint8 B x F x H x W x 3."""
+    prompts: Sequence[str]
+    """One a clip."""
+    fps: float
+    """The clips' frame rate."""
+    metadata: Sequence[Mapping[str, Any]]
+    """One a clip."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Scores of one reward."""
+
+    values: dict[str, Tensor]
+    """Every part, NaN where it could not be scored."""
+    failures: list[Failure]
+    """A failure for every clip that lacks a part."""
+    remarks: list[Failure]
+    """Reasons that the reward gave for clips that it scored."""
+    seconds: float
+    """How long it took."""
+
+
+class Member:
+    """A loaded reward with its spec and the weights of its parts in the total."""
+
+    def __init__(self, spec: RewardSpec, reward: Reward, *, require_weights: bool, device: torch.device) -> None:
+        self.spec, self.reward = spec, reward
+        self.weights = _weights(spec, reward, require_weights=require_weights)
+        self.device = check_device(spec) or device
+        function = reward.function if isinstance(reward, FunctionReward) else type(reward).__call__
+        asynchronous = inspect.iscoroutinefunction(function)
+        self._takes_metadata = "metadata" in inspect.signature(reward.__call__).parameters
+        # code that is not ours may write through numpy, which nothing notices: it gets a copy of its own
+        self._copies = ":" in spec.name
+        self._isolates = not (spec.name == "remote" or asynchronous)
+        if spec.isolate_failures is not None:
+            self._isolates = spec.isolate_failures
+        if spec.isolate_failures and spec.name == "remote":
+            raise RewardConfigError(
+                "isolate_failures: remote rewards are never called again after an error; the server finds the clip that fails."
+            )
+        if spec.batch_size is not None and spec.batch_size < 0:
+            raise RewardConfigError(f"batch_size of {spec.title!r} must be 0 or more, got {spec.batch_size}.")
+        for part, pair in spec.standardize.items():
+            if part not in reward.names:
+                raise RewardConfigError(
+                    f"standardize: {spec.title!r} has no part {part!r}.{nearest(part, reward.names)}"
+                )
+            if len(pair) != 2 or not pair[1] > 0:
+                raise RewardConfigError(f"standardize of {spec.title}/{part} must be [mean, std > 0], got {pair}.")
+
+    def batch(self, count: int) -> int:
+        """Clips a call when there are `count`."""
+        default = 0 if self.spec.name == "remote" else DEFAULT_BATCH
+        size = default if self.spec.batch_size is None else self.spec.batch_size
+        return max(1, size or count)
+
+    @torch.no_grad()
+    def score(self, clips: Clips) -> Outcome:
+        """Score all clips; what the reward raises becomes failures, what is wrong with its configuration is raised."""
+        start, count = time.perf_counter(), len(clips.prompts)
+        record = _Record(self, clips)
+        size, at = self.batch(count), 0
+        # a thread has its own current device
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            while at < count:
+                chunk = range(at, min(at + size, count))
+                result = self.call(clips, chunk)
+                if isinstance(result, torch.OutOfMemoryError) and len(chunk) > 1:
+                    size = max(1, len(chunk) // 2)
+                    torch.cuda.empty_cache()
+                    continue
+                if self._isolates and _raised(result) and len(chunk) > 1:
+                    self._search(record, chunk, result)
+                else:
+                    record.write(chunk, result)
+                at = chunk.stop
+        return record.outcome(time.perf_counter() - start)
+
+    def _search(self, record: _Record, chunk: range, error: PartScores | Exception) -> None:
+        """One bad prompt must not cost its neighbours their scores: halve what failed, breadth first.
+
+        2 log2(n) further calls find a single bad clip among n, and are all that is spent: where many clips fail, pieces that were
+        not cut to the end are masked as a whole.
+        """
+        waiting = deque([(chunk, error)])
+        calls = 2 * math.ceil(math.log2(len(chunk)))
+        while waiting:
+            piece, error = waiting.popleft()
+            if len(piece) == 1 or calls < 2:
+                record.write(piece, error)
+                continue
+            calls -= 2
+            middle = piece.start + len(piece) // 2
+            for half in (range(piece.start, middle), range(middle, piece.stop)):
+                result = self.call(record.clips, half)
+                if _raised(result):
+                    waiting.append((half, result))
+                else:
+                    record.write(half, result)
+
+    def call(self, clips: Clips, chunk: range) -> PartScores | Exception:
+        """One call of the reward, with memory that it cannot spoil for anyone else."""
+        try:
+            videos = clips.videos[chunk.start : chunk.stop]
+            own = videos.to(self.device)
+            if self._copies and own.device == videos.device:
+                own = own.clone()
+            version = own._version
+            extra = (
+                {"metadata": copy.deepcopy([dict(clips.metadata[i]) for i in chunk])} if self._takes_metadata else {}
+            )
+            result = finish(self.reward(own, [clips.prompts[index] for index in chunk], clips.fps, **extra))
+            if own._version != version:
+                raise RewardConfigError(f"Reward {self.spec.title!r} changed the clips in place: copy them first.")
+            return check_return(result, self.reward.names, len(chunk))
+        except RewardConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - users' code may raise anything; it is masked and reported
+            return error
+
+
+class _Record:
+    """Scores and failures of one reward while they come in."""
+
+    def __init__(self, member: Member, clips: Clips) -> None:
+        self.member, self.clips = member, clips
+        self.values = {part: torch.full((len(clips.prompts),), torch.nan) for part in member.reward.names}
+        self.failures: list[Failure] = []
+        self.remarks: list[Failure] = []
+
+    def write(self, chunk: range, result: PartScores | Exception) -> None:
+        """Keep one call's scores, and a Failure for every clip that has none."""
+        if isinstance(result, Exception):
+            reason = str(result) if isinstance(result, BadReturn) else f"{type(result).__name__}: {result}"
+            reason += f" (in a call of {len(chunk)} clips)" if len(chunk) > 1 else ""
+            self.failures.extend(replace(self._about(index, reason), raised=True) for index in chunk)
+            return
+        for part, value in result.items():
+            mean, std = self.member.spec.standardize.get(part, (0.0, 1.0))
+            self.values[part][chunk.start : chunk.stop] = torch.where(value.isfinite(), (value - mean) / std, torch.nan)
+        for offset, index in enumerate(chunk):
+            bad = [part for part in result if not result[part][offset].isfinite()]
+            shown = ", ".join(f"{part} = {result[part][offset].item()}" for part in bad)
+            if bad:
+                self.failures.append(self._about(index, result.reasons.get(offset, f"returned {shown}")))
+            elif offset in result.reasons:
+                self.remarks.append(self._about(index, result.reasons[offset]))
+
+    def _about(self, index: int, reason: str) -> Failure:
+        return Failure(self.member.spec.title, index, self.clips.prompts[index], reason)
+
+    def outcome(self, seconds: float) -> Outcome:
+        """Everything, in the order of the clips."""
+        return Outcome(self.values, sorted(self.failures, key=lambda one: one.index), self.remarks, seconds)
+
+
+def _raised(result: PartScores | Exception) -> bool:
+    """Whether the reward raised; a wrong return would be wrong again."""
+    return isinstance(result, Exception) and not isinstance(result, BadReturn)
+
+
+def check_device(spec: RewardSpec) -> torch.device | None:
+    """A spec's own device, if it has one; RewardConfigError when it is not there."""
+    if not spec.device:
+        return None
+    try:
+        device = torch.device(spec.device)
+    except RuntimeError as error:
+        raise RewardConfigError(
+            f"Reward {spec.title!r}: {spec.device!r} is no device; use cpu, cuda or cuda:1."
+        ) from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RewardConfigError(
+            f"Reward {spec.title!r} asks for {spec.device!r}, but there are {torch.cuda.device_count()} CUDA devices."
+        )
+    return device
+
+
+def _weights(spec: RewardSpec, reward: Reward, *, require_weights: bool) -> dict[str, float]:
+    for part, weight in spec.weights.items():
+        if part not in reward.names:
+            raise RewardConfigError(f"weights: {spec.title!r} has no part {part!r}.{nearest(part, reward.names)}")
+        if not math.isfinite(weight):
+            raise RewardConfigError(f"The weight of {spec.title}/{part} is {weight}; it must be a finite number.")
+    if spec.metric_only:
+        return {}
+    if spec.weights:
+        return {part: weight for part, weight in spec.weights.items() if weight != 0}
+    if len(reward.names) == 1:
+        return {reward.names[0]: 1.0}
+    if require_weights:
+        raise RewardConfigError(
+            f"Reward {spec.title!r} has the parts {', '.join(reward.names)}: "
+            "give the weights of those that count, or set metric_only."
+        )
+    return {}
