@@ -26,6 +26,7 @@ SURROGATES = (
     SurrogateConfig(kind="kl_mask", kl_mask_scale=1e-2),
     SurrogateConfig(clip_range=2e-3, centred=True),
 )
+FAILING = RewardSpec(name="trainer_toys:bright_but", options={"bad": [1, 6]}, batch_size=0, try_out=False)
 STRONG = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=3.0)
 
 
@@ -93,7 +94,7 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, eta, updates, ma
             updates=updates,
             kernel=KernelSpec(name=kernel, eta=eta),
             surrogate=surrogate,
-            rewards=[RewardSpec(name="trainer_toys:bright_but", options={"bad": [1, 6]}, batch_size=0)],
+            rewards=[FAILING],
             batch=BatchConfig(prompts=2, group_size=4, micro_batch=3),
         )
         runs.append(watch(make_trainer(config), 2))

@@ -203,10 +203,9 @@ def test_rewards_learn_where_the_first_frame_is(make_config, make_trainer, tmp_p
     config = make_config(data=data, rewards=[RewardSpec(name="trainer_toys:has_image")])
     trainer = make_trainer(config)
     assert trainer.evaluate().metrics["eval/has_image"] == 0.5
-    prompts, policy = trainer.state.stream.take(2), trainer.policy_of(0)
-    videos = trainer.decode(trainer.roll_out(policy, prompts, 0, trainer.choose_steps(policy, 0)))
-    scored = trainer.score(videos, prompts)
-    expected = [float(prompts[group].image is not None) for group in scored.groups.tolist()]
+    plan = plan_of(trainer)
+    scored = trainer.score(trainer.decode(trainer.roll_out(plan)), plan)
+    expected = [float(plan.groups[group].prompt.image is not None) for group in scored.groups.tolist()]
     assert scored.total.tolist() == expected
     assert sorted(set(expected)) == [0.0, 1.0]
 
