@@ -27,6 +27,7 @@ RANKS = {
     "types": 0,
     "gaussian": 0,
     "video": 0,
+    "pretrained": 0,
     "configure": 0,
     "flow": 1,
     "rl": 1,

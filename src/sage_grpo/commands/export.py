@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from sage_grpo.train.config import TrainConfig
@@ -22,6 +22,9 @@ class Options:
     """Take the moving average of the weights."""
     merged: bool = False
     """Fold a LoRA into the base model and write the whole model."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """What to store weights in. None: the run's `model.dtype` for a whole model, float32 for a LoRA. Modules that the family
+    keeps in float32 (Wan's norms and time embedding) stay so."""
     out: str = "export"
     """Folder to write."""
 
@@ -33,8 +36,11 @@ def run(options: Options) -> int:
 
     config = read_config(Path(options.run))
     folder = find_checkpoint(Path(options.run), options.checkpoint)
-    model = config.model.load()
+    spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
+    model = spec.load()
     weights = load_weights(folder, model.trainable(), ema=options.ema)
+    if options.dtype == "bfloat16" and spec.lora is not None and not options.merged:
+        weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     model.save(options.out, weights=weights, merged=options.merged)
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
     return 0

@@ -5,14 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FORMAT = "1"
+from sage_grpo.models.files import replacing
+
+FORMAT = "2"
 """Raise this when the meaning of what is stored changes: older files are then not found."""
+
+
+def cleaner() -> str:
+    """What Wan's pipelines clean prompts with: another version, or none, can give other tokens."""
+    try:
+        return f"ftfy {version('ftfy')}"
+    except PackageNotFoundError:
+        return "no ftfy"
 
 
 class EncodingCache:
@@ -20,7 +31,7 @@ class EncodingCache:
 
     def __init__(self, folder: Path | None, fingerprint: str) -> None:
         self.folder = folder
-        self.fingerprint = fingerprint
+        self.fingerprint = digest(cleaner(), fingerprint)
         self._memory: dict[str, dict[str, Tensor]] = {}
 
     def get(self, parts: tuple[str, ...], encode: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -50,10 +61,8 @@ class EncodingCache:
         file = self._file(key)
         if file is None:
             return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        save_file(tensors, temporary)
-        os.replace(temporary, file)
+        with replacing(file) as temporary:
+            save_file(tensors, temporary)
 
 
 def digest(*parts: str) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sage_grpo.models.files import stored_shapes
 from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.pretrained import embedding_rows, loading_fault, tokenizer_fault, weights_fault
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +27,8 @@ PIPELINES: Mapping[str, str] = {
     "WanImageToVideoPipeline": "wan",
 }
 """Which family serves which diffusers pipeline."""
+TOKENIZERS: Mapping[str, str] = {"tokenizer": "text_encoder", "tokenizer_2": "text_encoder_2"}
+"""Which text encoder a tokenizer feeds."""
 
 
 def resolve(spec: ModelSpec) -> Path:
@@ -121,9 +127,46 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
 def load_pipeline(pipeline: type, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
     """The stock pipeline without its encoders, which load when a prompt is not in the cache."""
     with _quiet(folder):
-        return pipeline.from_pretrained(
+        _check_weights(folder, skip)
+        pipe = pipeline.from_pretrained(
             folder, dtype=dict(dtypes), use_safetensors=True, local_files_only=True, **dict.fromkeys(skip)
         )
+    for name, encoder in TOKENIZERS.items():
+        config = folder / encoder / "config.json"
+        rows = embedding_rows(config) if config.is_file() else None
+        if rows is not None and getattr(pipe, name, None) is not None:
+            _refuse(folder, name, tokenizer_fault(getattr(pipe, name), folder / name, rows))
+    return pipe
+
+
+def _check_weights(folder: Path, skip: Sequence[str]) -> None:
+    """Compare names and shapes in the headers of the networks' files with the classes', before anything is read."""
+    import diffusers
+    from accelerate import init_empty_weights
+
+    for name, entry in read_index(folder).items():
+        if not isinstance(entry, list) or entry[0] != "diffusers" or name in skip:
+            continue
+        kind = getattr(diffusers, entry[1], None)
+        if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
+            continue
+        with init_empty_weights():
+            own = kind.from_config(kind.load_config(folder / name)).state_dict()
+        held = stored_shapes(folder / name)
+        ignored = kind._keys_to_ignore_on_load_unexpected or []
+        unexpected = [key for key in held.keys() - own.keys() if not any(re.search(text, key) for text in ignored)]
+        mismatched = [key for key in held.keys() & own.keys() if held[key] != tuple(own[key].shape)]
+        _refuse(folder, name, weights_fault(own.keys() - held.keys(), unexpected, mismatched))
+
+
+def _refuse(folder: Path, name: str, fault: str | None) -> None:
+    if fault is None:
+        return
+    subject = "" if fault.startswith("the ") else "it "
+    raise ModelError(
+        f'Component "{name}" of "{folder}" cannot be used: {subject}{fault}. Download it again in full, or save the whole '
+        "pipeline with save_pretrained."
+    )
 
 
 @contextmanager
@@ -159,20 +202,47 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
             f'Component "{name}" of "{folder}" is a {library}.{class_name}; expected a transformers model.'
         )
     with _quiet(folder):
-        module = getattr(transformers, class_name).from_pretrained(
-            folder / name, dtype=dtype, use_safetensors=True, local_files_only=True
+        module, info = getattr(transformers, class_name).from_pretrained(
+            folder / name,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # they come with the loading information, by name
+            output_loading_info=True,
         )
+    _refuse(folder, name, loading_fault(info))
     return module.eval().requires_grad_(False)
 
 
 def read_defaults(folder: Path) -> dict[str, float]:
-    """The optional video.json beside model_index.json: frames, height, width, fps and shift of the checkpoint."""
+    """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or what its kind says."""
     file = folder / "video.json"
     values = json.loads(file.read_text()) if file.is_file() else {}
     unknown = set(values) - {"frames", "height", "width", "fps", "shift"}
     if unknown:
         raise ModelError(f"{file} has unknown entries {sorted(unknown)}; known: frames, height, width, fps, shift.")
-    return values
+    return {**_native(folder), **values}
+
+
+def _native(folder: Path) -> dict[str, float]:
+    """The clip that a published checkpoint was made for, where it is not its family's common one."""
+    index, config = read_index(folder), folder / "transformer" / "config.json"
+    pipeline = index.get("_class_name", "")
+    if pipeline.startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
+        return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
+    if pipeline.startswith("HunyuanVideo15") and config.is_file():
+        target = json.loads(config.read_text()).get("target_size")
+        return {"height": 720, "width": 1280} if target == 960 else {}
+    return {}
+
+
+def require_ftfy() -> None:
+    """Wan's pipelines clean prompts with ftfy where it is installed, and read them differently where it is not."""
+    if find_spec("ftfy") is None:
+        raise ModelError(
+            "Wan needs the package ftfy: its pipelines clean prompts with it, and without it the same prompt (the official "
+            "negative prompt, for one) is encoded differently. pip install ftfy"
+        )
 
 
 def fingerprint(folder: Path, names: Iterable[str], *, block: int = 1 << 16, samples: int = 16) -> str:

@@ -4,71 +4,91 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sage_grpo.models.checkpoint import read_index
+from sage_grpo.models.files import WEIGHTS, copy_file, is_leftover, replacing
 from sage_grpo.models.spec import ModelError
 
 if TYPE_CHECKING:
     from sage_grpo.models.family import FamilyModel
 
 SHARD = "10GB"
+TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
+"""Beginnings of the names of files beside the components that a copy takes along."""
 
 
 def save_folder(source: Path, target: Path, component: str, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """A copy of the checkpoint `source` with the weights of one component replaced, stored in `dtype`."""
+    """A copy of the checkpoint `source` with the weights of one component replaced.
+
+    They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
+    """
     from huggingface_hub import save_torch_state_dict
 
     if target.resolve() == source.resolve():
         raise ModelError(f'save would overwrite the checkpoint "{source}" that the run was started from.')
     target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(path for path in source.rglob("*") if path.is_file()):
+    for file in _parts(source):
         relative = file.relative_to(source)
-        replaced = relative.parts[0] == component and relative.name != "config.json"
-        if not replaced and relative.parts[0] != "README.md":
-            _link(file, target / relative)
+        if relative.parts[0] != component or relative.name == "config.json":
+            copy_file(file, target / relative)
+    kept = _kept_in_float32(source, component)
+    tensors = {name: _stored(name, tensor, dtype, kept) for name, tensor in state.items()}
     staging = target / f".{component}.tmp"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    tensors = {
-        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
-        for name, tensor in state.items()
-    }
-    pattern = "diffusion_pytorch_model{suffix}.safetensors"
-    save_torch_state_dict(tensors, staging, filename_pattern=pattern, max_shard_size=SHARD)
-    (target / component).mkdir(exist_ok=True)
+    try:
+        save_torch_state_dict(
+            tensors, staging, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
+        )
+        _move_weights(staging, target / component)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _parts(source: Path) -> list[Path]:
+    """The files that belong to a checkpoint: its index, its components, its licence; nothing else that lies beside them."""
+    components = [name for name, entry in read_index(source).items() if isinstance(entry, list) and entry[0] is not None]
+    files = [path for path in source.iterdir() if path.is_file() and path.name.startswith(TOP_FILES)]
+    files += [path for name in components for path in (source / name).rglob("*") if path.is_file()]
+    return sorted(path for path in files if not is_leftover(path.relative_to(source)))
+
+
+def _kept_in_float32(source: Path, component: str) -> set[str]:
+    """Names of modules and parameters that the component's class computes with in float32, whatever the rest is in."""
+    import diffusers
+
+    kind = getattr(diffusers, read_index(source)[component][1])
+    return set(kind._keep_in_fp32_modules or ())
+
+
+def _stored(name: str, tensor: Tensor, dtype: torch.dtype, kept: Collection[str]) -> Tensor:
+    tensor = tensor.detach().to("cpu")
+    if tensor.is_floating_point():
+        tensor = tensor.to(torch.float32 if any(part in kept for part in name.split(".")) else dtype)
+    return tensor.contiguous()
+
+
+def _move_weights(staging: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     written = {file.name for file in staging.iterdir()}
-    for file in (target / component).iterdir():  # of an earlier save with other shards
-        if file.name not in written and file.name.startswith("diffusion_pytorch_model"):
+    for file in folder.iterdir():  # of an earlier save with other shards
+        if file.name not in written and file.name.startswith(WEIGHTS):
             file.unlink()
     for name in written:
         (staging / name).chmod(0o644)  # safetensors writes files that only their owner can read
-        os.replace(staging / name, target / component / name)
-    staging.rmdir()
-
-
-def _link(source: Path, target: Path) -> None:
-    """A hard link where the file system allows it (text encoders are large and never change), else a copy."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source.resolve(), temporary)
-    except OSError:
-        shutil.copy2(source, temporary)
-    os.replace(temporary, target)
+        os.replace(staging / name, folder / name)
 
 
 def write_card(folder: Path, model: FamilyModel, *, whole: bool) -> None:
     """A README.md that says what this is and how to load it."""
-    text = card(model, whole=whole)
-    temporary = folder / "README.md.tmp"
-    temporary.write_text(text)
-    os.replace(temporary, folder / "README.md")
+    with replacing(folder / "README.md") as temporary:
+        temporary.write_text(card(model, whole=whole))
 
 
 def card(model: FamilyModel, *, whole: bool) -> str:

@@ -293,7 +293,7 @@ class FamilyModel(ABC):
         if self.spec.lora is not None:
             targets = self.spec.lora.targets or list(self.traits.lora_targets)
             names = lora.match_targets(self.transformer, targets, self.traits.blocks, dead)
-            lora.add_lora(self.transformer, self.spec.lora, names)
+            lora.add_lora(self.transformer, self.spec.lora, names, lora.expert_of(self))
             if not self.spec.train:
                 self.transformer.requires_grad_(False)
         elif self.spec.train:
@@ -331,7 +331,7 @@ class FamilyModel(ABC):
 
     def load_lora(self, folder: str | Path) -> None:
         """Add a saved LoRA to the network, frozen."""
-        lora.load_into(self.transformer, folder)
+        lora.load_into(self.transformer, folder, expert=lora.expert_of(self))
         self.transformer.requires_grad_(False)
         self.place("network", self._places["network"])
         set_backend(self.transformer, choose_backend(self.spec.attention, self.device, self.dtype))
@@ -350,7 +350,7 @@ class FamilyModel(ABC):
             state = lora.merged_weights(self.transformer, given)
             export.save_folder(self.folder, folder, self.component, state, self.dtype)
         else:
-            lora.save_lora(folder, self.transformer, given)
+            lora.save_lora(folder, self.transformer, given, lora.expert_of(self))
         export.write_card(folder, self, whole=whole)
 
     # ---- checks

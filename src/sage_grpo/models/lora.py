@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.models.files import replacing
 from sage_grpo.models.spec import LoraSpec, ModelError
+
+if TYPE_CHECKING:
+    from sage_grpo.models.family import FamilyModel
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
 PREFIX = "transformer"
+EXPERT_KEY = "sage_grpo_expert"
+Expert = Literal["high", "low"] | None
+"""One of Wan 2.2's two networks; None for models with one."""
 
 
 def match_targets(network: nn.Module, targets: Sequence[str], blocks: str, dead: Collection[str] = ()) -> list[str]:
@@ -83,7 +90,7 @@ def _compute_in_input_dtype(network: nn.Module) -> None:
             halves[adapter] = half
 
 
-def add_lora(network: nn.Module, lora: LoraSpec, names: list[str]) -> None:
+def add_lora(network: nn.Module, lora: LoraSpec, names: list[str], expert: Expert = None) -> None:
     """Add a trainable float32 adapter to the named modules; everything else is frozen."""
     from peft import LoraConfig
 
@@ -98,6 +105,7 @@ def add_lora(network: nn.Module, lora: LoraSpec, names: list[str]) -> None:
             parameter.requires_grad_(True)
     _compute_in_input_dtype(network)
     if lora.path is not None:
+        check_expert(lora.path, expert)
         _start_from(network, Path(lora.path))
 
 
@@ -123,44 +131,79 @@ def _start_from(network: nn.Module, folder: Path) -> None:
             parameter.copy_(saved[key])
 
 
-def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor]) -> None:
-    """Write `weights` (by the network's parameter names) so that diffusers' load_lora_weights reads them."""
-    from diffusers.loaders import WanLoraLoaderMixin
+def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert: Expert = None) -> None:
+    """Write `weights` (by the network's parameter names) so that diffusers' load_lora_weights reads them.
+
+    `expert` names the network among Wan 2.2's two; the file remembers it, because their adapters have equal shapes.
+    """
+    from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
     from diffusers.training_utils import _collate_lora_metadata
+    from safetensors.torch import save_file
 
     layers = {
-        _plain(name): weights.get(name, parameter).detach().to("cpu").contiguous()
+        f"{PREFIX}.{_plain(name)}": weights.get(name, parameter).detach().to("cpu").contiguous()
         for name, parameter in network.named_parameters()
         if is_lora(name)
     }
-    # The metadata keeps alpha: without it a loader takes alpha = rank. The mixin's writer is the same for all pipelines.
-    metadata = _collate_lora_metadata({PREFIX: network})
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = f"{FILE}.tmp"
-    WanLoraLoaderMixin.save_lora_weights(
-        folder,
-        transformer_lora_layers=layers,
-        weight_name=temporary,
-        transformer_lora_adapter_metadata=metadata.get(f"{PREFIX}_lora_adapter_metadata"),
-    )
-    (folder / temporary).chmod(0o644)  # safetensors writes files that only their owner can read
-    os.replace(folder / temporary, folder / FILE)
+    # Without its configuration a loader would take alpha = rank.
+    config = _collate_lora_metadata({PREFIX: network}).get(f"{PREFIX}_lora_adapter_metadata") or {}
+    packed = {f"{PREFIX}.{key}": sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(packed, indent=2, sort_keys=True)}
+    if expert is not None:
+        metadata[EXPERT_KEY] = expert
+    with replacing(folder / FILE) as temporary:
+        save_file(layers, temporary, metadata=metadata)
+        temporary.chmod(0o644)  # safetensors writes files that only their owner can read
 
 
-def load_lora(pipe: Any, folder: str | Path, *, component: str = "transformer", adapter: str | None = None) -> None:
+def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, adapter: str | None = None) -> None:
     """Load a saved LoRA into a stock diffusers pipeline.
 
     HunyuanVideo-1.5's pipelines have no `load_lora_weights`; this does the same for them, and works for Wan as well.
-    `component` is "transformer_2" for a LoRA of Wan 2.2's low-noise expert.
+    `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None is what the file says.
     """
-    load_into(getattr(pipe, component), folder, adapter)
+    two = getattr(pipe, "transformer_2", None) is not None
+    if component is None:
+        component = "transformer_2" if two and saved_expert(folder) == "low" else "transformer"
+    experts: dict[str, Expert] = {"transformer": "high", "transformer_2": "low"}
+    load_into(getattr(pipe, component), folder, adapter, expert=experts[component] if two else None)
 
 
-def load_into(network: Any, folder: str | Path, adapter: str | None = None) -> None:
-    """Load a saved LoRA into a diffusers transformer."""
-    _file(Path(folder))
+def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, expert: Expert = None) -> None:
+    """Load a saved LoRA into a diffusers transformer, which is the named one of Wan 2.2's experts, or the only network."""
+    check_expert(folder, expert)
     network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
     _compute_in_input_dtype(network)
+
+
+def expert_of(model: FamilyModel) -> Expert:
+    """Which of Wan 2.2's experts a model trains; None for a model with one network."""
+    return None if model.boundary is None else model.spec.expert
+
+
+def saved_expert(folder: str | Path) -> str | None:
+    """The expert that a saved LoRA belongs to; None where the file does not say."""
+    from safetensors import safe_open
+
+    with safe_open(_file(Path(folder)), framework="pt") as file:
+        return (file.metadata() or {}).get(EXPERT_KEY)
+
+
+def check_expert(folder: str | Path, expert: Expert) -> None:
+    """Refuse a LoRA that was trained on another network of equal shape."""
+    saved = saved_expert(folder)
+    if saved is None or saved == expert:
+        return
+    if expert is None:
+        raise ModelError(
+            f'"{folder}" is a LoRA of the {saved}-noise expert of a model with two; this checkpoint has one network for all '
+            "noise levels. Load the checkpoint that it was trained on (its README.md names it)."
+        )
+    where = "transformer_2" if saved == "low" else "transformer"
+    raise ModelError(
+        f'"{folder}" is a LoRA of the {saved}-noise expert, but would be loaded into the {expert}-noise expert. Set '
+        f'model.expert to "{saved}", or for a diffusers pipeline component="{where}".'
+    )
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.models.attention import SplitSelfAttention
-from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, resolve
+from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, require_ftfy, resolve
 from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
 from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.guidance import check_guidance
@@ -29,6 +29,7 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
     """Load the checkpoint of a spec."""
     import diffusers
 
+    require_ftfy()
     folder = resolve(spec)
     index = read_index(folder)
     two = index.get("boundary_ratio") is not None
