@@ -69,10 +69,7 @@ def _link(source: str, target: str) -> None:
 def pipeline(folder: Path | str) -> Any:
     """The stock diffusers pipeline of a folder, on the CPU in float32, without its progress bar."""
     from diffusers import DiffusionPipeline
-    from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
 
-    # The image-to-video pipeline of diffusers 0.42 raises NameError where ftfy is not installed; its sibling does not.
-    pipeline_wan_i2v.basic_clean = pipeline_wan.basic_clean
     pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     pipe.set_progress_bar_config(disable=True)
     return pipe

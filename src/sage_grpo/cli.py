@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class Command:
     positional: Literal["", "action", "command"] = ""
     """What a first word without dashes means: nothing, the option `action`, or another command to run."""
     recipes: bool = False
-    """Whether the module's function `defaults` takes a `--recipe NAME` out of the words."""
+    """Whether the module's function `defaults` takes a `--recipe NAME` out of the words, and `remarks` compares with it."""
     runs: bool = False
     """Whether the module's function `defaults` reads what the options start from in the folder of a `--run`."""
 
@@ -71,6 +72,9 @@ def _run(name: str, argv: list[str]) -> int:
         options = parse(
             module.Options, argv, prog=f"sage-grpo {name}", description=module.__doc__ or "", defaults=defaults
         )
+        if command.recipes and defaults is not None and os.environ.get("RANK", "0") == "0":
+            for remark in module.remarks(options, defaults):
+                print(f"sage-grpo: {remark}", file=sys.stderr)
         return module.run(options)
     except (ConfigError, ValueError, FileNotFoundError) as error:
         # What a user can mend is said in one message; anything else keeps its traceback.

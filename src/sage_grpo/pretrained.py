@@ -37,23 +37,24 @@ def loading_fault(info: Mapping[str, Any]) -> str | None:
     return weights_fault(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
 
 
-def tokenizer_fault(tokenizer: Any, folder: str | Path, rows: int) -> str | None:
-    """What is wrong with a tokenizer for a model with `rows` embeddings, or None.
+def tokenizer_files_fault(names: Mapping[str, str], folder: str | Path) -> str | None:
+    """What a tokenizer's folder on this machine lacks of its files, or None.
 
-    A folder on this machine is searched for the tokenizer's files: a vocabulary without its merges reads every word
-    letter by letter, and has the right size.
+    `names` is the class's `vocab_files_names`: one whole file, or all the others. A vocabulary without its merges would read
+    every word letter by letter.
     """
+    local, parts = Path(folder), dict(names)
+    whole = parts.pop("tokenizer_file", "tokenizer.json")
+    absent = [name for name in parts.values() if not (local / name).is_file()]
+    if not local.is_dir() or (local / whole).is_file() or not absent:
+        return None
+    needed = " and ".join(parts.values())
+    return f'the tokenizer in "{folder}" needs {whole}, or {needed}, and there is no {" and no ".join([whole, *absent])}'
+
+
+def vocabulary_fault(tokenizer: Any, folder: str | Path, rows: int) -> str | None:
+    """What is wrong with a tokenizer's vocabulary for a model with `rows` embeddings, or None."""
     vocabulary = tokenizer.get_vocab()
-    names = dict(tokenizer.vocab_files_names)
-    whole = names.pop("tokenizer_file", "tokenizer.json")
-    local = Path(folder)
-    absent = []
-    if local.is_dir() and not (local / whole).is_file():
-        absent = [name for name in names.values() if not (local / name).is_file()]
-    needed = " and ".join(names.values())
-    files = f"{whole}, or {needed}" if needed else f"{whole} or tokenizer_config.json"
-    if absent:
-        return f'the tokenizer in "{folder}" is incomplete: it needs {files}, and there is no {" and no ".join(absent)}'
     size = max(vocabulary.values(), default=-1) + 1
     if size > rows:
         return (
@@ -63,7 +64,7 @@ def tokenizer_fault(tokenizer: Any, folder: str | Path, rows: int) -> str | None
     if len(vocabulary) < LEAST_COVERAGE * rows:
         return (
             f'the tokenizer in "{folder}" knows {len(vocabulary)} tokens, but its model has {rows} embeddings: its files '
-            f"({files}) are missing or another model's"
+            f"({', '.join(tokenizer.vocab_files_names.values()) or 'added_tokens.json'}) are missing or another model's"
         )
     return None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from sage_grpo.recipes import recipe
+from sage_grpo.recipes import recipe, remarks
 from sage_grpo.train.config import TrainConfig as Options
 
-__all__ = ["Options", "defaults", "run"]
+__all__ = ["Options", "defaults", "remarks", "run"]
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:

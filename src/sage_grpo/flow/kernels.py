@@ -124,7 +124,7 @@ class Cps:
 
 @dataclass(frozen=True)
 class SageExact:
-    """The paper's SDE integrated exactly over the step for a fixed predicted x0.
+    """The paper's SDE integrated exactly over the step for a fixed predicted x0; also published as "Precise" (arXiv 2605.23522).
 
     The noise part is an Ornstein-Uhlenbeck process with unit stationary variance, so the correlation over a step is
     exp(-(eta^2 / 2)(logit sigma - logit sigma_next)). No clamp, no NaN for any schedule, no noise left at the end.

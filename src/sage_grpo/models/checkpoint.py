@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from sage_grpo.models.files import stored_shapes
 from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.pretrained import embedding_rows, loading_fault, tokenizer_fault, weights_fault
+from sage_grpo.pretrained import (
+    embedding_rows,
+    loading_fault,
+    tokenizer_files_fault,
+    vocabulary_fault,
+    weights_fault,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -127,6 +133,7 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
 def load_pipeline(pipeline: type, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
     """The stock pipeline without its encoders, which load when a prompt is not in the cache."""
     with _quiet(folder):
+        _check_tokenizer_files(folder)
         _check_weights(folder, skip)
         pipe = pipeline.from_pretrained(
             folder, dtype=dict(dtypes), use_safetensors=True, local_files_only=True, **dict.fromkeys(skip)
@@ -135,8 +142,18 @@ def load_pipeline(pipeline: type, folder: Path, *, skip: Sequence[str], dtypes: 
         config = folder / encoder / "config.json"
         rows = embedding_rows(config) if config.is_file() else None
         if rows is not None and getattr(pipe, name, None) is not None:
-            _refuse(folder, name, tokenizer_fault(getattr(pipe, name), folder / name, rows))
+            _refuse(folder, name, vocabulary_fault(getattr(pipe, name), folder / name, rows))
     return pipe
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    import transformers
+
+    index = read_index(folder)
+    for name in TOKENIZERS:
+        kind = getattr(transformers, index[name][1], None) if name in index else None
+        if kind is not None:
+            _refuse(folder, name, tokenizer_files_fault(kind.vocab_files_names, folder / name))
 
 
 def _check_weights(folder: Path, skip: Sequence[str]) -> None:

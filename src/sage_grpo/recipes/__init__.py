@@ -1,40 +1,78 @@
 """Whole configurations by name: TARGET/METHOD, such as shapes/sage or hunyuan15/flow_grpo.
 
-A target says what is trained and on what; a method is a few lines on top of any target. Start from one with
-`sage-grpo train --recipe NAME` and override what you like; `--print_config` shows the result.
+A target says what is trained and on what; a method is a few lines on top of any target. `hunyuan15/official` is the released
+code's own run. Where the reward is VideoAlign, `/a` or `/b` at the end takes the paper's reward setting A or B
+(hunyuan15/sage/a); without it, B. Start from one with `sage-grpo train --recipe NAME` and override what you like;
+`--print_config` shows the result.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.recipes.targets import TARGETS
+from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
 from sage_grpo.train.config import TrainConfig
+
+PINNED = ("guidance_scale", "guidance_scale_2", "frames", "height", "width", "fps", "shift")
+"""Fields of a model that are facts of one checkpoint."""
 
 
 def names() -> list[str]:
-    """Every recipe."""
-    return [f"{target}/{method}" for target in TARGETS for method in METHODS]
+    """Every recipe, without the suffixes of reward settings."""
+    return [f"{target}/{method}" for target in TARGETS for method in METHODS] + list(WHOLE)
 
 
 def recipe(name: str) -> TrainConfig:
     """The configuration of this name; a method alone is meant on the shapes world, a target alone with SAGE."""
-    if name in METHODS:
-        name = f"shapes/{name}"
-    elif name in TARGETS:
-        name = f"{name}/sage"
-    target, _, method = name.partition("/")
-    build: Callable[[], TrainConfig] | None = TARGETS.get(target)
-    change = METHODS.get(method)
-    if build is None or change is None:
-        known = [*TARGETS, *METHODS, *names()]
-        near = difflib.get_close_matches(name, known, n=1)
+    base, _, setting = name.rpartition("/")
+    if setting not in SETTINGS:
+        base, setting = name, ""
+    if base in METHODS:
+        base = f"shapes/{base}"
+    elif base in TARGETS:
+        base = f"{base}/sage"
+    if base not in names():
+        near = difflib.get_close_matches(name, [*TARGETS, *METHODS, *names()], n=1)
         raise ValueError(
-            f"There is no recipe {name!r}. Targets: {', '.join(TARGETS)}; methods: {', '.join(METHODS)}."
+            f"There is no recipe {name!r}. Targets: {', '.join(TARGETS)}; methods: {', '.join(METHODS)}; besides: "
+            f"{', '.join(WHOLE)}; reward settings at the end: {', '.join(f'/{key}' for key in SETTINGS)}."
             + (f" Did you mean {near[0]!r}?" if near else "")
         )
-    config = change(build())
-    return replace(config, out=f"runs/{target}-{method}")
+    target, _, method = base.partition("/")
+    config = WHOLE[base]() if base in WHOLE else METHODS[method](TARGETS[target]())
+    if setting:
+        config = _with_setting(config, name, setting)
+    return replace(config, out=f"runs/{target}-{method}{f'-{setting}' if setting else ''}")
+
+
+def _with_setting(config: TrainConfig, name: str, setting: str) -> TrainConfig:
+    if not any(reward.name == "videoalign" for reward in config.rewards):
+        raise ValueError(
+            f"Recipe {name!r}: the reward settings A and B weigh VideoAlign, and this recipe's rewards are "
+            f"{', '.join(reward.title for reward in config.rewards)}. Leave out the /{setting}, or set rewards[].weights."
+        )
+    weighed = [
+        replace(reward, weights=dict(SETTINGS[setting])) if reward.name == "videoalign" else reward
+        for reward in config.rewards
+    ]
+    return replace(config, rewards=weighed)
+
+
+def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:
+    """What a user who took another checkpoint than the recipe's should know: which of the recipe's facts stayed."""
+    if config.model.path == start.model.path:
+        return
+    stayed = {
+        name: value
+        for name in PINNED
+        if (value := getattr(start.model, name)) is not None and getattr(config.model, name) == value
+    }
+    if stayed:
+        values = ", ".join(f"model.{name} {value:g}" for name, value in stayed.items())
+        yield (
+            f"model.path is {config.model.path}, but {values} are still the recipe's, chosen for {start.model.path}. Say what "
+            f"you want, or {' '.join(f'--model.{name} null' for name in stayed)} for the checkpoint's own."
+        )

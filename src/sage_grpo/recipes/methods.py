@@ -16,7 +16,7 @@ def sage(config: TrainConfig) -> TrainConfig:
 
 
 def sage_exact(config: TrainConfig) -> TrainConfig:
-    """SAGE with its SDE integrated exactly: no clamp, no noise left in the video."""
+    """SAGE with its SDE integrated exactly ("Precise", arXiv 2605.23522): no clamp, no noise left in the video."""
     return replace(config, kernel=replace(config.kernel, name="sage_exact"))
 
 

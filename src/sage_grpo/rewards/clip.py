@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.pretrained import load_tokenizer, load_whole
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -61,15 +62,16 @@ class ClipEncoder:
     """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
 
     def __init__(
-        self, model: str, tokenizer: str, sample_fps: float, num_frames: int, dtype: str, fit: Fit = "crop"
+        self, model: str, tokenizer: str | None, sample_fps: float, num_frames: int, dtype: str, fit: Fit = "crop"
     ) -> None:
-        from transformers import AutoTokenizer, CLIPModel
+        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only."""
+        from transformers import CLIPModel
 
         if fit not in get_args(Fit):
             raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
-
-        self.model = CLIPModel.from_pretrained(model, dtype=torch.float32).eval().requires_grad_(False)
-        self._tokenizer = AutoTokenizer.from_pretrained(tokenizer or model)
+        self.model = load_whole(CLIPModel, model).eval().requires_grad_(False)
+        rows = self.model.config.text_config.vocab_size
+        self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
         self._size = self.model.config.vision_config.image_size
         self._length = self.model.config.text_config.max_position_embeddings
         self._sample_fps, self._num_frames, self._fit = sample_fps, num_frames, fit
@@ -89,6 +91,7 @@ class ClipEncoder:
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
         """B x dim, of length 1; prompts beyond the model's context are cut, as its authors do."""
+        assert self._tokenizer is not None
         tokens = self._tokenizer(
             list(prompts), padding=True, truncation=True, max_length=self._length, return_tensors="pt"
         ).to(self.model.device)
@@ -193,7 +196,7 @@ class Aesthetic:
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, "", sample_fps, num_frames, dtype, fit)
+        self._encoder = ClipEncoder(model, None, sample_fps, num_frames, dtype, fit)
         self._layers = _read_linears(Path(head))
         width = self._encoder.model.config.projection_dim
         for weight, _ in self._layers:

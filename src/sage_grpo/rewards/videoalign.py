@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.pretrained import load_tokenizer, load_whole
 from sage_grpo.rewards.videoalign_io import (
     MERGE,
     PARTS,
@@ -160,9 +161,9 @@ class VideoAlign:
 
 
 def _load_tokenizer(base: str):
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer = load_tokenizer(base, AutoConfig.from_pretrained(base).get_text_config().vocab_size)
     for token in (PAD_TOKEN, VIDEO_TOKEN):
         if token not in tokenizer.get_vocab():
             raise RewardConfigError(f"{base} is no Qwen2-VL: its tokenizer does not know {token}.")
@@ -174,7 +175,7 @@ def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, s
     """Qwen2VLModel with the checkpoint's weights, and LoRA layers where it has any."""
     from transformers import Qwen2VLForConditionalGeneration
 
-    full = Qwen2VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
+    full = load_whole(Qwen2VLForConditionalGeneration, base)
     model = full.model.eval().requires_grad_(False)
     rows = model.get_input_embeddings().weight
     if tokens > rows.shape[0] and "language_model.embed_tokens.weight" not in state:

@@ -1,0 +1,45 @@
+"""Loading the models and tokenizers of rewards whole, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabulary_fault
+from sage_grpo.rewards.functions import RewardConfigError
+
+
+def load_whole(kind: Any, name: str) -> Any:
+    """A transformers model in float32; weights that its file lacks or has too many of are an error, never random."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # the report of missing weights: it becomes an error below
+    try:
+        model, info = kind.from_pretrained(
+            name, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    fault = loading_fault(info)
+    if fault is not None:
+        raise RewardConfigError(f'The weights in "{name}" do not fit a {kind.__name__}: it {fault}. Download it again in full.')
+    return model
+
+
+def load_tokenizer(name: str, rows: int) -> Any:
+    """The tokenizer of a text model with `rows` embeddings; one without its files would read every prompt alike."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise RewardConfigError(
+            f'The tokenizer in "{name}" cannot be loaded ({error}). Are all of its files there (tokenizer.json, or vocab.json '
+            "and merges.txt)?"
+        ) from error
+    fault = tokenizer_files_fault(tokenizer.vocab_files_names, name) or vocabulary_fault(tokenizer, name, rows)
+    if fault is not None:
+        raise RewardConfigError(f"{fault[0].upper()}{fault[1:]}. Download the folder again in full.")
+    return tokenizer
