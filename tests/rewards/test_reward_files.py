@@ -1,0 +1,116 @@
+"""Reward models whose files are incomplete are refused: random weights and empty vocabularies give plausible scores."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_reward_checkpoints import TEMPLATE, reference_model, write_clip, write_qwen_base, write_videoalign
+
+from sage_grpo.rewards.clip import Aesthetic, ClipScore, PickScore
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.videoalign import VideoAlign
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory) -> Path:
+    return write_qwen_base(tmp_path_factory.mktemp("qwen") / "base", layers=1)
+
+
+def strip(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def edit(folder: Path, **changes: torch.Tensor | None) -> Path:
+    """Replace, add or (None) remove tensors; `__` stands for a point."""
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    for name, tensor in ((name.replace("__", "."), tensor) for name, tensor in changes.items()):
+        if tensor is None:
+            del state[name]
+        else:
+            state[name] = tensor
+    save_file(state, file, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("kind", [ClipScore, PickScore])
+def test_a_clip_folder_without_its_tokenizer_is_refused(kind, clip, tmp_path) -> None:
+    whole, bare = shutil.copytree(clip, tmp_path / "whole"), shutil.copytree(clip, tmp_path / "bare")
+    strip(bare, *TOKENIZER)
+    with pytest.raises(RewardConfigError, match=r'tokenizer in ".*bare" needs tokenizer.json, or vocab.json and merges'):
+        kind(model=str(bare))
+    assert kind(model=str(bare), tokenizer=str(whole)).names  # the tokenizer may come from elsewhere
+
+
+def test_another_models_tokenizer_is_refused(clip, qwen, tmp_path) -> None:
+    with pytest.raises(RewardConfigError, match=r"knows 264 tokens, but its model has 514 embeddings"):
+        PickScore(model=str(clip), tokenizer=str(qwen))
+    broken = shutil.copytree(clip, tmp_path / "broken")
+    words = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]
+    (broken / "vocab.json").write_text(json.dumps(words))
+    strip(broken, "tokenizer.json")
+    with pytest.raises(RewardConfigError, match=r"tokenizer in .*merges.txt"):
+        PickScore(model=str(broken))
+
+
+def test_an_aesthetic_head_needs_no_tokenizer(clip, tmp_path) -> None:
+    bare = strip(shutil.copytree(clip, tmp_path / "bare"), *TOKENIZER)
+    save_file({"0.weight": torch.ones(1, 16)}, tmp_path / "head.safetensors")
+    reward = Aesthetic(model=str(bare), head=str(tmp_path / "head.safetensors"))
+    assert reward(torch.zeros(1, 4, 32, 32, 3, dtype=torch.uint8), ["x"], 8.0)["Aesthetic"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_projection__weight": None}, r"do not fit a CLIPModel: it lacks text_projection\.weight"),
+        ({"stranger": torch.zeros(1)}, "it also holds stranger"),
+        ({"visual_projection__weight": torch.zeros(3, 3)}, r"it holds in another shape visual_projection\.weight"),
+    ],
+    ids=["missing", "unexpected", "shape"],
+)
+def test_clip_weights_are_whole(changes, message, clip, tmp_path) -> None:
+    folder = edit(shutil.copytree(clip, tmp_path / "clip"), **changes)
+    with pytest.raises(RewardConfigError, match=message):
+        ClipScore(model=str(folder))
+
+
+def test_buffers_that_older_versions_saved_are_no_strangers(clip, tmp_path) -> None:
+    folder = shutil.copytree(clip, tmp_path / "clip")
+    edit(folder, text_model__embeddings__position_ids=torch.arange(40)[None])
+    assert ClipScore(model=str(folder)).names
+
+
+@pytest.fixture(scope="module")
+def videoalign(qwen, tmp_path_factory):
+    """base -> the reward on that base."""
+    root = tmp_path_factory.mktemp("videoalign")
+    model, head, _ = reference_model(qwen, lora=True, output_dim=1)
+    folder = write_videoalign(root / "reward", model, head, kind="adapter")
+    (root / "template.txt").write_text(TEMPLATE)
+    return lambda base: VideoAlign(checkpoint=str(folder), base=str(base), template=str(root / "template.txt"))
+
+
+def test_videoalign_refuses_a_base_that_is_incomplete(videoalign, qwen, tmp_path) -> None:
+    assert videoalign(qwen).names
+    bare = strip(shutil.copytree(qwen, tmp_path / "bare"), "tokenizer.json", "vocab.json", "merges.txt")
+    with pytest.raises(RewardConfigError, match=r'tokenizer in ".*bare" needs tokenizer.json'):
+        videoalign(bare)
+    short = shutil.copytree(qwen, tmp_path / "short")
+    edit(short, model__layers__0__mlp__up_proj__weight=None)
+    with pytest.raises(RewardConfigError, match=r"do not fit a Qwen2VLForConditionalGeneration: it lacks .*up_proj"):
+        videoalign(short)
