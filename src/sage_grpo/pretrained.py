@@ -49,7 +49,9 @@ def tokenizer_files_fault(names: Mapping[str, str], folder: str | Path) -> str |
     if not local.is_dir() or (local / whole).is_file() or not absent:
         return None
     needed = " and ".join(parts.values())
-    return f'the tokenizer in "{folder}" needs {whole}, or {needed}, and there is no {" and no ".join([whole, *absent])}'
+    return (
+        f'the tokenizer in "{folder}" needs {whole}, or {needed}, and there is no {" and no ".join([whole, *absent])}'
+    )
 
 
 def vocabulary_fault(tokenizer: Any, folder: str | Path, rows: int) -> str | None:

@@ -35,7 +35,12 @@ def base(checkpoint, tmp_path) -> Path:
     """A checkpoint folder of the user's own, with things beside it that are not part of it."""
     folder = shutil.copytree(checkpoint("wan_t2v"), tmp_path / "base")
     (folder / "LICENSE.txt").write_text("yes")
-    for stray in ("vae/.config.json.tmp", ".cache/huggingface/x.lock", "runs/other/big.safetensors", "text_encoder/a.partial"):
+    for stray in (
+        "vae/.config.json.tmp",
+        ".cache/huggingface/x.lock",
+        "runs/other/big.safetensors",
+        "text_encoder/a.partial",
+    ):
         (folder / stray).parent.mkdir(parents=True, exist_ok=True)
         (folder / stray).touch()
     return folder
@@ -230,7 +235,9 @@ def test_a_lora_is_refused_by_the_other_expert(own: str, other: str, loras, fres
 def test_a_stock_pipeline_gets_it_into_the_right_network(loras, fresh_model) -> None:
     pipe = fresh_model("wan22_t2v", train=False).pipe
     load_lora(pipe, loras["low"])
-    assert [any("lora" in name for name, _ in net.named_parameters()) for net in (pipe.transformer, pipe.transformer_2)] == [
+    assert [
+        any("lora" in name for name, _ in net.named_parameters()) for net in (pipe.transformer, pipe.transformer_2)
+    ] == [
         False,
         True,
     ]

@@ -51,7 +51,9 @@ def edit(folder: Path, **changes: torch.Tensor | None) -> Path:
 def test_a_clip_folder_without_its_tokenizer_is_refused(kind, clip, tmp_path) -> None:
     whole, bare = shutil.copytree(clip, tmp_path / "whole"), shutil.copytree(clip, tmp_path / "bare")
     strip(bare, *TOKENIZER)
-    with pytest.raises(RewardConfigError, match=r'tokenizer in ".*bare" needs tokenizer.json, or vocab.json and merges'):
+    with pytest.raises(
+        RewardConfigError, match=r'tokenizer in ".*bare" needs tokenizer.json, or vocab.json and merges'
+    ):
         kind(model=str(bare))
     assert kind(model=str(bare), tokenizer=str(whole)).names  # the tokenizer may come from elsewhere
 

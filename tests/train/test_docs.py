@@ -55,7 +55,49 @@ def test_the_official_command_is_the_official_run() -> None:
     config = parse(TrainConfig, argv[2:], prog="train", defaults=recipe(argv[1]))
     assert config.batch.prompts * config.batch.group_size == 2 * (8 // 2)  # batch_size x dp_degree
     assert (config.parallel.sp, config.iterations, config.optimizer.lr) == (2, 10000, 1e-5)
+    assert config.optimizer.kind == "muon"
     assert (config.trust_region.mode, config.anchor.every, config.anchor.offload) == ("dual", 10, True)
+
+
+RELEASED = {
+    "enable_fsdp": "True",
+    "enable_gradient_checkpointing": "True",
+    "use_muon": "True",
+    "sp_size": "8 (scripts: 2)",
+}
+RELEASED |= {"validate_at_step0": "False", "reward_weights": "VQ 0.5, MQ 0.5, TA 1", "validation_fixed_size": "480x864"}
+
+
+def test_the_defaults_of_the_released_code_are_stated_as_they_are() -> None:
+    rows = [
+        line.split("|")[1:3] for line in (DOCS / "from-official.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    stated = {name.strip(" `"): default.strip() for name, default in rows}
+    assert RELEASED.items() <= stated.items()
+
+
+def test_where_sage_exact_is_named_its_publication_is_cited() -> None:
+    root = DOCS.parent
+    from sage_grpo.flow.kernels import SageExact
+    from sage_grpo.recipes.methods import sage_exact
+
+    for text in (SageExact.__doc__, sage_exact.__doc__):
+        assert "2605.23522" in (text or "")
+    for document in ("README.md", "CHANGELOG.md", "docs/method.md", "docs/from-official.md", "docs/config.md"):
+        assert "2605.23522" in (root / document).read_text(), document
+
+
+def test_the_readme_promises_nothing_that_does_not_hold() -> None:
+    """Nothing is published in a registry, and not every checkpoint of the world is supported."""
+    texts = {path: path.read_text() for path in (DOCS.parent / "README.md", *DOCS.glob("*.md"))}
+    for path, text in texts.items():
+        assert "pip install sage-grpo" not in text, path
+        assert not re.search(r"any (sampler, LoRA or )?checkpoint\b", text), path
+        assert "(the paper's setting)" not in text, path
+    readme = texts[DOCS.parent / "README.md"]
+    assert "pip install -c constraints.txt" in readme
+    for name in re.findall(r"`(hunyuan15\w*(?:/\w+)+)`", readme):
+        recipe(name)
 
 
 def test_every_option_that_the_documents_name_exists() -> None:

@@ -132,7 +132,8 @@ def test_every_recipe_builds_and_plans(name: str) -> None:
     plan = planner.plan(config.iterations - 1, [Prompt(str(place)) for place in range(config.batch.prompts)])
     assert all(len(part) >= 1 for group in plan.groups for part in group.trained)
     # With one update the clip and the step-wise KL would be dead: then the method must not claim to have them.
-    assert plan.updates >= 2 or config.trust_region.mode in ("none", "fixed")
+    # `official` keeps the released code's one update.
+    assert plan.updates >= 2 or config.trust_region.mode in ("none", "fixed") or method == "official"
 
 
 def test_recipe_shorthands_and_the_nearest_name() -> None:
@@ -142,3 +143,71 @@ def test_recipe_shorthands_and_the_nearest_name() -> None:
         recipes.recipe("flow_gpro")
     with pytest.raises(ValueError, match="Did you mean 'hunyuan15/sage'"):
         recipes.recipe("hunyuan/sage")
+    with pytest.raises(ValueError, match="Did you mean 'hunyuan15/official'"):
+        recipes.recipe("hunyuan15/offical")
+
+
+@pytest.mark.parametrize("name", ["hunyuan15/sage", "hunyuan15_lora/flow_grpo", "wan/sage", "hunyuan15/official"])
+def test_the_papers_reward_settings_have_names(name: str) -> None:
+    """Table 2 of the paper: A weighs the three parts alike, B halves VQ and MQ; nothing else changes."""
+    plain, a, b = recipes.recipe(name), recipes.recipe(f"{name}/a"), recipes.recipe(f"{name}/b")
+    assert a.rewards[0].weights == {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}
+    assert b.rewards[0].weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0} == plain.rewards[0].weights
+    assert a.out == plain.out + "-a"
+    undone = {"rewards": plain.rewards, "out": plain.out}
+    assert replace(a, **undone) == plain == replace(b, **undone)
+
+
+def test_reward_settings_belong_to_videoalign() -> None:
+    assert recipes.recipe("hunyuan15/a") == recipes.recipe("hunyuan15/sage/a")
+    with pytest.raises(ValueError, match="settings A and B weigh VideoAlign, and this recipe's rewards are shapes"):
+        recipes.recipe("shapes/sage/a")
+    with pytest.raises(ValueError, match="There is no recipe 'hunyuan15/sage/c'"):
+        recipes.recipe("hunyuan15/sage/c")
+
+
+def test_the_official_recipe_is_the_released_codes_run() -> None:
+    """Values of its argparse and scripts, written out here so that a change of our defaults does not carry them along."""
+    config = recipes.recipe("hunyuan15/official")
+    assert (config.optimizer.kind, config.optimizer.lr, config.optimizer.weight_decay) == ("muon", 1e-5, 0.01)
+    assert (config.optimizer.max_grad_norm, config.optimizer.warmup_updates, config.optimizer.decay) == (
+        1,
+        0,
+        "constant",
+    )
+    assert (config.iterations, config.seed, config.batch.prompts, config.batch.group_size) == (10000, 42, 16, 4)
+    assert (config.update.updates_per_rollout, config.update.step_fraction, config.update.permute_steps) == (1, 1, True)
+    assert (config.rollout.steps, config.kernel.name, config.kernel.eta) == (20, "sage", 0.5)
+    assert config.rollout.deterministic_last is None  # repaired: its noise would stay in the video
+    assert (config.surrogate.clip_range, config.surrogate.equalize, config.advantage.clip) == (1e-4, True, 5.0)
+    assert (config.kl.kind, config.kl.lambda_min, config.kl.lambda_max, config.kl.target) == ("paper", 1e-7, 1e-5, 1e-5)
+    assert (config.kl.warmup_updates, config.kl.window) == (100, 10)
+    assert (config.anchor.every, config.anchor.offload) == (10, True)
+    region = config.trust_region
+    assert (region.mode, region.beta_position, region.beta_velocity) == ("dual", 1.0, 0.1)
+    assert (config.evaluate.every, config.evaluate.steps, config.keep.checkpoint_every) == (100, 40, 100)
+    assert (config.model.dtype, config.model.lora, config.model.negative_prompt) == ("bfloat16", None, "")
+    assert (config.model.height, config.model.width) == (352, 624)
+    assert config.update.gradient_checkpointing
+
+
+@pytest.mark.parametrize("target", ["hunyuan15", "hunyuan15_lora", "wan"])
+def test_recipes_pin_no_fact_of_their_checkpoint_but_the_size(target: str) -> None:
+    model = recipes.recipe(target).model
+    pinned = {name for name in recipes.PINNED if getattr(model, name) is not None}
+    assert pinned == ({"height", "width"} if target.startswith("hunyuan15") else set())
+    assert model.family is None  # read from the checkpoint
+
+
+def test_facts_that_stay_with_another_checkpoint_are_named() -> None:
+    start = recipes.recipe("hunyuan15")
+    assert not list(recipes.remarks(start, start))
+    other = replace(start, model=replace(start.model, path="somebody/HunyuanVideo-1.5-720p"))
+    (remark,) = recipes.remarks(other, start)
+    assert "model.path is somebody/HunyuanVideo-1.5-720p" in remark
+    assert "model.height 352, model.width 624 are still the recipe's" in remark
+    assert "--model.height null --model.width null" in remark
+    chosen = replace(other, model=replace(other.model, height=720, width=1280))
+    assert not list(recipes.remarks(chosen, start))
+    left = replace(other, model=replace(other.model, height=None, width=None))
+    assert not list(recipes.remarks(left, start))

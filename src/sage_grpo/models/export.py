@@ -53,7 +53,9 @@ def save_folder(source: Path, target: Path, component: str, state: Mapping[str, 
 
 def _parts(source: Path) -> list[Path]:
     """The files that belong to a checkpoint: its index, its components, its licence; nothing else that lies beside them."""
-    components = [name for name, entry in read_index(source).items() if isinstance(entry, list) and entry[0] is not None]
+    components = [
+        name for name, entry in read_index(source).items() if isinstance(entry, list) and entry[0] is not None
+    ]
     files = [path for path in source.iterdir() if path.is_file() and path.name.startswith(TOP_FILES)]
     files += [path for name in components for path in (source / name).rglob("*") if path.is_file()]
     return sorted(path for path in files if not is_leftover(path.relative_to(source)))
