@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sage_grpo.commands import export as command
-from sage_grpo.models import export
 from sage_grpo.models.lora import FILE, load_lora
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 
@@ -264,10 +263,3 @@ def test_generate_and_evaluate_refuse_it(loras, checkpoint, tmp_path, capsys) ->
     for argv in (["generate", "--prompts", "a cat"], ["evaluate", "--prompts", str(prompts), "--rewards", reward]):
         assert main([*argv, *model, *out]) == 2
         assert "low-noise expert, but would be loaded into the high-noise expert" in capsys.readouterr().err
-
-
-def test_the_shape_of_a_stored_tensor_does_not_depend_on_its_layout() -> None:
-    tensor = torch.arange(6.0).view(2, 3).T
-    stored = export._stored("a.weight", tensor, torch.bfloat16, ())
-    assert stored.is_contiguous()
-    assert torch.equal(stored.float(), tensor)

@@ -25,7 +25,7 @@ def clip(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory) -> Path:
-    return write_qwen_base(tmp_path_factory.mktemp("qwen") / "base", layers=1)
+    return write_qwen_base(tmp_path_factory.mktemp("qwen") / "base", layers=2)
 
 
 def strip(folder: Path, *names: str) -> Path:
@@ -99,12 +99,17 @@ def test_buffers_that_older_versions_saved_are_no_strangers(clip, tmp_path) -> N
 
 @pytest.fixture(scope="module")
 def videoalign(qwen, tmp_path_factory):
-    """base -> the reward on that base."""
+    """base and folder -> the reward; the folder is a good one unless given."""
     root = tmp_path_factory.mktemp("videoalign")
     model, head, _ = reference_model(qwen, lora=True, output_dim=1)
-    folder = write_videoalign(root / "reward", model, head, kind="adapter")
+    good = write_videoalign(root / "reward", model, head, kind="adapter")
     (root / "template.txt").write_text(TEMPLATE)
-    return lambda base: VideoAlign(checkpoint=str(folder), base=str(base), template=str(root / "template.txt"))
+
+    def build(base: Path, folder: Path = good) -> VideoAlign:
+        return VideoAlign(checkpoint=str(folder), base=str(base), template=str(root / "template.txt"))
+
+    build.good = good
+    return build
 
 
 def test_videoalign_refuses_a_base_that_is_incomplete(videoalign, qwen, tmp_path) -> None:
@@ -116,3 +121,16 @@ def test_videoalign_refuses_a_base_that_is_incomplete(videoalign, qwen, tmp_path
     edit(short, model__layers__0__mlp__up_proj__weight=None)
     with pytest.raises(RewardConfigError, match=r"do not fit a Qwen2VLForConditionalGeneration: it lacks .*up_proj"):
         videoalign(short)
+
+
+def test_videoalign_refuses_a_lora_with_a_hole(videoalign, qwen, tmp_path) -> None:
+    folder = shutil.copytree(videoalign.good, tmp_path / "reward")
+    (file,) = folder.glob("checkpoint-*/adapter_model.safetensors")
+    kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.self_attn.k_proj" not in name}
+    save_file(kept, file)
+    with pytest.raises(RewardConfigError, match=r"LoRA is incomplete: it lacks .*layers\.1\.self_attn\.k_proj\.lora_A"):
+        videoalign(qwen, folder)
+    config = json.loads((folder / "model_config.json").read_text())
+    config["peft_lora_config"]["num_lora_modules"] = 13  # then it is meant
+    (folder / "model_config.json").write_text(json.dumps(config))
+    assert videoalign(qwen, folder).names

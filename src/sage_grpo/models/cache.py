@@ -12,9 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sage_grpo.models.files import replacing
-
-FORMAT = "2"
+FORMAT = "1"
 """Raise this when the meaning of what is stored changes: older files are then not found."""
 
 
@@ -61,8 +59,10 @@ class EncodingCache:
         file = self._file(key)
         if file is None:
             return
-        with replacing(file) as temporary:
-            save_file(tensors, temporary)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        save_file(tensors, temporary)
+        os.replace(temporary, file)
 
 
 def digest(*parts: str) -> str:

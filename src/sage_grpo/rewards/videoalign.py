@@ -19,6 +19,7 @@ from sage_grpo.rewards.videoalign_io import (
     MERGE,
     PARTS,
     SPECIAL_TOKENS,
+    check_adapters,
     find_checkpoint,
     patchify,
     pixel_frames,
@@ -68,6 +69,8 @@ class VideoAlign:
         default the highest. normalize: (score - mean) / std with the folder's statistics, as the authors do; False
         gives raw scores. dtype: default bfloat16 on CUDA (as released) and float32 elsewhere.
         """
+        from transformers import AutoConfig
+
         folder = Path(checkpoint)
         self.config = read_config(folder)
         if normalize and self.config.normalization is None:
@@ -75,7 +78,8 @@ class VideoAlign:
         self._template = read_template(Path(template), self.config.template)
         self._normalize = normalize
         self._dtype = getattr(torch, dtype) if dtype else None
-        self._tokenizer = _load_tokenizer(base)
+        text = AutoConfig.from_pretrained(base).get_text_config()
+        self._tokenizer = _load_tokenizer(base, text.vocab_size)
         ids = self._tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
         self._special_ids = torch.tensor(ids)
         self._video_id = self._tokenizer.convert_tokens_to_ids(VIDEO_TOKEN)
@@ -84,6 +88,7 @@ class VideoAlign:
         if "rm_head.weight" not in state:
             raise RewardConfigError(f"{find_checkpoint(folder, step)} holds no reward head (rm_head.weight).")
         self._head = state.pop("rm_head.weight").float()
+        check_adapters(state, text.num_hidden_layers, self.config)
         self.model = _load_model(base, len(self._tokenizer), state, whole, self.config.lora_scale)
         if self._head.shape[0] != self.config.output_dim:
             raise RewardConfigError(
@@ -160,10 +165,8 @@ class VideoAlign:
         return outputs.diagonal(dim1=1, dim2=2) if self.config.output_dim == len(PARTS) else outputs.squeeze(-1)
 
 
-def _load_tokenizer(base: str):
-    from transformers import AutoConfig
-
-    tokenizer = load_tokenizer(base, AutoConfig.from_pretrained(base).get_text_config().vocab_size)
+def _load_tokenizer(base: str, rows: int):
+    tokenizer = load_tokenizer(base, rows)
     for token in (PAD_TOKEN, VIDEO_TOKEN):
         if token not in tokenizer.get_vocab():
             raise RewardConfigError(f"{base} is no Qwen2-VL: its tokenizer does not know {token}.")

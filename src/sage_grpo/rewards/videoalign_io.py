@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sage_grpo.pretrained import weights_fault
 from sage_grpo.rewards.frames import resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 
@@ -28,6 +29,7 @@ MIN_PIXELS = 128 * FACTOR * FACTOR
 MAX_PIXELS = 448 * 448
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_ADAPTER = re.compile(r"language_model\.layers\.(\d+)\.(.+\.lora_[AB]\.weight)")
 _TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"}
 
 
@@ -49,6 +51,8 @@ class VideoAlignConfig:
     """alpha / r (alpha / sqrt(r) for rank-stabilised LoRA); None without LoRA."""
     normalization: Mapping[str, tuple[float, float]] | None
     """Mean and std of VQ, MQ and TA."""
+    lora_everywhere: bool = True
+    """Whether every layer is adapted alike; false where the configuration adapts only the last modules."""
 
 
 def read_config(folder: Path) -> VideoAlignConfig:
@@ -79,6 +83,7 @@ def read_config(folder: Path) -> VideoAlignConfig:
         max_pixels=data.get("max_frame_pixels") or MAX_PIXELS,
         template=_TEMPLATES[kind],
         lora_scale=scale,
+        lora_everywhere=(lora.get("num_lora_modules") or -1) < 0,
         normalization=statistics and {part: (statistics[f"{part}_mean"], statistics[f"{part}_std"]) for part in PARTS},
     )
 
@@ -116,6 +121,15 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     state = _renamed(torch.load(rest, map_location="cpu", weights_only=True))
     state.update(_renamed(load_file(adapter)))
     return state, False
+
+
+def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignConfig) -> None:
+    """Refuse a LoRA with holes: a layer without its adapter would count as the base's, and change the scores a little."""
+    adapted = {match[2] for name in state if (match := _ADAPTER.fullmatch(name))}
+    wanted = {f"language_model.layers.{layer}.{name}" for layer in range(layers) for name in adapted}
+    fault = weights_fault(missing=wanted - state.keys())
+    if fault is not None and config.lora_everywhere:
+        raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
 
 
 def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
