@@ -162,12 +162,12 @@ def exported(checkpoint, tmp_path, monkeypatch):
     def run(fields: dict, **options: object) -> Path:
         spec = ModelSpec(path=str(checkpoint("wan_t2v")), cache=None, device="cpu", **fields)
         (tmp_path / "checkpoints" / "000001").mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(command, "read_config", lambda folder: TrainConfig(model=spec))
+        monkeypatch.setattr(command, "read_config", lambda folder, **options: TrainConfig(model=spec))
         monkeypatch.setattr(checkpoints, "newest_good", lambda root: root / "000001")
         monkeypatch.setattr(checkpoints, "find_fault", lambda folder: None)
         torch.manual_seed(0)
         monkeypatch.setattr(
-            state, "load_weights", lambda folder, params, ema: {n: torch.randn_like(p) for n, p in params.items()}
+            state, "load_weights", lambda folder, params, **options: {n: torch.randn_like(p) for n, p in params.items()}
         )
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
