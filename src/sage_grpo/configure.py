@@ -8,11 +8,14 @@ import difflib
 import json
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1_000_000, 50, 100_000
+"""Far more than any configuration needs."""
 
 
 class ConfigError(ValueError):
@@ -60,6 +63,8 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
             values.append(words.pop(0))
         name, _, value = word.partition("=")
         file = (values or [value])[0] if name == "--config" else ""
+        if file:
+            check_yaml(Path(file))
         result += [f"{key}=[]" for key in lists if name == key or (file and _holds(file, key.removeprefix("--")))]
         if kinds.get(word) in (bool, bool | None) and not values:
             result.append(f"{word}=true")
@@ -104,6 +109,54 @@ def _lookup(file: str, key: str) -> object:
             return _NOTHING
         value = value[part]
     return value
+
+
+def check_yaml(file: Path) -> None:
+    """Refuse a file that is small on disk and enormous in memory, before anything builds it.
+
+    What is no YAML at all is the parser's to complain about.
+    """
+    import yaml
+
+    try:
+        if file.is_file() and file.stat().st_size > MAX_YAML_BYTES:
+            fault = f"it has {file.stat().st_size} bytes, more than {MAX_YAML_BYTES}"
+        else:
+            fault = _yaml_fault(yaml.parse(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return
+    if fault:
+        raise ConfigError(f"{file} is no configuration: {fault}.")
+
+
+def _yaml_fault(events: Iterable[Any]) -> str:
+    """Counts what aliases (`*name`) stand for without expanding them; stops reading at the first excess."""
+    import yaml
+
+    sizes: dict[str, int] = {}
+    stack: list[tuple[str | None, int]] = [(None, 0)]
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            stack.append((event.anchor, 1))
+            if len(stack) > MAX_YAML_DEPTH:
+                return f"it is nested deeper than {MAX_YAML_DEPTH} levels"
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                return f"*{event.anchor} refers to itself or to nothing"
+            name, size = None, sizes[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            name, size = event.anchor, 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            name, size = stack.pop()
+        else:
+            continue
+        if name is not None:
+            sizes[name] = size
+        stack[-1] = (stack[-1][0], stack[-1][1] + size)
+        if stack[-1][1] > MAX_YAML_VALUES:
+            return f"with its aliases it holds more than {MAX_YAML_VALUES} values"
+    return ""
 
 
 def explain(message: str, options: type) -> str:

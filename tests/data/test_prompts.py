@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_grpo.data.prompts import Prompt, PromptStream, load_prompts
+from sage_grpo.data.prompts import Prompt, PromptStream, load_prompts, look_ahead
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -126,3 +126,15 @@ def test_epochs_and_seeds_shuffle_differently() -> None:
 def test_an_empty_stream_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one prompt"):
         PromptStream([], 0)
+
+
+def test_looking_ahead_stops_at_the_limit_for_all_ranks_alike() -> None:
+    a, b, c, d = (Prompt(text) for text in "abcd")
+    batches = [[a, b], [a, b], [a, c], [d, c], [b, b]]
+    places = [[0], [1]]
+    assert look_ahead(batches, places, 1) == batches[:2]  # the second rank would have b and c
+    assert look_ahead(batches, places, 2) == batches[:4]  # then the first rank would have a, d and b
+    assert look_ahead(batches, places, 3) == batches
+    assert look_ahead(batches[3:], places, 1) == batches[3:4]
+    assert look_ahead(iter([[a, b]]), [[0, 1]], 1) == [[a, b]]  # one batch is needed whatever the limit
+    assert look_ahead([], places, 1) == []

@@ -57,3 +57,35 @@ def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config, monkeypatc
         monkeypatch.undo()
     assert [len(texts) for texts in seen] == [2, 2]
     assert len(seen[0] | seen[1]) == 4
+
+
+def test_a_long_run_encodes_as_it_goes_and_forgets_what_is_over(make_config, make_trainer, monkeypatch) -> None:
+    """Six iterations of two prompts out of five, two prompts at a time: nothing else is encoded early or kept."""
+    config = make_config(kind="hunyuan15_t2v", iterations=6)
+    config = replace(config, data=replace(config.data, eval_prompts=None))
+    whole = make_trainer(config)
+    expected = [whole.step() for _ in range(6)]
+    assert whole.encoded_until == 6  # five prompts fit: encoded once
+    trainer = make_trainer(replace(config, data=replace(config.data, encode_ahead=2)))
+    trainer.model._conditions.clear()
+    whole.encoded.clear()
+    encode, held = trainer.model.encode, []
+
+    def watch(prompts, images=None):
+        held.append(len({id(value) for value in trainer.encoded.values()}))
+        return encode(prompts, images)
+
+    monkeypatch.setattr(trainer.model, "encode", watch)
+    trainer.encode_prompts()
+    assert len(held) == 2, "prompts of later iterations were encoded before the first"
+    rows = []
+    for number in range(6):
+        rows.append(trainer.step())
+        assert trainer.encoded_until > number
+        assert trainer.model.pipe.text_encoder is None
+        assert len(trainer.model._conditions) <= 2
+    assert max(held) <= 2
+    for row, wanted in zip(rows, expected):
+        assert {k: v for k, v in row.items() if not k.startswith("time/")} == {
+            k: v for k, v in wanted.items() if not k.startswith("time/")
+        }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sage_grpo.commands.export import read_config
+from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
@@ -61,6 +61,8 @@ class Options:
     """Folder for scores.json, and for a contact sheet (or scores.csv for files)."""
     json: bool = False
     """Print JSON only."""
+    trust_run: bool = False
+    """Also load Python code and call reward servers that the run's config.yaml names. Code runs with all your rights."""
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
@@ -68,12 +70,14 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     from sage_grpo.configure import given
 
     run = given(argv, "run")
-    return (None if run is None else of_run(run)), argv
+    if run is None:
+        return None, argv
+    return of_run(run, trust=trusted(argv), rewards=given(argv, "rewards") is None), argv
 
 
-def of_run(run: str) -> Options:
-    """The options that repeat a run's own evaluation of its final weights."""
-    config = read_config(Path(run))
+def of_run(run: str, *, trust: bool = False, rewards: bool = True) -> Options:
+    """The options that repeat a run's own evaluation of its final weights; `trust` and `rewards` as in `read_config`."""
+    config = read_config(Path(run), trust=trust, rewards=rewards)
     return Options(
         run=run,
         model=config.model,
@@ -138,7 +142,7 @@ def _prompts(options: Options) -> list[Prompt]:
         return prompts_from(options.prompts, split="heldout")
     if options.run is None:
         raise ValueError("--prompts train means the training prompts of a run: give --run runs/NAME as well.")
-    return prompts_from(read_config(Path(options.run)).data.prompts, split="train")
+    return prompts_from(read_config(Path(options.run), trust=True).data.prompts, split="train")
 
 
 def _report(result: Evaluation, options: Options) -> None:
@@ -168,7 +172,7 @@ def _score_files(options: Options) -> int:
     assert options.videos is not None
     if options.prompts is None or options.prompts in ("shapes", "train"):
         raise ValueError("--videos needs --prompts FILE: one prompt per video, in the order of the file names.")
-    base = Options() if options.run is None else of_run(options.run)
+    base = Options() if options.run is None else of_run(options.run, trust=True)
     device, base = options.model.device, replace(base, model=replace(base.model, device=options.model.device))
     names = ("model", "settings", "weights", "checkpoint", "ema", "lora", "max_failed_fraction")
     useless = [f"--{name}" for name in names if getattr(options, name) != getattr(base, name)]

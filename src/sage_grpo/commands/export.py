@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from sage_grpo.train.config import TrainConfig
@@ -27,6 +28,8 @@ class Options:
     keeps in float32 (Wan's norms and time embedding) stay so."""
     out: str = "export"
     """Folder to write."""
+    trust_run: bool = False
+    """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
 
 
 def run(options: Options) -> int:
@@ -34,7 +37,7 @@ def run(options: Options) -> int:
     from sage_grpo.commands.run_folder import find_checkpoint
     from sage_grpo.train.state import load_weights
 
-    config = read_config(Path(options.run))
+    config = read_config(Path(options.run), trust=options.trust_run, rewards=False)
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     model = spec.load()
@@ -46,9 +49,13 @@ def run(options: Options) -> int:
     return 0
 
 
-def read_config(run: Path) -> TrainConfig:
-    """The configuration that a run was started with."""
-    from sage_grpo.configure import parse
+def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> TrainConfig:
+    """The configuration that a run was started with.
+
+    A folder may come from somebody else: it does not decide which code runs here, nor where data and tokens are sent, unless
+    `trust` says so. `rewards` is whether the caller will load the run's rewards too.
+    """
+    from sage_grpo.configure import check_yaml, parse
     from sage_grpo.train.config import TrainConfig
 
     file = run / "config.yaml"
@@ -56,4 +63,59 @@ def read_config(run: Path) -> TrainConfig:
         raise FileNotFoundError(
             f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
         )
-    return parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
+    check_yaml(file)
+    _check_sections(file)
+    config = parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
+    foreign = [] if trust else _foreign(config, rewards=rewards)
+    if foreign:
+        raise ValueError(
+            f"{file} names {' and '.join(foreign)}. A run's folder does not decide what runs on this machine: if the run is yours, "
+            "or you know what this does, add --trust_run true."
+        )
+    return config
+
+
+def trusted(argv: Sequence[str]) -> bool:
+    """Whether the words say --trust_run, for commands that read a run before their options."""
+    from sage_grpo.configure import given
+
+    value = given(argv, "trust_run")
+    return value is not None and (value.lower() == "true" or value == "" or value.startswith("--"))
+
+
+def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
+    """What a configuration would load that the package does not carry, and servers that it would send clips and a token to."""
+    from sage_grpo.models.spec import FAMILIES
+    from sage_grpo.rewards.spec import BUILT_IN
+
+    found = []
+    if config.model.family is not None and config.model.family not in FAMILIES:
+        found.append(f"the code {config.model.family} (model.family)")
+    for spec in config.rewards if rewards else []:
+        if spec.name == "remote":
+            found.append(f"the reward server {spec.options.get('urls')}")
+        elif spec.name not in BUILT_IN:
+            found.append(f"the code {spec.name} (rewards)")
+    return found
+
+
+def _check_sections(file: Path) -> None:
+    """A run writes its whole configuration into one file; the parser would also open others that are named in it."""
+    import yaml
+
+    from sage_grpo.configure import ConfigError, leaves
+    from sage_grpo.train.config import TrainConfig
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} is no configuration: it holds a {type(content).__name__}, not options with values.")
+    keys = [key for key, _ in leaves(TrainConfig)]
+    for section in (key for key in keys if any(other.startswith(f"{key}.") for other in keys)):
+        value: Any = content
+        for part in section.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, dict | None):
+            raise ConfigError(f"{file}: {section} must be a group of options, got {str(value)[:100]!r}.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sage_grpo.commands.export import read_config
+from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
@@ -65,6 +65,8 @@ class Options:
     """Folder for the files."""
     progress: bool = True
     """Show a progress bar."""
+    trust_run: bool = False
+    """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "per_prompt", "batch"):
@@ -81,7 +83,9 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     from sage_grpo.configure import given
 
     run = given(argv, "run")
-    return (None if run is None else Options(run=run, model=read_config(Path(run)).model)), argv
+    if run is None:
+        return None, argv
+    return Options(run=run, model=read_config(Path(run), trust=trusted(argv), rewards=False).model), argv
 
 
 @dataclass(frozen=True)

@@ -149,3 +149,22 @@ class PromptStream:
             self._epoch, self._order = epoch, list(range(len(self.prompts)))
             random.Random(f"prompts/{self.seed}/{epoch}").shuffle(self._order)
         return self.prompts[self._order[place]]
+
+
+def look_ahead(
+    batches: Iterable[Sequence[Prompt]], places: Sequence[Iterable[int]], limit: int
+) -> list[Sequence[Prompt]]:
+    """The first of the coming batches: as many as leave every rank at most `limit` different prompts, and at least one.
+
+    `places` are the prompts of a batch that each rank samples. All ranks find the same number, so that none of them waits for
+    another one that encodes.
+    """
+    taken: list[Sequence[Prompt]] = []
+    seen: list[set[Prompt]] = [set() for _ in places]
+    for batch in batches:
+        for known, mine in zip(seen, places):
+            known.update(batch[place] for place in mine)
+        if taken and max(map(len, seen)) > limit:
+            break
+        taken.append(batch)
+    return taken

@@ -1,18 +1,24 @@
-"""Encoded prompts, in memory and on disk, so that text encoders run once and can then be unloaded."""
+"""Encoded prompts on disk, so that text encoders run once and can then be unloaded."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import struct
+import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from weakref import WeakValueDictionary
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
-FORMAT = "1"
+FORMAT = "2"
 """Raise this when the meaning of what is stored changes: older files are then not found."""
 
 
@@ -24,45 +30,97 @@ def cleaner() -> str:
         return "no ftfy"
 
 
+class Encoded(dict[str, Tensor]):
+    """The tensors of one encoding; a class of its own because a plain dict cannot be referred to weakly."""
+
+
 class EncodingCache:
-    """Maps what an encoding depends on to its tensors."""
+    """Maps what an encoding depends on to its tensors.
+
+    In memory it only finds what somebody still holds: who needs an encoding again keeps it, and a run over a hundred thousand
+    prompts does not fill the memory. On disk every encoding is a file with a checksum of its content. A damaged file is encoded
+    again; a disk that is full or cannot be written costs one warning, and the run goes on without it.
+    """
 
     def __init__(self, folder: Path | None, fingerprint: str) -> None:
         self.folder = folder
         self.fingerprint = digest(cleaner(), fingerprint)
-        self._memory: dict[str, dict[str, Tensor]] = {}
+        self._writable = folder is not None
+        self._memory: WeakValueDictionary[str, Encoded] = WeakValueDictionary()
 
-    def get(self, parts: tuple[str, ...], encode: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def get(self, parts: tuple[str, ...], encode: Callable[[], Mapping[str, Tensor]]) -> Encoded:
         """The tensors for `parts`; `encode` runs only where neither memory nor disk has them."""
         key = digest(FORMAT, self.fingerprint, *parts)
-        if key not in self._memory:
-            tensors = self._read(key)
-            if tensors is None:
-                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in encode().items()}
-                self._write(key, tensors)
-            self._memory[key] = tensors
-        return self._memory[key]
+        found = self._memory.get(key)
+        if found is None:
+            found = self._read(key)
+        if found is None:
+            found = Encoded({name: tensor.detach().cpu().contiguous() for name, tensor in encode().items()})
+            self._write(key, found)
+        self._memory[key] = found
+        return found
 
     def _file(self, key: str) -> Path | None:
         return None if self.folder is None else self.folder / key[:2] / f"{key}.safetensors"
 
-    def _read(self, key: str) -> dict[str, Tensor] | None:
-        file = self._file(key)
-        if file is None or not file.is_file():
-            return None
-        try:
-            return load_file(file)
-        except SafetensorError:  # cut short by a full disk, say: encode again and replace it
-            return None
-
-    def _write(self, key: str, tensors: dict[str, Tensor]) -> None:
+    def _read(self, key: str) -> Encoded | None:
         file = self._file(key)
         if file is None:
+            return None
+        try:
+            body = file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            warnings.warn(f"Encoded prompts cannot be read ({error}): going on without {self.folder}.", stacklevel=2)
+            self.folder = None
+            return None
+        try:
+            tensors = Encoded(load(body))
+            if _stored_checksum(body) == _checksum(key, tensors):
+                return tensors
+            fault = "its checksum does not fit"
+        except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        warnings.warn(f"Encoded prompt {file} is damaged ({fault}): encoding it again.", stacklevel=2)
+        return None
+
+    def _write(self, key: str, tensors: Encoded) -> None:
+        file = self._file(key)
+        if file is None or not self._writable:
             return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        save_file(tensors, temporary)
-        os.replace(temporary, file)
+        # Several runs may encode one prompt at the same time, also on several machines with one file system.
+        temporary = file.with_name(f".{key}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(save(tensors, metadata={"checksum": _checksum(key, tensors)}))
+                os.replace(temporary, file)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:  # full, read-only, not ours, no folder
+            self._writable = False
+            warnings.warn(
+                f"Encoded prompts cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache "
+                "to another folder.",
+                stacklevel=2,
+            )
+
+
+def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of everything that is read back, and of the name under which it is looked for."""
+    sha = hashlib.sha256(key.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return sha.hexdigest()
+
+
+def _stored_checksum(body: bytes) -> str | None:
+    """What the header says; `load` has checked that the header is whole."""
+    (length,) = struct.unpack("<Q", body[:8])
+    return json.loads(body[8 : 8 + length]).get("__metadata__", {}).get("checksum")
 
 
 def digest(*parts: str) -> str:

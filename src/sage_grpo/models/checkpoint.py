@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_grpo.models.files import stored_shapes
+from sage_grpo.models.safety import check_index, check_shards, read_json
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.pretrained import (
     embedding_rows,
@@ -89,13 +89,16 @@ def read_index(folder: Path) -> dict[str, Any]:
             f'"{folder}" is not a diffusers checkpoint: it has no model_index.json.{hint} '
             "A checkpoint is what `pipeline.save_pretrained(folder)` writes."
         )
-    return json.loads(file.read_text())
+    index = read_json(file)
+    check_index(file, index)
+    check_shards(folder)
+    return index
 
 
 def read_config(folder: Path, component: str) -> dict[str, Any]:
     """The config.json of a component; empty where there is none."""
     file = folder / component / "config.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def detect_family(spec: ModelSpec) -> str:
@@ -218,8 +221,11 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
         raise ModelError(
             f'Component "{name}" of "{folder}" is a {library}.{class_name}; expected a transformers model.'
         )
+    kind = getattr(transformers, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise ModelError(f'Component "{name}" of "{folder}" is a {class_name}, which is no model of transformers.')
     with _quiet(folder):
-        module, info = getattr(transformers, class_name).from_pretrained(
+        module, info = kind.from_pretrained(
             folder / name,
             dtype=dtype,
             use_safetensors=True,
@@ -234,7 +240,7 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
 def read_defaults(folder: Path) -> dict[str, float]:
     """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or what its kind says."""
     file = folder / "video.json"
-    values = json.loads(file.read_text()) if file.is_file() else {}
+    values = read_json(file) if file.is_file() else {}
     unknown = set(values) - {"frames", "height", "width", "fps", "shift"}
     if unknown:
         raise ModelError(f"{file} has unknown entries {sorted(unknown)}; known: frames, height, width, fps, shift.")
@@ -248,7 +254,7 @@ def _native(folder: Path) -> dict[str, float]:
     if pipeline.startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
         return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
     if pipeline.startswith("HunyuanVideo15") and config.is_file():
-        target = json.loads(config.read_text()).get("target_size")
+        target = read_json(config).get("target_size")
         return {"height": 720, "width": 1280} if target == 960 else {}
     return {}
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ class FamilyModel(ABC):
         """The network's timestep is sigma times this."""
         self.guidance = read_guidance(folder, index)
         self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
-        self._conditions: dict[tuple[str, str], Conditioning] = {}
+        self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
         check_video(self.video, pipe, self.transformer.config.patch_size)
         self._cache = self._open_cache()
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
@@ -126,13 +127,11 @@ class FamilyModel(ABC):
 
     def _condition(self, prompt: str, image: Tensor | None) -> Conditioning:
         self._check_image(image)
-        key = (prompt, image_digest(image))
-        if key not in self._conditions:
-            negative = None
-            if self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1:
-                negative = self._branch_inputs(self.spec.negative_prompt, image, key[1])
-            self._conditions[key] = Conditioning(self._branch_inputs(prompt, image, key[1]), negative)
-        return self._conditions[key]
+        key, negative = image_digest(image), None
+        if self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1:
+            negative = self._branch_inputs(self.spec.negative_prompt, image, key)
+        tensors = self._branch_inputs(prompt, image, key)
+        return self._conditions.setdefault((prompt, key), Conditioning(tensors, negative))
 
     def _branch_inputs(self, prompt: str, image: Tensor | None, image_key: str) -> dict[str, Tensor]:
         def encode() -> dict[str, Tensor]:

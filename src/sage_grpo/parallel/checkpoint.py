@@ -160,6 +160,8 @@ def find_fault(folder: Path) -> str | None:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         for name, wanted in manifest.items():
+            if Path(name).name != name:
+                return f"its manifest names {name!r}, which is no file of its own"
             if _fingerprint(folder / name) != wanted:
                 return f"{name} was changed or cut short"
     except (OSError, ValueError, AttributeError) as error:

@@ -35,7 +35,7 @@ def load_tokenizer(name: str, rows: int) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RewardConfigError(
             f'The tokenizer in "{name}" cannot be loaded ({error}). Are all of its files there (tokenizer.json, or vocab.json '

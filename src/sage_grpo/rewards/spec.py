@@ -80,10 +80,41 @@ def load_reward(spec: RewardSpec) -> Reward:
     target = getattr(module, attribute)
     if not callable(target):
         raise RewardConfigError(f"{path} is a {type(target).__name__}, neither a function nor a class.")
+    _check_kind(target, spec)
     options = dict(spec.options)
     if inspect.isclass(target):
         return _construct(target, options, spec)
     return FunctionReward(target, **{"parts": list(spec.weights), **options})
+
+
+def _check_kind(target: Any, spec: RewardSpec) -> None:
+    """Nothing that is not written as a reward is called: constructing subprocess:Popen would already run a command."""
+    if inspect.isclass(target):
+        methods = [
+            vars(kind)[name] for kind in target.__mro__ for name in ("__call__", "forward") if name in vars(kind)
+        ]
+        if not any(_named_arguments(method) >= 4 for method in methods):  # self, videos, prompts, fps
+            raise RewardConfigError(
+                f"{spec.name!r} is no reward: the class {target.__name__} has no __call__(self, videos, prompts, fps) with `names`; "
+                "see docs/rewards.md."
+            )
+        return
+    needed = "frames, prompts" if spec.options.get("per_frame") else "videos, prompts, fps"
+    if _named_arguments(target) < 2 + (needed != "frames, prompts"):
+        raise RewardConfigError(
+            f"{spec.name!r} is no reward: a reward is a Python function ({needed}), see docs/rewards.md."
+        )
+
+
+def _named_arguments(function: Any) -> int:
+    """Positional arguments that a Python function names one by one; *args swallows anything, C code says nothing."""
+    if inspect.isbuiltin(function):
+        return 0
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
 
 
 def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Reward:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.groups import Member
-from sage_grpo.data.prompts import PromptStream
+from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
@@ -30,6 +30,7 @@ from sage_grpo.train.scoring import load_rewards, score_everywhere
 from sage_grpo.train.sources import first_frame, load_sources
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
+from sage_grpo.types import Conditioning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,25 +89,34 @@ class Trainer:
             ranks=self.world.size,
         )
         self.planner.check()
+        self.encoded: dict[Prompt, Conditioning] = {}
+        """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
+        self.encoded_until = 0
 
     def encode_prompts(self) -> None:
-        """Encode every prompt that this rank will see in the rest of the run, once, and drop the text encoders for good."""
+        """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
         config, state = self.config, self.state
         coming = PromptStream(state.stream.prompts, config.seed)
         coming.position = state.stream.position
         batches = (coming.take(config.batch.prompts) for _ in range(state.iteration, config.iterations))
-        places = self.planner.places(self.world.rank)
-        mine = [batch[place] for batch in batches for place in places]
+        places = [self.planner.places(rank) for rank in range(self.world.size)]
+        near = look_ahead(batches, places, config.data.encode_ahead)
+        mine = [batch[place] for batch in near for place in places[self.world.rank]]
         prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
         with self.clock("encode"):
             tick = self.clock.ticker(len(prompts))
+            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
             for prompt in prompts:
-                self.model.encode([prompt.text], [first_frame(prompt)])
+                if prompt not in self.encoded:
+                    (self.encoded[prompt],) = self.model.encode([prompt.text], [first_frame(prompt)])
                 tick()
         self.model.unload_text()
+        self.encoded_until = state.iteration + len(near)
 
     def step(self) -> dict[str, float]:
         """One iteration: the straight line."""
+        if self.state.iteration >= self.encoded_until:
+            self.encode_prompts()
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
             rollout = self.roll_out(plan)

@@ -1,0 +1,156 @@
+"""Folders and files that come from somebody else: they never decide what runs here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sage_grpo.cli import main
+from sage_grpo.commands.export import read_config
+from sage_grpo.configure import ConfigError, parse
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec, load_reward
+from sage_grpo.train.config import TrainConfig
+
+
+@pytest.fixture
+def given(tmp_path: Path):
+    """Writes the folder of a run with some configuration."""
+
+    def write(config: object) -> Path:
+        folder = tmp_path / "given"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text(config if isinstance(config, str) else yaml.safe_dump(config))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module on the Python path that leaves a mark when it is imported; returns the mark."""
+    mark = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\n"
+        "def bright(videos, prompts, fps):\n    return videos.float().mean(dim=(1, 2, 3, 4))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
+    return mark
+
+
+def test_a_command_named_as_a_reward_is_not_run(given, tmp_path, capsys) -> None:
+    mark = tmp_path / "mark"
+    reward = {"name": "subprocess:Popen", "options": {"args": ["touch", str(mark)]}, "weights": {"x": 1.0}}
+    for trust in ("false", "true"):
+        words = ["evaluate", "--run", str(given({"rewards": [reward]})), "--weights", "base", "--trust_run", trust]
+        assert main(words) == 2
+        assert "subprocess:Popen" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["subprocess:run", "os:system", "builtins:exec", "builtins:print", "weakref:finalize", "functools:partial"]
+)
+def test_what_is_not_written_as_a_reward_is_refused_before_it_is_called(name: str) -> None:
+    with pytest.raises(RewardConfigError, match=r"is no reward|has no"):
+        load_reward(RewardSpec(name=name, options={"per_frame": False}))
+
+
+def test_rewards_in_their_usual_forms_are_still_loaded(tmp_path, monkeypatch) -> None:
+    (tmp_path / "usual.py").write_text(
+        "import functools, torch\n"
+        "@torch.no_grad()\ndef wrapped(videos, prompts, fps): return [0.0] * len(prompts)\n"
+        "class Network(torch.nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.names = ('n',)\n"
+        "    def forward(self, videos, prompts, fps): return {'n': torch.zeros(len(prompts))}\n"
+        "class Child(Network): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, names in (("wrapped", ("wrapped",)), ("Network", ("n",)), ("Child", ("n",))):
+        assert load_reward(RewardSpec(name=f"usual:{name}")).names == names
+
+
+def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
+    folder = given({"rewards": [{"name": "evil:bright"}], "evaluate": {"prompts": 1, "steps": 1}})
+    words = ["evaluate", "--run", str(folder), "--weights", "base", "--settings.prompts", "1", "--settings.steps", "1"]
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert "evil:bright" in message
+    assert "--trust_run true" in message
+    assert not evil.exists()
+    assert main([*words, "--trust_run", "true"]) == 0
+    assert evil.exists()
+    assert "bright" in capsys.readouterr().out
+
+
+def test_a_model_family_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
+    folder = given({"model": {"family": "evil.family"}})
+    for command in ("evaluate", "export"):
+        assert main([command, "--run", str(folder)]) == 2
+        assert "evil.family" in capsys.readouterr().err
+    assert not evil.exists()
+    assert read_config(folder, trust=True).model.family == "evil.family"
+
+
+def test_export_does_not_mind_rewards_that_it_does_not_load(given, evil) -> None:
+    config = read_config(given({"rewards": [{"name": "evil:bright"}]}), rewards=False)
+    assert config.rewards[0].name == "evil:bright"
+    assert not evil.exists()
+
+
+def test_a_given_run_does_not_choose_where_secrets_are_sent(given) -> None:
+    options = {"urls": ["http://elsewhere:1"], "token_env": "AWS_SECRET_ACCESS_KEY"}
+    with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
+        read_config(given({"rewards": [{"name": "remote", "options": options, "weights": {"x": 1.0}}]}))
+
+
+@pytest.mark.parametrize("config", [{"model": "{other}"}, {"model": {"lora": "{other}"}}])
+def test_a_given_run_does_not_open_other_files(given, tmp_path, config) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("rank: 3\n")
+    text = yaml.safe_dump(config).replace("{other}", str(other)).replace("'", "")
+    with pytest.raises(ConfigError, match="must be a group of options"):
+        read_config(given(text))
+
+
+BOMBS = {
+    "aliases": "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    + "".join(
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+    ),
+    "brackets": "rewards: " + "[" * 100_000,
+    "closed brackets": "rewards: " + "[" * 3000 + "]" * 3000,
+    "braces": "model: " + "{a: " * 3000 + "1" + "}" * 3000,
+    "a circle": "rewards: &a [*a]\n",
+    "a merge": "a: &a {x: 1}\nb: &b {<<: *b, y: 2}\n",
+    "size": "out: " + "x" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_yaml_bombs_are_refused_everywhere(kind: str, given, capsys) -> None:
+    folder = given(BOMBS[kind])
+    file = str(folder / "config.yaml")
+    calls = [["train", "--config", file], ["train", f"--config={file}"], ["evaluate", "--run", str(folder)]]
+    for words in calls:
+        assert main(words) == 2
+        assert "config.yaml is no" in capsys.readouterr().err
+
+
+def test_ordinary_aliases_still_work(tmp_path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: {lora: &l {rank: 4, alpha: 2}}\nrewards: [{name: shapes, options: *l}]\n")
+    config = parse(TrainConfig, ["--config", str(file)], prog="train")
+    assert config.rewards[0].options == {"rank": 4, "alpha": 2}
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../state.json", "a/b"])
+def test_a_manifest_names_files_of_its_own_folder_only(tmp_path, name: str) -> None:
+    from sage_grpo.parallel.checkpoint import find_fault
+
+    (tmp_path / "manifest.json").write_text(f'{{"{name}": {{"bytes": 0, "blake2b": ""}}}}')
+    assert "no file of its own" in (find_fault(tmp_path) or "")

@@ -1,0 +1,135 @@
+"""The cache of encoded prompts: damage is noticed, writers do not disturb one another, a bad disk is a warning."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_grpo.models.cache import EncodingCache
+
+TRUTH = {"text": torch.tensor([[0.5, -1.0], [2.0, 3.5]]), "mask": torch.tensor([True, False])}
+
+
+class Encoder:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        return dict(TRUTH)
+
+
+def same(tensors: dict[str, torch.Tensor]) -> bool:
+    return tensors.keys() == TRUTH.keys() and all(
+        tensors[name].dtype == TRUTH[name].dtype and torch.equal(tensors[name], TRUTH[name]) for name in TRUTH
+    )
+
+
+def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
+    """Every bit of a file: what is read back is what was written, or it is encoded again."""
+    EncodingCache(tmp_path, "model").get(("a cat",), Encoder())
+    (file,) = tmp_path.rglob("*.safetensors")
+    whole, again = file.read_bytes(), Encoder()
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        for place in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[place // 8] ^= 1 << place % 8
+            file.write_bytes(damaged)
+            assert same(EncodingCache(tmp_path, "model").get(("a cat",), again)), place
+    assert again.calls > 4 * len(whole)  # most of them; spaces in the header carry nothing
+    assert len(notes) == again.calls
+    assert str(file) in str(notes[0].message)
+    assert file.read_bytes() == whole  # and the damage is repaired
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 100])
+def test_a_file_cut_short_is_encoded_again(tmp_path: Path, size: int) -> None:
+    EncodingCache(tmp_path, "model").get(("a cat",), Encoder())
+    (file,) = tmp_path.rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:size])
+    again = Encoder()
+    with pytest.warns(UserWarning, match="damaged"):
+        assert same(EncodingCache(tmp_path, "model").get(("a cat",), again))
+    assert again.calls == 1
+
+
+def test_the_file_of_another_prompt_is_not_taken(tmp_path: Path) -> None:
+    EncodingCache(tmp_path, "model").get(("a cat",), lambda: {"text": torch.zeros(3)})
+    (cat,) = tmp_path.rglob("*.safetensors")
+    EncodingCache(tmp_path, "model").get(("a dog",), Encoder())
+    (dog,) = set(tmp_path.rglob("*.safetensors")) - {cat}
+    dog.write_bytes(cat.read_bytes())
+    with pytest.warns(UserWarning, match="checksum"):
+        assert same(EncodingCache(tmp_path, "model").get(("a dog",), Encoder()))
+
+
+def test_two_writers_of_one_prompt_do_not_take_each_others_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads, or two machines that share a disk, may have one process number."""
+    replace, second = os.replace, EncodingCache(tmp_path, "model")
+
+    def meanwhile(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        second.get(("a cat",), Encoder())
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EncodingCache(tmp_path, "model").get(("a cat",), Encoder())
+        never = Encoder()
+        assert same(EncodingCache(tmp_path, "model").get(("a cat",), never))
+    assert never.calls == 0
+    assert [file.suffix for file in tmp_path.rglob("*") if file.is_file()] == [".safetensors"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_cannot_be_written_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    EncodingCache(tmp_path, "model").get(("kept",), Encoder())
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as stream:
+            stream.write(data[:10])
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    cache = EncodingCache(tmp_path, "model")
+    with pytest.warns(UserWarning, match="model.cache") as notes:
+        for prompt in ("a cat", "a dog", "a cat"):
+            assert same(cache.get((prompt,), Encoder()))
+    assert len(notes) == 1
+    assert os.strerror(code) in str(notes[0].message)
+    assert not list(tmp_path.rglob("*.tmp"))
+    never = Encoder()
+    assert same(cache.get(("kept",), never))  # what is there is still read
+    assert never.calls == 0
+
+
+def test_a_cache_folder_that_is_a_file_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = EncodingCache(tmp_path / "file", "model")
+    with pytest.warns(UserWarning, match="cannot be kept") as notes:
+        for prompt in ("a cat", "a dog"):
+            assert same(cache.get((prompt,), Encoder()))
+    assert len(notes) == 1
+
+
+def test_memory_holds_only_what_somebody_needs() -> None:
+    cache, encode = EncodingCache(None, "model"), Encoder()
+    held = cache.get(("a cat",), encode)
+    assert cache.get(("a cat",), encode) is held
+    assert encode.calls == 1
+    for prompt in range(100):
+        cache.get((str(prompt),), encode)
+    assert len(cache._memory) == 1
