@@ -105,10 +105,12 @@ def test_a_disk_that_cannot_be_written_is_one_warning(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     cache = EncodingCache(tmp_path, "model")
-    with pytest.warns(UserWarning, match="model.cache") as notes:
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
         for prompt in ("a cat", "a dog", "a cat"):
             assert same(cache.get((prompt,), Encoder()))
     assert len(notes) == 1
+    assert "model.cache" in str(notes[0].message)
     assert os.strerror(code) in str(notes[0].message)
     assert not list(tmp_path.rglob("*.tmp"))
     never = Encoder()
@@ -119,10 +121,11 @@ def test_a_disk_that_cannot_be_written_is_one_warning(
 def test_a_cache_folder_that_is_a_file_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = EncodingCache(tmp_path / "file", "model")
-    with pytest.warns(UserWarning, match="cannot be kept") as notes:
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
         for prompt in ("a cat", "a dog"):
             assert same(cache.get((prompt,), Encoder()))
-    assert len(notes) == 1
+    assert ["cannot be kept" in str(note.message) for note in notes] == [True]
 
 
 def test_memory_holds_only_what_somebody_needs() -> None:

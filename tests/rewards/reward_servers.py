@@ -16,6 +16,7 @@ import uvicorn
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.batching import composite_scorer
+from sage_grpo.rewards.connections import guarded_config
 from sage_grpo.rewards.server import ServerLimits, create_app
 
 
@@ -25,7 +26,9 @@ def thread_server(*rewards: str, token: str = "", limits: ServerLimits | None = 
     specs = [RewardSpec(name=f"toy_rewards:{name}") for name in rewards]
     score = score or composite_scorer(CompositeReward(specs, require_weights=False))
     app = create_app(score, token=token, limits=limits)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", backlog=4096))
+    limits = limits or ServerLimits()
+    guard = {"header_timeout": limits.header_timeout_s, "max_connections": limits.max_connections}
+    server = uvicorn.Server(guarded_config(app, **guard, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -102,7 +102,8 @@ def test_a_broken_configuration_is_answered_500_and_the_server_lives():
         scores = remote(port)(clips(1), prompts(1), FPS)
         assert scores["content"].isnan().all()
         assert "500" in scores.reasons[0]
-        assert call(port, "GET", "/health")[0] == 200
+        assert call(port, "GET", "/metrics")[0] == 200
+        assert call(port, "GET", "/health")[0] == 503
 
 
 def test_a_part_that_the_server_lacks_is_an_error_with_the_nearest_name():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.batching import composite_scorer
+from sage_grpo.rewards.connections import guarded_config
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.server import ServerLimits, check_binding, create_app
 
@@ -44,13 +46,16 @@ def run(options: Options) -> int:
     app = create_app(composite_scorer(composite), token=token, limits=options.limits)
     kept = "with a token" if token else "without a token"
     print(f"Serving {', '.join(composite.names)} on http://{options.host}:{options.port}, {kept}.", flush=True)
-    uvicorn.run(
+    config = guarded_config(
         app,
+        header_timeout=options.limits.header_timeout_s,
+        max_connections=options.limits.max_connections,
         host=options.host,
         port=options.port,
         log_level=options.log_level,
         timeout_graceful_shutdown=60,
-        # bursts of a whole training run: connections wait in the kernel instead of being refused
-        backlog=4096,
     )
-    return 0
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn after its orderly end
+        server.run()
+    return 0 if server.started else 1

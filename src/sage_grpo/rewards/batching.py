@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -46,8 +46,18 @@ class Counters:
     """Clips without a score."""
     batches: int = 0
     """Calls of the reward."""
+    abandoned: int = 0
+    """Clips that were not scored because their client had gone."""
     seconds: float = 0.0
     """Time in the reward."""
+    last_clips: int = 0
+    """Clips of the last call of the reward."""
+    last_failed: int = 0
+    """How many of them got no score."""
+    last_end: float | None = None
+    """When it ended, by the monotonic clock."""
+    running_since: float | None = None
+    """When the call that is under way began."""
     responses: dict[int, int] = field(default_factory=dict)
     """Answers by status."""
 
@@ -94,7 +104,7 @@ class Batcher:
             raise Closing("The server is stopping.")
         job = _Job(request, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(job)
-        return await job.future
+        return await job.future  # when this is cancelled, so is the future, and the job is passed over
 
     async def close(self) -> None:
         """Let the running batch end, and refuse what still waits."""
@@ -112,13 +122,21 @@ class Batcher:
 
     async def _run(self) -> None:
         while True:
-            jobs = await self._gather()
-            self._running = asyncio.create_task(self._score_jobs([job for job in jobs if not job.future.done()]))
+            jobs = self._wanted(await self._gather())
+            self._running = asyncio.create_task(self._score_jobs(jobs))
             # the worker thread cannot be stopped, so neither is its batch: close() waits for it
             await asyncio.shield(self._running)
 
+    def _wanted(self, jobs: Iterable[_Job]) -> list[_Job]:
+        """The jobs whose clients still wait; the others are counted as abandoned."""
+        jobs = list(jobs)
+        wanted = [job for job in jobs if not job.future.done()]
+        self._counters.abandoned += sum(job.count for job in jobs) - sum(job.count for job in wanted)
+        return wanted
+
     async def _gather(self) -> list[_Job]:
         """The first waiting request, and those of its format that fit and come in time."""
+        self._waiting = deque(self._wanted(self._waiting))
         first = self._waiting.popleft() if self._waiting else await self._queue.get()
         jobs, clips = [first], first.count
         others: deque[_Job] = deque()
@@ -148,7 +166,7 @@ class Batcher:
     async def _score_jobs(self, jobs: list[_Job]) -> None:
         if not jobs:
             return
-        start = time.perf_counter()
+        start = self._counters.running_since = time.monotonic()
         videos = torch.cat([job.request.videos for job in jobs]) if len(jobs) > 1 else jobs[0].request.videos
         prompts = [prompt for job in jobs for prompt in job.request.prompts]
         loop = asyncio.get_running_loop()
@@ -164,10 +182,12 @@ class Batcher:
             else:
                 job.future.set_result(_slice(call.result(), offset, job.count))
             offset += job.count
-        self._counters.batches += 1
-        self._counters.clips += offset
-        self._counters.failed += offset if error is not None else len(call.result().reasons)
-        self._counters.seconds += time.perf_counter() - start
+        failed = offset if error is not None else len(call.result().reasons)
+        counters, now = self._counters, time.monotonic()
+        counters.batches, counters.clips = counters.batches + 1, counters.clips + offset
+        counters.failed, counters.seconds = counters.failed + failed, counters.seconds + now - start
+        counters.last_clips, counters.last_failed, counters.last_end = offset, failed, now
+        counters.running_since = None
 
 
 def _slice(scores: PartScores, offset: int, count: int) -> PartScores:

@@ -11,22 +11,25 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from sage_grpo.rewards.batching import Batcher, Closing, Counters, Scorer
-from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.wire import WireError, decode_request, encode_response
+from sage_grpo.rewards.functions import PartScores, RewardConfigError
+from sage_grpo.rewards.wire import ScoreRequest, WireError, decode_request, encode_response
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
 
-DRAIN, DRAIN_SECONDS = 64 * 2**20, 10.0
-"""How much of a refused body is read and thrown away, and for how long."""
+LINGER = 1.0
+"""Seconds that a connection stays open after a refusal: a client that is still sending could not read it otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +41,25 @@ class ServerLimits:
     max_wait_ms: float = 5.0
     """How long a batch waits for more requests."""
     max_queue: int = 256
-    """Requests at a time, those being received included; more are answered 503."""
+    """Requests that wait or are scored at a time; more are answered 503."""
+    max_connections: int = 2048
+    """Connections at a time. One more takes the place of the one that has been longest without a whole request."""
     max_body_mb: int = 1024
     """Largest request."""
     max_memory_mb: int = 8192
     """Bytes of all requests at a time; more are answered 503."""
+    header_timeout_s: float = 10.0
+    """How long a connection may be without a request whose headers are complete."""
+    idle_timeout_s: float = 10.0
+    """How long a client may pause while it sends its clips."""
     read_timeout_s: float = 120.0
     """How long a client may take to send its request."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_queue", "max_body_mb", "max_memory_mb", "read_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise RewardConfigError(f"{name} must be positive, got {getattr(self, name)}.")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value) or value < 0 or (value == 0 and field.name != "max_wait_ms"):
+                raise RewardConfigError(f"{field.name} must be positive, got {value}.")
 
 
 def is_loopback(host: str) -> bool:
@@ -105,71 +115,77 @@ class RewardServer:
 
     async def score(self, request: Request) -> Response:
         """POST /score."""
-        from starlette.responses import PlainTextResponse, Response
+        from starlette.responses import Response
 
+        body = _Body(request.receive)
         try:
             self._authorise(request)
-            if self._open >= self.limits.max_queue:
-                raise _Refused(503, f"The server already has {self._open} requests.")
-            self._open += 1
-            try:
-                body = await self._answer(request)
-            finally:
-                self._open -= 1
+            answer = await self._answer(request, body)
         except _Refused as refused:
             headers = {"Retry-After": "1"} if refused.status == 503 else {}
-            if refused.status in (401, 413, 503):
-                await _drain(request)
-            if refused.status in (401, 408, 413, 503):  # what is left of the body is not read
-                headers["Connection"] = "close"
-            return self._count(PlainTextResponse(str(refused), refused.status, headers=headers))
-        return self._count(Response(body, media_type="application/octet-stream"))
+            return self._count(_refusal(str(refused), refused.status, headers, body))
+        return self._count(Response(answer, media_type="application/octet-stream"))
 
     def _authorise(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode()
         if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
             raise _Refused(401, "A valid token is needed.")
 
-    async def _answer(self, request: Request) -> bytes:
-        assert self._batcher is not None
+    async def _answer(self, request: Request, body: _Body) -> bytes:
         received = bytearray()
         try:
             try:
-                await asyncio.wait_for(self._receive(request, received), self.limits.read_timeout_s)
+                await asyncio.wait_for(self._receive(request, body, received), self.limits.read_timeout_s)
             except (asyncio.TimeoutError, TimeoutError) as error:
                 raise _Refused(408, "The request took too long to arrive.") from error
+            if self._open >= self.limits.max_queue:
+                raise _Refused(503, f"The server already has {self._open} requests.")
+            self._open += 1
             try:
                 decoded = await asyncio.to_thread(decode_request, received)
+                scores = await self._scores(decoded, body)
+                return encode_response(decoded, scores, scores.reasons)
             except WireError as error:
                 raise _Refused(400, str(error)) from error
-            try:
-                scores = await self._batcher.submit(decoded)
-            except Closing as error:
-                raise _Refused(503, str(error)) from error
-            except RuntimeError as error:  # a broken configuration: sending it again does not help
-                raise _Refused(500, str(error)) from error
-            return encode_response(decoded, scores, scores.reasons)
+            finally:
+                self._open -= 1
         finally:
             self._bytes -= len(received)
 
-    async def _receive(self, request: Request, received: bytearray) -> None:
-        """Read the body, and stop at the first byte too many."""
-        from starlette.requests import ClientDisconnect
+    async def _scores(self, request: ScoreRequest, body: _Body) -> PartScores:
+        """The scores, unless the client goes away first: nobody would read them, and it will ask again."""
+        assert self._batcher is not None
+        scoring = asyncio.ensure_future(self._batcher.submit(request))
+        leaving = asyncio.ensure_future(body.client_gone())
+        try:
+            await asyncio.wait([scoring, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not scoring.done():
+                raise _Refused(499, "The client went away.")
+            return scoring.result()
+        except Closing as error:
+            raise _Refused(503, str(error)) from error
+        except RuntimeError as error:  # a broken configuration: sending it again does not help
+            raise _Refused(500, str(error)) from error
+        finally:
+            for task in (scoring, leaving):
+                task.cancel()
 
+    async def _receive(self, request: Request, body: _Body, received: bytearray) -> None:
+        """Read the body, and stop at the first byte too many."""
         largest = self.limits.max_body_mb * 2**20
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > largest:
-            raise _Refused(413, f"{declared} bytes are more than the allowed {largest}.")
-        try:
-            async for chunk in request.stream():
-                received += chunk
-                self._bytes += len(chunk)
-                if len(received) > largest:
-                    raise _Refused(413, f"The request is larger than the allowed {largest} bytes.")
-                if self._bytes > self.limits.max_memory_mb * 2**20:
-                    raise _Refused(503, "The server holds as many bytes as it may.")
-        except ClientDisconnect as error:
-            raise _Refused(400, "The connection broke before the request was complete.") from error
+        if declared.isdecimal() and int(declared[:20]) > largest:
+            raise _Refused(413, f"{declared[:20]} bytes are more than the allowed {largest}.")
+        while body.more:
+            chunk = await asyncio.wait_for(body.next(), self.limits.idle_timeout_s)
+            received += chunk
+            self._bytes += len(chunk)
+            if len(received) > largest:
+                raise _Refused(413, f"The request is larger than the allowed {largest} bytes.")
+            if self._bytes > self.limits.max_memory_mb * 2**20:
+                raise _Refused(503, "The server holds as many bytes as it may.")
+        if body.gone:
+            raise _Refused(400, "The connection broke before the request was complete.")
 
     def _count(self, response: Response) -> Response:
         status = response.status_code
@@ -177,10 +193,20 @@ class RewardServer:
         return response
 
     async def health(self, _request: Request) -> Response:
-        """GET /health, open to all."""
+        """GET /health, open to all: 503 when the last call of the reward scored nothing."""
         from starlette.responses import JSONResponse
 
-        return JSONResponse({"status": "ok", "requests": self._open})
+        now, last = time.monotonic(), self.counters
+        failing = last.last_clips > 0 and last.last_failed == last.last_clips
+        content = {
+            "status": "failing" if failing else "ok",
+            "requests": self._open,
+            "last_clips": last.last_clips,
+            "last_failed": last.last_failed,
+            "last_seconds_ago": None if last.last_end is None else round(now - last.last_end, 3),
+            "running_seconds": None if last.running_since is None else round(now - last.running_since, 3),
+        }
+        return JSONResponse(content, 503 if failing else 200)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, Prometheus' text format; needs the token."""
@@ -197,6 +223,7 @@ class RewardServer:
         numbers = [
             ("clips_total", "counter", "Clips scored.", self.counters.clips),
             ("clips_failed_total", "counter", "Clips without a score.", self.counters.failed),
+            ("clips_abandoned_total", "counter", "Clips whose client went away.", self.counters.abandoned),
             ("batches_total", "counter", "Calls of the reward.", self.counters.batches),
             ("reward_seconds_total", "counter", "Time in the reward.", self.counters.seconds),
             ("queue_requests", "gauge", "Requests that wait.", self._batcher.depth),
@@ -213,24 +240,45 @@ class RewardServer:
         return "\n".join(lines) + "\n"
 
 
-async def _drain(request: Request) -> None:
-    """Throw away the rest of a body: a client that is still sending would never see the answer otherwise."""
-    from starlette.requests import ClientDisconnect
+class _Body:
+    """The body of a request, piece by piece, and what comes after it: the news that the client has gone."""
 
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > DRAIN:
-        return
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.more, self.gone = True, False
 
-    async def discard() -> None:
-        thrown = 0
-        async for chunk in request.stream():
-            thrown += len(chunk)
-            if thrown > DRAIN:
-                return
+    async def next(self) -> bytes:
+        """The next piece."""
+        message = await self._receive()
+        self.gone = message["type"] == "http.disconnect"
+        self.more = not self.gone and message.get("more_body", False)
+        return message.get("body", b"")
 
-    # RuntimeError: the stream was read in part before, or to its end
-    with contextlib.suppress(ClientDisconnect, RuntimeError, asyncio.TimeoutError, TimeoutError):
-        await asyncio.wait_for(discard(), DRAIN_SECONDS)
+    async def client_gone(self) -> None:
+        """Returns when the client has closed the connection."""
+        while not self.gone:
+            await self.next()
+
+
+def _refusal(text: str, status: int, headers: dict[str, str], body: _Body) -> Response:
+    """An answer that goes out at once; then what is left of the body is thrown away for a moment, and the connection closed."""
+    from starlette.responses import PlainTextResponse
+
+    class Refusal(PlainTextResponse):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self.body, "more_body": True})
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self.discard(), LINGER)
+            await send({"type": "http.response.body", "body": b""})
+
+        async def discard(self) -> None:
+            while body.more:
+                await body.next()
+
+    if body.more:
+        headers = {**headers, "Connection": "close"}
+    return Refusal(text, status, headers=headers)
 
 
 def create_app(score: Scorer, *, token: str = "", limits: ServerLimits | None = None) -> Starlette:

@@ -91,6 +91,10 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
         raise WireError(str(error)) from error
     if len(metadata["id"]) > 200:
         raise WireError("The id is longer than 200 characters.")
+    try:
+        "".join([metadata["id"], *prompts]).encode()  # JSON can spell halves of characters, which nobody can send back
+    except UnicodeEncodeError as error:
+        raise WireError(f"The id and the prompts must be text: {error}") from error
     if content_checksum(videos, prompts, fps) != metadata["checksum"]:
         raise WireError("The checksum does not fit the clips, prompts and fps: they were changed on the way.")
     return ScoreRequest(metadata["id"], metadata["checksum"], videos, prompts, fps)
@@ -106,7 +110,7 @@ def _videos(header: dict[str, Any], body: bytearray, start: int) -> Tensor:
     if not whole or entry.get("dtype") != "U8" or entry.get("data_offsets") != [0, size]:
         raise WireError(f"videos must be U8 and fill the file of {size} bytes, its entry says {str(entry)[:200]}.")
     if math.prod(shape) != size:
-        raise WireError(f"videos of shape {shape} need {math.prod(shape)} bytes, there are {size}.")
+        raise WireError(f"videos of shape {str(shape)[:200]} do not have the {size} bytes that are there.")
     return torch.frombuffer(body, dtype=torch.uint8, offset=start, count=size).view(shape)
 
 
@@ -133,8 +137,8 @@ def decode_response(body: bytes, *, request_id: str, checksum: str, count: int) 
     if metadata["scores"] != _scores_checksum(tensors):
         raise WireError("The scores were changed on the way.")
     reasons = _json(metadata["reasons"], "reasons")
-    if not isinstance(reasons, dict) or not all(key.isdigit() for key in reasons):
-        raise WireError("reasons must map indices to texts.")
+    if not isinstance(reasons, dict) or not reasons.keys() <= {str(index) for index in range(count)}:
+        raise WireError("reasons must map indices of clips to texts.")
     return PartScores(tensors, {int(index): str(reason) for index, reason in reasons.items()})
 
 
@@ -148,7 +152,10 @@ def _scores_checksum(tensors: Mapping[str, Tensor]) -> str:
 def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: no JSON, or a number of more digits than Python converts
         raise WireError(f"{what} is no JSON: {error}") from error
 
 
@@ -156,7 +163,7 @@ def _load(body: bytes, keys: Sequence[str]) -> tuple[dict[str, Tensor], dict[str
     header, _ = _header(body)
     try:
         tensors = load(body)
-    except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
+    except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError) as error:
         raise WireError(f"No safetensors file: {error}") from error
     return tensors, _metadata(header, keys)
 

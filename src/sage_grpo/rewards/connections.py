@@ -1,0 +1,86 @@
+"""Connections of the reward server: how long one may be without a request, and how many there may be.
+
+uvicorn answers requests but watches neither: a connection that never sends a whole request would stay for ever. Here such a
+connection is closed after a while, and at once when its place is needed. One whose clips are being scored is never closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import uvicorn
+
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+def guarded_config(app: Any, *, header_timeout: float, max_connections: int, **settings: Any) -> uvicorn.Config:
+    """uvicorn's configuration with connections that are watched."""
+    import uvicorn
+
+    # bursts of a whole training run: connections wait in the kernel instead of being refused
+    options = {"backlog": 4096, **settings}
+    return uvicorn.Config(app, http=guarded_protocol(header_timeout, max_connections), **options)
+
+
+def guarded_protocol(header_timeout: float, max_connections: int) -> type[asyncio.Protocol]:
+    """uvicorn's own HTTP protocol with a time for headers and a largest number of connections."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    base: Any = AutoHTTPProtocol
+    everyone: dict[Any, float] = {}
+    """The open connections, and since when each of them is there or has been answered last."""
+
+    class Guarded(base):
+        timer: asyncio.TimerHandle | None = None
+
+        def incomplete(self) -> bool:
+            """No request, or one that has not arrived in full."""
+            return self.headerless() or self.cycle.more_body
+
+        def headerless(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(everyone) >= max_connections:
+                oldest = min((one for one in everyone if one.incomplete()), key=everyone.__getitem__, default=None)
+                if oldest is None:
+                    transport.write(BUSY)
+                    transport.close()
+                    return
+                everyone.pop(oldest)
+                oldest.transport.abort()
+            everyone[self] = time.monotonic()
+            self.watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            everyone.pop(self, None)
+            self.unwatch()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self in everyone:
+                everyone[self] = time.monotonic()
+            self.watch()
+
+        def watch(self) -> None:
+            """One timer runs for as long as headers are missing: bytes that come one by one do not prolong it."""
+            if not self.headerless() or self.transport.is_closing():
+                self.unwatch()
+            elif self.timer is None:
+                self.timer = self.loop.call_later(header_timeout, self.transport.abort)
+
+        def unwatch(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+
+    return Guarded

@@ -1,0 +1,225 @@
+"""The client of several servers: which one is asked, which one is left alone, and what is tried elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+import toy_rewards
+from reward_servers import thread_server
+
+from sage_grpo.rewards import pool as pool_module
+from sage_grpo.rewards.functions import PartScores, RewardConfigError
+from sage_grpo.rewards.pool import Pool
+from sage_grpo.rewards.remote import RemoteReward
+
+FPS = 8.0
+TEXTS = [f"prompt {index}" for index in range(12)]
+CLIPS = torch.randint(0, 256, (12, 3, 4, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def remote(*ports: int, **settings) -> RemoteReward:
+    given = {"parts": ["content"], "backoff": 0.02, "max_backoff": 0.5, "timeout": 20.0, "clips_per_request": 1}
+    return RemoteReward(urls=[f"http://127.0.0.1:{port}" for port in ports], **{**given, **settings})
+
+
+def expected() -> torch.Tensor:
+    return toy_rewards.content(CLIPS, TEXTS, FPS)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test turns."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(pool_module, "time", clock)
+    return clock
+
+
+def servers(count: int, **settings) -> Pool:
+    urls = [urlsplit(f"http://host{index}") for index in range(count)]
+    return Pool(urls, **{"backoff": 1.0, "max_backoff": 30.0, **settings})
+
+
+def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> None:
+    pool = servers(2)
+    bad, good = pool.servers
+    pauses = []
+    for _ in range(7):
+        clock.now = max(clock.now, bad.down_until)
+        taken = {id(server): number for server, number in (pool.acquire(), pool.acquire())}
+        assert taken.keys() == {id(bad), id(good)}
+        pool.succeeded(good, taken[id(good)])
+        pool.failed(bad, taken[id(bad)], "broken")
+        pauses.append(bad.down_until - clock.now)
+        assert all(pool.acquire()[0] is good for _ in range(5))
+        good.running.clear()
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert "http://host0 failed (broken): left alone for 30 s, failure 7 in a row" in caplog.text
+    clock.now = bad.down_until
+    number = next(number for server, number in (pool.acquire(), pool.acquire()) if server is bad)
+    assert all(pool.acquire()[0] is good for _ in range(5))  # one request to try, not more
+    pool.succeeded(bad, number)
+    assert (bad.failures, bad.down_until) == (0, 0.0)
+
+
+def test_a_server_that_hung_is_left_alone_for_as_long_as_it_cost(clock) -> None:
+    pool = servers(1)
+    server, number = pool.acquire()
+    clock.now += 300
+    pool.failed(server, number, "timed out")
+    assert server.down_until == clock.now + 300
+
+
+def test_requests_that_fail_together_count_once(clock) -> None:
+    pool = servers(1)
+    many = [pool.acquire() for _ in range(50)]
+    for server, number in many:
+        pool.failed(server, number, "killed")
+        clock.now += 0.5  # the pause of the first is long over when the last is noticed
+    assert pool.servers[0].failures == 1
+
+
+def test_a_busy_server_is_not_a_broken_one(clock) -> None:
+    pool = servers(2)
+    (first, a), (second, b) = pool.acquire(), pool.acquire()
+    pool.busy(first, a)
+    pool.succeeded(second, b)
+    again, number = pool.acquire()
+    assert again is second
+    pool.succeeded(second, number)
+    assert first.failures == 0
+    clock.now += 1.0
+    assert {id(pool.acquire()[0]) for _ in range(2)} == {id(first), id(second)}
+
+
+def test_a_slow_server_gets_what_it_can_do_in_the_same_time(clock) -> None:
+    pool = servers(2)
+    (fast, a), (slow, b) = pool.acquire(), pool.acquire()
+    clock.now += 1.0
+    pool.succeeded(fast, a)
+    clock.now += 9.0
+    pool.succeeded(slow, b)
+    taken = [pool.acquire()[0] for _ in range(12)]
+    assert sum(server is slow for server in taken) == 1
+    fast.running.clear()
+    slow.running.clear()
+    clock.now += 10 * pool_module.FORGET
+    fast.measured = clock.now  # used all the time; what the slow one did long ago is no longer held against it
+    assert pool.acquire()[0] is slow
+
+
+def hanging() -> tuple[socket.socket, list[socket.socket], threading.Thread]:
+    """A server that takes requests and never answers."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    taken: list[socket.socket] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(listener.accept()[0])
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    return listener, taken, thread
+
+
+def test_a_hanging_server_costs_neither_scores_nor_its_time(caplog) -> None:
+    """The time-out is far longer than this test may take: another server answers what the hanging one sits on."""
+    listener, taken, thread = hanging()
+    try:
+        with thread_server("content") as good:
+            client = remote(listener.getsockname()[1], good, timeout=3600.0, parallel=4, backoff=60.0, max_backoff=60.0)
+            for _ in range(3):
+                assert torch.equal(client(CLIPS, TEXTS, FPS)["content"], expected())
+        assert 1 <= len(taken) <= 4  # in the first call; then it was left alone
+        assert "another server answered its request first" in caplog.text
+        for sock in taken:
+            sock.settimeout(20)
+            while sock.recv(65536):
+                pass  # the client has cut the connection: a server can stop its work
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(20)
+        for sock in taken:
+            sock.close()
+
+
+def test_a_slow_server_does_not_hold_up_a_fast_one() -> None:
+    finished, held_up = threading.Event(), []
+
+    def slow(videos, texts, fps):
+        if not finished.wait(10):
+            held_up.append(len(texts))
+        return PartScores({"content": toy_rewards.content(videos, texts, fps)})
+
+    with thread_server("content") as fast, thread_server(score=slow) as other:
+        scores = remote(fast, other, parallel=4)(CLIPS, TEXTS, FPS)
+        finished.set()
+    assert torch.equal(scores["content"], expected())
+    assert not held_up
+
+
+def broken(videos, texts, fps):
+    """A server whose model is gone: no clip gets a score, and no error is raised."""
+    nothing = torch.full((len(texts),), torch.nan)
+    return PartScores({"content": nothing}, dict.fromkeys(range(len(texts)), "CUDA error"))
+
+
+def raises(videos, texts, fps):
+    """A server whose configuration is broken: answered 500."""
+    raise SystemExit("no such model")
+
+
+@pytest.mark.parametrize("score", [broken, raises])
+def test_what_one_server_cannot_score_is_tried_at_another(score, caplog) -> None:
+    with thread_server(score=score) as bad, thread_server("content") as good:
+        scores = remote(bad, good, parallel=2, clips_per_request=2, backoff=60.0, retries=2, max_backoff=0.01)(
+            CLIPS, TEXTS, FPS
+        )
+    assert torch.equal(scores["content"], expected())
+    assert scores.reasons == {}
+    assert f"http://127.0.0.1:{bad} failed" in caplog.text
+
+
+def test_a_clip_that_nobody_can_score_keeps_its_reason_and_its_neighbours_their_scores() -> None:
+    texts = [*TEXTS[:5], "bad one", *TEXTS[6:]]
+    with thread_server("raises_on_bad") as first, thread_server("raises_on_bad") as second:
+        scores = remote(first, second, parts=["raises_on_bad"], clips_per_request=3)(CLIPS, texts, FPS)
+    assert scores["raises_on_bad"].isnan().nonzero().flatten().tolist() == [5]
+    assert list(scores.reasons) == [5]
+    assert "KeyError" in scores.reasons[5]
+
+
+def test_retries_are_logged(caplog) -> None:
+    turn = iter(range(100))
+
+    def flaky(videos, texts, fps):
+        if next(turn) == 0:
+            raise SystemExit("once")
+        return PartScores({"content": toy_rewards.content(videos, texts, fps)})
+
+    with thread_server(score=flaky) as one, thread_server("content") as two, caplog.at_level(logging.WARNING):
+        scores = remote(one, two, parallel=1)(CLIPS, TEXTS, FPS)
+    assert torch.equal(scores["content"], expected())
+    assert "1 reward requests were sent again; 0 of 12 clips have no score" in caplog.text
+
+
+def test_a_wrong_part_ends_the_call_also_with_several_servers() -> None:
+    with thread_server("content") as one, thread_server("content") as two:
+        client = remote(one, two, parts=["contend"])
+        with pytest.raises(RewardConfigError, match="Did you mean 'content'"):
+            client(CLIPS, TEXTS, FPS)
