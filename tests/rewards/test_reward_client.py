@@ -120,6 +120,17 @@ def test_a_slow_server_gets_what_it_can_do_in_the_same_time(clock) -> None:
     assert pool.acquire()[0] is slow
 
 
+def test_only_the_server_that_kept_others_waiting_is_left_alone(clock) -> None:
+    pool = servers(2)
+    (slow, a), (fast, b) = pool.acquire(), pool.acquire()
+    clock.now += 1.0
+    pool.dropped(fast, b, late=False)  # a second try that lost by a hair
+    assert (fast.failures, fast.down_until) == (0, 0.0)
+    clock.now += 1.0
+    pool.dropped(slow, a, late=True)
+    assert (slow.failures, slow.down_until) == (1, clock.now + 2.0)
+
+
 def hanging() -> tuple[socket.socket, list[socket.socket], threading.Thread]:
     """A server that takes requests and never answers."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -158,7 +169,7 @@ def test_a_hanging_server_costs_neither_scores_nor_its_time(caplog) -> None:
             sock.close()
 
 
-def test_a_slow_server_does_not_hold_up_a_fast_one() -> None:
+def test_a_slow_server_does_not_hold_up_a_fast_one(caplog) -> None:
     finished, held_up = threading.Event(), []
 
     def slow(videos, texts, fps):
@@ -171,6 +182,8 @@ def test_a_slow_server_does_not_hold_up_a_fast_one() -> None:
         finished.set()
     assert torch.equal(scores["content"], expected())
     assert not held_up
+    assert f"127.0.0.1:{other} failed" in caplog.text
+    assert f"127.0.0.1:{fast} failed" not in caplog.text
 
 
 def broken(videos, texts, fps):

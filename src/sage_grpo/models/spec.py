@@ -98,7 +98,7 @@ class ModelSpec:
     """Decode in spatial tiles, to save memory; blends at their seams."""
     cache: str | None = "auto"
     """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
-    keeps them in memory only."""
+    writes none."""
 
     def __post_init__(self) -> None:
         if self.family is not None and "." not in self.family and self.family not in FAMILIES:

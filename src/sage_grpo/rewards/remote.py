@@ -155,13 +155,13 @@ class RemoteReward:
     def _second(self, task: _Task, server: Server, number: int) -> None:
         """One try beside the first; where it fails the first goes on alone."""
         task.tries += 1
-        scores = self._try(task, server, number)
+        scores = self._try(task, server, number, second=True)
         task.second = False
         if scores is not None:
             task.settle(scores)
 
-    def _try(self, task: _Task, server: Server, number: int) -> PartScores | None:
-        """Ask one server once; None when it has to be tried again, here or elsewhere."""
+    def _try(self, task: _Task, server: Server, number: int, *, second: bool = False) -> PartScores | None:
+        """Ask one server once; None when it has to be tried again, here or elsewhere. A `second` try may lose to the first."""
         where = server.url.geturl()
         try:
             status, answer = self._post(server.url, task.body, task)
@@ -171,7 +171,7 @@ class RemoteReward:
                 return self._chosen(scores)
         except (OSError, http.client.HTTPException, WireError) as error:
             if task.cut:
-                self._pool.dropped(server, number, late=task.settled.is_set())
+                self._pool.dropped(server, number, late=task.settled.is_set() and not second)
                 return None
             task.reason = f"{where}: {type(error).__name__}: {error}"
             self._pool.failed(server, number, f"{type(error).__name__}: {error}")
