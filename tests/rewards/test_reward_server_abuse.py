@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -48,6 +49,14 @@ def is_closed(sock: socket.socket) -> bool:
 def metric(port: int, name: str) -> float:
     lines = call(port, "GET", "/metrics")[1].decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"sage_grpo_reward_{name} "))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; goes on after a while, so that a test fails instead of hanging."""
+    for _ in range(300):
+        if condition():
+            return
+        time.sleep(0.01)
 
 
 def answered(port: int) -> dict[str, int]:
@@ -135,13 +144,12 @@ def test_requests_whose_clients_left_are_not_scored() -> None:
     limits = ServerLimits(max_wait_ms=0, max_batch=4)
     with thread_server(score=score, limits=limits) as port, opened(port, post(body())) as first:
         assert started.wait(20)
-        for _ in range(6):
-            opened(port, post(body(2))).close()
+        leaving = [opened(port, post(body(2))) for _ in range(6)]
+        wait_for(lambda: metric(port, "open_requests") == 7)  # they wait for their turn
+        for sock in leaving:
+            sock.close()
         with opened(port, post(body(3))) as last:
-            for _ in range(500):  # until the server has seen all of them go, and the last one come
-                if answered(port) == {"2xx": 0, "4xx": 6} and metric(port, "open_requests") == 2:
-                    break
-                time.sleep(0.01)
+            wait_for(lambda: answered(port) == {"2xx": 0, "4xx": 6} and metric(port, "open_requests") == 2)
             go_on.set()
             assert first.recv(65536).startswith(b"HTTP/1.1 200")
             assert last.recv(65536).startswith(b"HTTP/1.1 200")
