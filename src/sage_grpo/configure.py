@@ -100,6 +100,7 @@ def _lookup(file: str, key: str) -> object:
     """The value of a dotted key in a YAML file, or _NOTHING; a file that cannot be read is the parser's to complain about."""
     import yaml
 
+    check_yaml(Path(file))
     try:
         value = yaml.safe_load(Path(file).read_text())
     except (OSError, ValueError, yaml.YAMLError):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sage_grpo.cli import main
-from sage_grpo.commands.export import read_config
+from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.configure import ConfigError, parse
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward
@@ -45,9 +45,9 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_command_named_as_a_reward_is_not_run(given, tmp_path, capsys) -> None:
     mark = tmp_path / "mark"
     reward = {"name": "subprocess:Popen", "options": {"args": ["touch", str(mark)]}, "weights": {"x": 1.0}}
+    run = given({"rewards": [reward], "data": {"eval_prompts": "shapes"}})
     for trust in ("false", "true"):
-        words = ["evaluate", "--run", str(given({"rewards": [reward]})), "--weights", "base", "--trust_run", trust]
-        assert main(words) == 2
+        assert main(["evaluate", "--run", str(run), "--weights", "base", "--trust_run", trust]) == 2
         assert "subprocess:Popen" in capsys.readouterr().err
     assert not mark.exists()
 
@@ -87,9 +87,27 @@ def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys
     assert "bright" in capsys.readouterr().out
 
 
+def test_rewards_that_the_user_names_are_theirs(given, evil) -> None:
+    from sage_grpo.commands.evaluate import defaults
+
+    folder = str(given({"rewards": [{"name": "elsewhere:reward"}]}))
+    options, _ = defaults(["--run", folder, "--rewards", '[{"name": "evil:bright"}]'])
+    assert options is not None
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [([], False), (["--trust_run"], True), (["--trust_run", "--json"], True), (["--trust_run=true"], True)]
+    + [(["--trust_run", word], word == "true") for word in ("false", "true", "maybe")],
+)
+def test_the_flag_is_read_as_the_parser_reads_it(words, answer) -> None:
+    assert trusted(words) is answer
+
+
 def test_a_model_family_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
     folder = given({"model": {"family": "evil.family"}})
-    for command in ("evaluate", "export"):
+    for command in ("evaluate", "export", "generate"):
         assert main([command, "--run", str(folder)]) == 2
         assert "evil.family" in capsys.readouterr().err
     assert not evil.exists()
@@ -136,6 +154,7 @@ def test_yaml_bombs_are_refused_everywhere(kind: str, given, capsys) -> None:
     folder = given(BOMBS[kind])
     file = str(folder / "config.yaml")
     calls = [["train", "--config", file], ["train", f"--config={file}"], ["evaluate", "--run", str(folder)]]
+    calls += [["generate", "--config", file], ["generate", "--run", str(folder)]]
     for words in calls:
         assert main(words) == 2
         assert "config.yaml is no" in capsys.readouterr().err
