@@ -38,11 +38,20 @@ def cps(config: TrainConfig) -> TrainConfig:
 
 
 def mix_grpo(config: TrainConfig) -> TrainConfig:
-    """MixGRPO: explore and train inside a window that slides from noise to data, no KL."""
+    """MixGRPO: explore and train inside a window that slides from noise to data, one initial noise for a group, no KL."""
     config = _baseline(config, "flow", region="none")
     length = max(2, config.rollout.steps // 4)
     window = Window(kind="sliding", length=length, stride=1, every=max(1, config.iterations // config.rollout.steps))
-    return replace(config, rollout=replace(config.rollout, window=replace(window, stop=config.rollout.steps - 1)))
+    window = replace(window, stop=config.rollout.steps - 1)
+    return replace(config, rollout=replace(config.rollout, window=window, same_noise=True))
+
+
+def mix_grpo_flash(config: TrainConfig) -> TrainConfig:
+    """MixGRPO-Flash: MixGRPO with a second-order solver and half of the steps after the window."""
+    config = mix_grpo(config)
+    return replace(
+        config, rollout=replace(config.rollout, solver="ab2", after_steps=max(1, config.rollout.steps // 2 - 1))
+    )
 
 
 def flow_dppo(config: TrainConfig) -> TrainConfig:
@@ -51,15 +60,48 @@ def flow_dppo(config: TrainConfig) -> TrainConfig:
     return replace(config, surrogate=replace(config.surrogate, kind="kl_mask"))
 
 
+def grpo_guard(config: TrainConfig) -> TrainConfig:
+    """GRPO-Guard (arXiv 2510.22319): FlowGRPO with ratios centred at 1 and the gradient of every step brought to one scale."""
+    config = _baseline(config, "flow", region="none")
+    return replace(config, surrogate=replace(config.surrogate, equalize=True, centred=True))
+
+
+def precise(config: TrainConfig) -> TrainConfig:
+    """Precise (arXiv 2605.23522): the kernel that this package calls sage_exact, at that paper's eta, with FlowGRPO's loss."""
+    config = _baseline(config, "sage_exact", region="fixed")
+    return replace(config, kernel=replace(config.kernel, eta=1.5))
+
+
+def flash_grpo(config: TrainConfig) -> TrainConfig:
+    """Flash-GRPO (arXiv 2605.15980): one exploring step per prompt, another for each, its gradient's scale divided out."""
+    config = _one_step(_baseline(config, "flow", region="none"), Window(kind="drawn"))
+    return replace(config, surrogate=replace(config.surrogate, equalize=True))
+
+
+def tempflow_grpo(config: TrainConfig) -> TrainConfig:
+    """TempFlow-GRPO (arXiv 2508.04324): trajectories that branch at one step from a shared start, weighted by the step's noise."""
+    config = _one_step(_baseline(config, "flow", region="none"), Window(kind="drawn"))
+    config = replace(config, surrogate=replace(config.surrogate, equalize=True))
+    return replace(config, rollout=replace(config.rollout, same_noise=True))
+
+
 def branch(config: TrainConfig) -> TrainConfig:
     """One exploring step per prompt from a state that the group shares, replayed once (ours; docs/method.md)."""
-    rollout = replace(config.rollout, same_noise=True, window=Window(kind="drawn", at=[config.rollout.steps // 3]))
+    config = _one_step(config, Window(kind="drawn", at=[config.rollout.steps // 3]))
     return replace(
         config,
         kernel=replace(config.kernel, name="sage_exact", eta=math.sqrt(2)),
-        rollout=rollout,
-        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
+        rollout=replace(config.rollout, same_noise=True),
         trust_region=replace(config.trust_region, mode="none"),
+    )
+
+
+def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
+    """Explore at one step and update once: with more the clip would bind and a KL act, with one neither can."""
+    return replace(
+        config,
+        rollout=replace(config.rollout, window=window),
+        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
     )
 
 
@@ -74,5 +116,9 @@ def _baseline(config: TrainConfig, kernel: str, *, region: str) -> TrainConfig:
 
 
 METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
-    method.__name__: method for method in (sage, sage_exact, flow_grpo, dance_grpo, cps, mix_grpo, flow_dppo, branch)
+    method.__name__: method
+    for method in (
+        *(sage, branch, sage_exact, precise, flow_grpo, dance_grpo, cps, mix_grpo, mix_grpo_flash, flash_grpo),
+        *(tempflow_grpo, grpo_guard, flow_dppo),
+    )
 }
