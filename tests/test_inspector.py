@@ -174,8 +174,8 @@ def test_a_single_step_and_a_single_kernel_can_be_drawn(tmp_path: Path) -> None:
         (["--kernels", "[saeg]"], "Did you mean 'sage'"),
         (["--kernels", "[]"], "kernels is empty"),
         (["--eta", "1.5"], "leave cps out"),
-        (["--eta", "-1"], "eta must be finite and >= 0"),
-        (["--steps", "0"], "num_steps must be at least 1"),
+        (["--eta", "-1"], "eta must be in [0, 10], got -1.0"),
+        (["--steps", "0"], "steps must be at least 1, got 0"),
         (["--shift", "0"], "shift must be positive"),
     ],
 )

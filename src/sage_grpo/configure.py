@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from sage_grpo.ranges import faults, ranges
+
 T = TypeVar("T")
 
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1_000_000, 50, 100_000
@@ -30,16 +32,29 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
     from jsonargparse import ArgumentParser
     from jsonargparse import set_parsing_settings as settings
 
+    class Parser(ArgumentParser):
+        """Ends the help of a field with its range."""
+
+        def add_class_arguments(self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
+            added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+            limits = dict(ranges(theclass, f"{nested_key}." if nested_key else ""))
+            for action in self._actions:
+                if action.dest in limits:
+                    action.help = f"{(action.help or '').rstrip()} Must be {limits[action.dest]}.".lstrip()
+            return added
+
     settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(
-        prog=prog, description=description, exit_on_error=False, default_env=False, allow_abbrev=False
-    )
+    parser = Parser(prog=prog, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="A YAML file with any of the options below.")
     parser.add_class_arguments(options)  # type: ignore[type-var]
     if defaults is not None:
         parser.set_defaults(dataclasses.asdict(defaults))  # type: ignore[call-overload]
     try:
-        namespace = parser.instantiate_classes(parser.parse_args(_friendly(argv, options)))
+        given = parser.parse_args(_friendly(argv, options))
+        wrong = list(faults(options, given))  # here, because a part does not know its place in the whole
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        namespace = parser.instantiate_classes(given)
         return options(**{field.name: namespace[field.name] for field in dataclasses.fields(options)})  # type: ignore[arg-type]
     except (argparse.ArgumentError, ValueError, TypeError) as error:
         raise ConfigError(explain(str(error), options)) from error
@@ -62,6 +77,8 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         while words and not words[0].startswith("--"):
             values.append(words.pop(0))
         name, _, value = word.partition("=")
+        if values or "=" in word:
+            _refuse_mistakes(name, kinds.get(name), (values or [value])[0])
         file = (values or [value])[0] if name == "--config" else ""
         if file:
             check_yaml(Path(file))
@@ -70,6 +87,8 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
             result.append(f"{word}=true")
         elif kinds.get(word) == list[str] and values and not values[0].startswith("["):
             result.append(f"{word}={json.dumps([item for value in values for item in value.split(',')])}")
+        elif len(values) == 1 and values[0].startswith("-"):
+            result.append(f"{word}={values[0]}")  # the parser takes -1e-8 for an option
         else:
             result += [word, *values]
     return result
@@ -86,6 +105,45 @@ def given(argv: Sequence[str], key: str) -> str | None:
         elif name == "--config" and _holds(value, key):
             found = str(_lookup(value, key))
     return found
+
+
+def _refuse_mistakes(option: str, kind: Any, value: str) -> None:
+    """Refuse a key that is given twice, of which YAML takes the last in silence, and a path that is empty, as from a shell
+    variable that is not set: it would be the current folder."""
+    import yaml
+
+    if not value and kind in (Path, Path | None):
+        raise ConfigError(f"{option.removeprefix('--')} is empty: give a path, or leave it out.")
+    is_part = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    is_file = option == "--config" or (is_part and Path(value).is_file())
+    if not is_file and not value.startswith(("{", "[")):
+        return
+    try:
+        twice = _twice(yaml.compose(Path(value).read_text() if is_file else value, Loader=yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # what cannot be read is the parser's to complain about
+    if twice:
+        raise ConfigError(f"{value if is_file else option} has {twice}: keep one of them.")
+
+
+def _twice(node: Any, prefix: str = "") -> str | None:
+    """The first key of a YAML tree that is there twice, with both lines."""
+    import yaml
+
+    if isinstance(node, yaml.SequenceNode):
+        return next((found for item in node.value if (found := _twice(item, prefix))), None)
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        if name in lines:
+            return f"the key {name!r} twice (lines {lines[name]} and {line})"
+        lines[name] = line
+        found = _twice(value, f"{name}.")
+        if found:
+            return found
+    return None
 
 
 def _holds(file: str, key: str) -> bool:

@@ -61,10 +61,10 @@ def test_a_random_window_visits_every_place_and_obeys_stop_and_seed() -> None:
     ("options", "message"),
     [
         ({"kind": "al"}, "window.kind must be all, fixed, random, sliding or drawn, got 'al'"),
-        ({"start": -1}, "window.start must be at least 0"),
-        ({"length": 0}, "window.length must be at least 1"),
-        ({"stride": 0}, "window.stride must be at least 1"),
-        ({"every": 0}, "window.every must be at least 1"),
+        ({"start": -1}, "Window.start must be at least 0"),
+        ({"length": 0}, "Window.length must be at least 1"),
+        ({"stride": 0}, "Window.stride must be at least 1"),
+        ({"every": 0}, "Window.every must be at least 1"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

@@ -122,19 +122,19 @@ def test_wrong_latents_and_conditions(model) -> None:
     [
         ({"family": "hunyuan"}, 'Did you mean "hunyuan15"'),
         ({"guidance_scale": 0.5}, "at least 1"),
-        ({"frames": 0}, "frames must be positive"),
+        ({"frames": 0}, "frames must be at least 1"),
         ({"shift": -1.0}, "shift must be positive"),
     ],
 )
 def test_specs_check_themselves(fields, message) -> None:
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ValueError, match=message):
         ModelSpec(**fields)
 
 
 def test_lora_specs_check_themselves() -> None:
-    with pytest.raises(ModelError, match="rank"):
+    with pytest.raises(ValueError, match="rank"):
         LoraSpec(rank=0)
-    with pytest.raises(ModelError, match="alpha"):
+    with pytest.raises(ValueError, match="alpha"):
         LoraSpec(alpha=0.0)
 
 

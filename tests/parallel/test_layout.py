@@ -35,7 +35,7 @@ def test_an_impossible_number_of_processes_names_the_nearest() -> None:
         lay_out(ParallelSpec(sp=4), 1)
     with pytest.raises(ParallelError, match="Start 8"):
         lay_out(ParallelSpec(dp_shard=4, sp=2), 4)
-    with pytest.raises(ParallelError, match="at least 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         ParallelSpec(sp=0)
 
 

@@ -158,7 +158,6 @@ def test_the_limit_is_a_fraction(failed, total, limit):
         (RewardSpec(name="video_aling"), "Did you mean 'videoalign'"),
         (RewardSpec(name="video_stats", weights={"sharpnes": 1.0}), "Did you mean 'sharpness'"),
         (RewardSpec(name="video_stats", options={"part": ["motion"]}), "Did you mean 'parts'"),
-        (toy("two_parts", weights={"level": float("nan")}), "finite"),
         (toy("mean_levl"), "Did you mean 'mean_level'"),
         (toy("as_list", options={"ofset": 1.0}), "ofset"),
         (RewardSpec(name="no_such_module:f"), "no_such_module"),

@@ -335,7 +335,10 @@ def test_the_command_refuses_an_open_address_without_a_token(monkeypatch):
         ({"urls": ["host:80"]}, "looks like"),
         ({"urls": ["http://user:pw@host"]}, "password"),
         ({"urls": ["http://host"], "parts": []}, "weights"),
-        ({"urls": ["http://host"], "timeout": 0.0}, "positive"),
+        ({"urls": ["http://host"], "timeout": 0.0}, "timeout must be positive, got 0"),
+        ({"urls": ["http://host"], "timeout": float("nan")}, "timeout must be positive, got nan"),
+        ({"urls": ["http://host"], "retries": -1}, "retries must be at least 0, got -1"),
+        ({"urls": ["http://host"], "backoff": float("inf")}, "backoff must be at least 0, got inf"),
     ],
 )
 def test_wrong_client_settings_are_refused(options, message):

@@ -121,6 +121,29 @@ def test_scores_of_files_as_json(folder, tmp_path, capsys):
     assert found["total"]["mean"] == pytest.approx((50 + 200 + 100) / 3, abs=4)
 
 
+def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_path, capsys):
+    from sage_grpo.cli import main
+
+    (tmp_path / "videos").mkdir()
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / "videos" / name).write_bytes(b"no video at all")
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    rewards = json.dumps([{"name": "video_stats", "weights": {"motion": 1.0}}])
+    words = ["--videos", str(tmp_path / "videos"), "--prompts", str(tmp_path / "prompts.txt"), "--rewards", rewards]
+    assert main(["evaluate", *words, "--out", str(tmp_path / "out")]) == 2
+    assert "None of the 2 videos" in capsys.readouterr().err
+    assert (tmp_path / "out" / "scores.csv").read_text().count(",cannot be read: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("p.txt", ""), ("p.csv", ""), ("p.csv", "video,prompt\n"), ("p.json", "{}")]
+)
+def test_an_empty_list_of_prompts_is_refused(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"0 prompts for 1 videos|no prompt for 1 of 1 videos: a\.mp4"):
+        read_prompts(tmp_path / name, ["a.mp4"])
+
+
 def test_scores_do_not_depend_on_the_batch(tmp_path):
     for index in range(5):
         write_video(tmp_path / f"{index}.mp4", [30 * index] * 4, 8)

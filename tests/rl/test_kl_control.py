@@ -111,11 +111,11 @@ def test_ppo_feedback_holds_a_plant_near_its_target() -> None:
     ("options", "message"),
     [
         ({"kind": "adaptive"}, "kind must be constant, two_stage, paper or ppo, got 'adaptive'"),
-        ({"lambda_min": 1.0, "lambda_max": 0.1}, "lambda_min <= lambda_max"),
-        ({"lambda_min": -1.0}, "0 <= lambda_min"),
-        ({"window": 0}, "window >= 1"),
-        ({"target": 0.0}, "target > 0"),
-        ({"warmup_updates": -1}, "warmup_updates must be >= 0"),
+        ({"lambda_min": 1.0, "lambda_max": 0.1}, "lambda_min must be at most kl.lambda_max"),
+        ({"lambda_min": -1.0}, "lambda_min must be at least 0"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"target": 0.0}, "target must be positive"),
+        ({"warmup_updates": -1}, "warmup_updates must be at least 0"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

@@ -111,7 +111,7 @@ def test_bad_options_are_refused() -> None:
         TrustRegion(mode="duel")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="estimator must be closed_form or log_ratio, got 'k3'"):
         TrustRegion(estimator="k3")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="negative weight would reward moving away"):
+    with pytest.raises(ValueError, match="beta_velocity must be at least 0"):
         TrustRegion(beta_velocity=-0.1)
     with pytest.raises(ValueError, match="needs the anchor's velocities"):
         TrustRegion(mode="dual").penalty(**{**_tensors(), "v_anchor": None})

@@ -14,6 +14,8 @@ import types
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from sage_grpo.ranges import ranges
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 BEGIN, END = "<!-- options: written by tests/train/docs_options.py -->", "<!-- end of options -->"
 
@@ -38,19 +40,20 @@ def inner_dataclass(annotation: Any) -> type | None:
 
 def tables(kind: type, prefix: str = "", *, title: str = "Run") -> str:
     """A table for the plain fields of a dataclass, then one for each dataclass in it."""
-    hints, docs = get_type_hints(kind), field_docs(kind)
+    hints, docs, limits = get_type_hints(kind), field_docs(kind), dict(ranges(kind))
     rows, later = [], []
     for field in dataclasses.fields(kind):
         inner = inner_dataclass(hints[field.name])
         if inner is None:
-            rows.append(
-                f"| `{prefix}{field.name}` | {_default(field)} | {docs[field.name].replace('|', chr(92) + '|')} |"
-            )
+            text = docs[field.name].replace("|", chr(92) + "|")
+            rows.append(f"| `{prefix}{field.name}` | {_default(field)} | {limits.get(field.name, '')} | {text} |")
         else:
             many = "[]" if get_origin(hints[field.name]) is list else ""
             later.append(tables(inner, f"{prefix}{field.name}{many}.", title=f"{prefix}{field.name}"))
     summary = " ".join((inspect.getdoc(kind) or "").split())
-    return "\n".join([f"### {title}", "", summary, "", "| option | default | |", "|---|---|---|", *rows, "", *later])
+    return "\n".join(
+        [f"### {title}", "", summary, "", "| option | default | must be | |", "|---|---|---|---|", *rows, "", *later]
+    )
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

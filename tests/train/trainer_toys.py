@@ -22,7 +22,7 @@ def bright(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 def bright_but(videos: Tensor, prompts: Sequence[str], fps: float, bad: Sequence[int] = ()) -> Tensor:
     """`bright`, but NaN for the clips at these places of the call."""
     level = bright(videos, prompts, fps)
-    level[list(bad)] = torch.nan
+    level[[place for place in bad if place < len(level)]] = torch.nan
     return level
 
 

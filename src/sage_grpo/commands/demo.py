@@ -7,19 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.ranges import Count, Folder, Seed, check
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The demo."""
 
-    out: str = "runs/demo"
+    out: Folder = "runs/demo"
     """Folder of the run."""
     recipe: str = "shapes/sage"
     """Which recipe to run; try shapes/flow_grpo or shapes/cps to compare."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the run."""
-    iterations: int | None = None
+    iterations: Count | None = None
     """Iterations; None is the recipe's."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def run(options: Options) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.ranges import Count, Natural, Share, check
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import EvalConfig
 
@@ -36,7 +37,7 @@ class Options:
     """Folder of a run: its model, rewards, held-out prompts and settings become the defaults of the options below."""
     weights: Literal["final", "best", "base"] | None = None
     """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
-    checkpoint: int | None = None
+    checkpoint: Natural | None = None
     """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None
     """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
@@ -51,11 +52,11 @@ class Options:
     prompts."""
     rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
     """Rewards with their weights."""
-    max_failed_fraction: float = 0.25
+    max_failed_fraction: Share = 0.25
     """Share of clips whose reward may fail."""
     settings: EvalConfig = EvalConfig()
     """Number of prompts, steps, seed."""
-    micro_batch: int = 8
+    micro_batch: Count = 8
     """Clips that are sampled, or read from files, together."""
     out: Path | None = None
     """Folder for scores.json, and for a contact sheet (or scores.csv for files)."""
@@ -63,6 +64,9 @@ class Options:
     """Print JSON only."""
     trust_run: bool = False
     """Also load Python code and call reward servers that the run's config.yaml names. Code runs with all your rights."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sage_grpo.ranges import Folder, Natural, check
+
 if TYPE_CHECKING:
     from sage_grpo.train.config import TrainConfig
 
@@ -17,7 +19,7 @@ class Options:
 
     run: str = ""
     """Folder of a run."""
-    checkpoint: int | None = None
+    checkpoint: Natural | None = None
     """Iteration of the checkpoint; None is the newest good one."""
     ema: bool = False
     """Take the moving average of the weights."""
@@ -26,10 +28,13 @@ class Options:
     dtype: Literal["float32", "bfloat16"] | None = None
     """What to store weights in. None: the run's `model.dtype` for a whole model, float32 for a LoRA. Modules that the family
     keeps in float32 (Wan's norms and time embedding) stay so."""
-    out: str = "export"
+    out: Folder = "export"
     """Folder to write."""
     trust_run: bool = False
     """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def run(options: Options) -> int:

@@ -16,6 +16,7 @@ from sage_grpo.commands.run_folder import Choice
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.ranges import Count, Folder, Natural, Seed, check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ class Options:
     """Folder of a run: its model settings become the defaults of the options below, and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
     """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
-    checkpoint: int | None = None
+    checkpoint: Natural | None = None
     """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None
     """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
@@ -53,15 +54,15 @@ class Options:
     multistep UniPC)."""
     deterministic_last: bool = True
     """End with an ODE step where the kernel would leave its noise in the video."""
-    steps: int = 30
+    steps: Count = 30
     """Denoising steps."""
-    per_prompt: int = 1
+    per_prompt: Count = 1
     """Clips per prompt."""
-    batch: int = 1
+    batch: Count = 1
     """Clips that are sampled together; does not change which clips come out."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the first clip; the next clips take the next seeds. A prompt file's own seeds win."""
-    out: str = "outputs"
+    out: Folder = "outputs"
     """Folder for the files."""
     progress: bool = True
     """Show a progress bar."""
@@ -69,9 +70,7 @@ class Options:
     """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "per_prompt", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check(self)
         if self.solver != "euler" and self.kernel.name != "ode":
             raise ValueError(
                 f'solver "{self.solver}" does not explore, but kernel.name is "{self.kernel.name}": leave one of them out.'

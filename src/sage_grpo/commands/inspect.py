@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from sage_grpo.flow.kernels import KERNELS, Kernel, KernelSpec
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.inspector import KernelReport, inspect_kernel
+from sage_grpo.ranges import Count, Positive, Range, check
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,13 +26,13 @@ class Options:
 
     kernels: list[str] = field(default_factory=lambda: list(KERNELS))
     """Kernels to compare: ode, flow, dance, sage, cps, sage_exact."""
-    steps: int = 20
+    steps: Count = 20
     """Steps of the rollout."""
-    shift: float = 5.0
+    shift: Positive = 5.0
     """Shift of an even grid; 1 leaves it even. (Wan's scheduler spaces its steps otherwise.)"""
-    eta: float = 0.5
+    eta: Annotated[float, Range(0, 10)] = 0.5
     """Exploration scale (cps: at most 1)."""
-    sigma_max: float | None = None
+    sigma_max: Annotated[float, Range(0, 1, open_below=True)] | None = None
     """Clamp of sage and sage_exact near pure noise; null takes each kernel's default."""
     deterministic_last: bool | None = None
     """Whether the last step is an ODE step; null asks the kernel: yes where it would leave noise in the video."""
@@ -41,6 +42,9 @@ class Options:
     """Print JSON to stdout, and nothing else."""
     figure: Path | None = Path("inspect.png")
     """Where to write the figure; null for none."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def schedule_for(kernel: Kernel, options: Options) -> Schedule:

@@ -6,23 +6,24 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from sage_grpo.ranges import Natural, check
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One node; for several see docs/scale.md."""
 
-    nproc: int = 0
+    nproc: Natural = 0
     """Processes to start; 0 is one per GPU."""
-    max_restarts: int = 0
+    max_restarts: Natural = 0
     """How often a failed run is started again; it continues from its last checkpoint."""
-    grace: int = 120
+    grace: Natural = 120
     """Seconds that processes have after SIGTERM to finish their iteration and save."""
     command: list[str] = field(default_factory=list)
     """The command with its options: everything after launch's own."""
 
     def __post_init__(self) -> None:
-        if self.nproc < 0 or self.max_restarts < 0:
-            raise ValueError(f"nproc and max_restarts cannot be negative, got {self.nproc} and {self.max_restarts}.")
+        check(self)
 
 
 def arguments(argv: list[str], commands: Collection[str]) -> list[str]:

@@ -134,6 +134,10 @@ def score_videos(
         _write(output, rows, columns)
     if show:
         _print_table(rows, columns)
+    if all(math.isnan(score) for row in rows for score in row.scores.values()):
+        raise ValueError(
+            f"None of the {len(rows)} videos in {videos} could be scored. {rows[0].video}: {rows[0].reason}"
+        )
     return rows
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from sage_grpo.ranges import Range, check
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.batching import composite_scorer
 from sage_grpo.rewards.connections import guarded_config
@@ -22,7 +23,7 @@ class Options:
     """The rewards; all their parts are returned, weights are the client's business."""
     host: str = "127.0.0.1"
     """Address to listen on. Other than this machine only with a token."""
-    port: int = 8765
+    port: Annotated[int, Range(0, 65535)] = 8765
     """Port to listen on."""
     token_env: str = "SAGE_GRPO_REWARD_TOKEN"
     """Environment variable that holds the token that clients must send; never given on the command line."""
@@ -32,6 +33,9 @@ class Options:
     """Batching, queue and sizes."""
     log_level: Literal["critical", "error", "warning", "info"] = "warning"
     """How much the HTTP server logs."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def run(options: Options) -> int:

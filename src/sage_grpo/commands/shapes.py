@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from sage_grpo.ranges import Count, Seed, check
 from sage_grpo.shapes.pretrain import PretrainOptions
 
 
@@ -21,12 +22,15 @@ class Options:
     """Pipeline folder to score."""
     out: Path = Path("shapes")
     """Folder for pictures and scores of `score` and `render`."""
-    prompts: int = 64
+    prompts: Count = 64
     """Held-out prompts to score, or scenes to render."""
-    steps: int = 20
+    steps: Count = 20
     """Steps of the ODE in scoring."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the scenes that are rendered."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def run(options: Options) -> int:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sage_grpo.flow.transition import Transition
+from sage_grpo.ranges import Range, check
 
 Sigma: TypeAlias = float | Tensor
 
@@ -157,6 +159,8 @@ class SageExact:
         return _coefficient_preserving(p, q, torch.exp(log_rho), fresh, dtype)
 
 
+LARGE_ETA = 1.5
+"""From here on an exploration scale is a mistake more often than a choice."""
 KernelName = Literal["ode", "flow", "dance", "sage", "cps", "sage_exact"]
 KERNELS: dict[str, type[Ode | Flow | Dance | Sage | Cps | SageExact]] = {
     "ode": Ode,
@@ -174,10 +178,23 @@ class KernelSpec:
 
     name: KernelName = "sage"
     """Which sampler explores."""
-    eta: float = 0.5
-    """Exploration scale (cps: an angle in [0, 1]); ignored by ode."""
-    sigma_max: float | None = None
-    """Clamp of sage and sage_exact near pure noise; None takes the kernel's own default."""
+    eta: Annotated[float, Range(0, 10)] = 0.5
+    """Exploration scale; ignored by ode. An angle in [0, 1] for cps; a value above 1.5 is a warning for the others."""
+    sigma_max: Annotated[float, Range(0, 1, open_below=True)] | None = None
+    """Clamp of sage (below 1) and sage_exact near pure noise; None takes the kernel's own default."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.name == "cps" and self.eta > 1:
+            raise ValueError(
+                f"kernel.eta must be in [0, 1] for cps, got {self.eta} (it is an angle: rho = cos(eta pi / 2))."
+            )
+        if self.name not in ("ode", "cps") and self.eta > LARGE_ETA:
+            warnings.warn(
+                f"kernel.eta is {self.eta:g}: the methods use 0.2 to 1.2, and more buries the video in noise. Look at "
+                f"`sage-grpo inspect --kernels {self.name} --eta {self.eta:g}` first.",
+                stacklevel=3,
+            )
 
     def build(self) -> Kernel:
         """The kernel itself."""

@@ -7,11 +7,12 @@ and every resumed run agrees on it. All members of a group share it.
 from __future__ import annotations
 
 import bisect
-import math
 import random
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
+
+from sage_grpo.ranges import Count, Natural, Positive, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,29 +22,27 @@ class Window:
     kind: Literal["all", "fixed", "random", "sliding", "drawn"] = "all"
     """all steps; the same steps always; a place drawn anew every iteration; moving on (MixGRPO); or a place that every prompt
     draws for itself, evenly spread over the prompts of an iteration (branching)."""
-    start: int = 0
+    start: Natural = 0
     """First step of a fixed or sliding window."""
-    length: int | None = None
+    length: Count | None = None
     """Number of steps in the window; None is 4, and 1 for a drawn window."""
-    stop: int | None = None
+    stop: Count | None = None
     """Random and sliding windows end before this step; None allows the whole schedule."""
-    stride: int = 1
+    stride: Count = 1
     """Steps by which a sliding window moves; at the end it returns to `start`."""
-    every: int = 25
+    every: Count = 25
     """Iterations between the moves of a sliding window."""
-    at: list[int] | None = None
+    at: list[Natural] | None = None
     """Drawn windows start at one of these steps; None allows every step that can be trained."""
-    weights: list[float] | None = None
+    weights: list[Positive] | None = None
     """How often each step of `at` is drawn, in any unit; None is equally often. `sage-grpo probe` recommends some."""
-    branches: int = 1
+    branches: Count = 1
     """Drawn windows: how many different steps a prompt draws; each makes a group of its own, from the same start noise."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("all", "fixed", "random", "sliding", "drawn"):
             raise ValueError(f"window.kind must be all, fixed, random, sliding or drawn, got {self.kind!r}.")
-        for name, least in (("start", 0), ("length", 1), ("stride", 1), ("every", 1), ("branches", 1)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"window.{name} must be at least {least}, got {getattr(self, name)}.")
+        check(self)
         if self.kind != "drawn":
             for name, unused in (("at", None), ("weights", None), ("branches", 1)):
                 if getattr(self, name) != unused:
@@ -51,13 +50,8 @@ class Window:
             return
         if self.at is not None and (not self.at or len(set(self.at)) < len(self.at)):
             raise ValueError(f"window.at must name different steps, got {self.at}.")
-        if self.weights is not None:
-            if self.at is None or len(self.weights) != len(self.at):
-                raise ValueError(
-                    f"window.weights {self.weights} needs one weight for every step of window.at {self.at}."
-                )
-            if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
-                raise ValueError(f"window.weights must be positive, got {self.weights}; leave a step out of window.at.")
+        if self.weights is not None and (self.at is None or len(self.weights) != len(self.at)):
+            raise ValueError(f"window.weights {self.weights} needs one weight for every step of window.at {self.at}.")
         if self.at is not None and self.branches > len(self.at):
             raise ValueError(f"window.branches {self.branches} needs as many steps in window.at, got {self.at}.")
 

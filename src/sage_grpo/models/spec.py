@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import math
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from sage_grpo.ranges import Count, Fps, Positive, Range, Seed, check
 
 if TYPE_CHECKING:
     import torch
@@ -25,23 +26,20 @@ class ModelError(ValueError):
 class LoraSpec:
     """A low-rank adapter: which modules, how large, from which seed."""
 
-    rank: int = 32
+    rank: Count = 32
     """Rank of the update."""
-    alpha: float | None = None
+    alpha: Positive | None = None
     """Scale: the update is multiplied by alpha / rank. None means alpha = rank."""
     targets: list[str] = field(default_factory=list)
     """Linear modules to adapt: names inside a transformer block ("attn.to_q", "to_q", "ff.*") or full names with
     wildcards ("context_embedder.*.to_q"). Empty means the family's attention and feed-forward layers."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the adapter's first weights; every rank draws the same."""
     path: str | None = None
     """A folder with a saved LoRA of the same shape to start from; None starts at zero."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ModelError(f"lora.rank must be at least 1, got {self.rank}.")
-        if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ModelError(f"lora.alpha must be positive, got {self.alpha} (leave it out for alpha = rank).")
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +63,23 @@ class ModelSpec:
     """False loads for inference only: nothing is trainable and weights are kept in `dtype`."""
     lora: LoraSpec | None = None
     """Train an adapter (float32, on a base in `dtype`); None trains all weights, kept in float32."""
-    guidance_scale: float | None = None
+    guidance_scale: Annotated[float, Range(1)] | None = None
     """Classifier-free guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6)."""
-    guidance_scale_2: float | None = None
+    guidance_scale_2: Annotated[float, Range(1)] | None = None
     """Guidance of the second expert of Wan 2.2; None is `guidance_scale`."""
     negative_prompt: str = ""
     """Prompt of the unconditional branch."""
     guidance_in_training: bool = True
     """Guide the rollouts and updates of training (the paper does), or only evaluation and generation."""
-    frames: int | None = None
+    frames: Count | None = None
     """Frames of a clip, 4k + 1; None is the checkpoint's or the family's default, as below."""
-    height: int | None = None
+    height: Count | None = None
     """Height in pixels."""
-    width: int | None = None
+    width: Count | None = None
     """Width in pixels."""
-    fps: float | None = None
+    fps: Fps | None = None
     """Frames per second."""
-    shift: float | None = None
+    shift: Positive | None = None
     """Shift of the noise schedule; None is the checkpoint's scheduler's."""
     attention: str = "auto"
     """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" is cuDNN on CUDA in
@@ -108,19 +106,12 @@ class ModelSpec:
                 f'model.family "{self.family}" is unknown: use one of {", ".join(FAMILIES)}, the import path of a module '
                 f"with load(spec), or leave it out to read it from the checkpoint.{hint}"
             )
-        for name in ("guidance_scale", "guidance_scale_2"):
-            scale = getattr(self, name)
-            if scale is not None and not (math.isfinite(scale) and scale >= 1):
-                raise ModelError(f"model.{name} must be at least 1 (1 is no guidance), got {scale}.")
+        check(self)
         if self.guidance_scale == 1 and self.guidance_scale_2 not in (None, 1):
             raise ModelError(
                 f"model.guidance_scale 1 turns guidance off for both experts, as in the stock pipeline, but "
                 f"model.guidance_scale_2 is {self.guidance_scale_2:g}. Leave the second out, or raise the first above 1."
             )
-        for name in ("frames", "height", "width", "fps", "shift"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ModelError(f"model.{name} must be positive, got {value}.")
 
     @property
     def training_guidance(self) -> float | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sage_grpo.ranges import Count, Seconds, check
+
 
 class ParallelError(ValueError):
     """Processes cannot be laid out as asked; the message says which layouts work."""
@@ -13,11 +15,11 @@ class ParallelError(ValueError):
 class ParallelSpec:
     """Layout of a run on several processes: data parallel (replicated x sharded) x sequence parallel. One process ignores it."""
 
-    dp_replicate: int = 1
+    dp_replicate: Count = 1
     """Copies of the sharded weights (HSDP): 1 shards over all ranks; on slow networks, use the number of nodes."""
-    dp_shard: int | None = None
+    dp_shard: Count | None = None
     """Data-parallel ranks that share one copy of the weights; None is what the number of processes leaves over."""
-    sp: int = 1
+    sp: Count = 1
     """Ranks that share the tokens of one clip (Ulysses); must divide the attention heads. Use it when one clip's activations do
     not fit, or to shorten a rollout."""
     reshard: bool = True
@@ -30,17 +32,11 @@ class ParallelSpec:
     per trainable parameter)."""
     async_checkpoint: bool = False
     """Write checkpoints in the background; needs CPU memory for a copy of this rank's shards."""
-    timeout: float = 1800.0
+    timeout: Seconds = 1800.0
     """Seconds that ranks wait for one another before the run stops and names the missing one."""
 
     def __post_init__(self) -> None:
-        for name in ("dp_replicate", "sp"):
-            if getattr(self, name) < 1:
-                raise ParallelError(f"parallel.{name} must be at least 1, got {getattr(self, name)}.")
-        if self.dp_shard is not None and self.dp_shard < 1:
-            raise ParallelError(f"parallel.dp_shard must be at least 1, got {self.dp_shard}.")
-        if self.timeout <= 0:
-            raise ParallelError(f"parallel.timeout must be positive, got {self.timeout}.")
+        check(self)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 import torch
 from torch import Tensor
 
+from sage_grpo.ranges import Range
 from sage_grpo.rewards.functions import PartScores, RewardConfigError, nearest
 from sage_grpo.rewards.pool import Pool, Server
 from sage_grpo.rewards.wire import WireError, decode_response, encode_request
@@ -65,8 +66,13 @@ class RemoteReward:
             raise RewardConfigError("The remote reward needs at least one url.")
         if not parts:
             raise RewardConfigError("The remote reward needs weights (or parts): the names of the scores to ask for.")
-        if min(timeout, clips_per_request) <= 0 or min(retries, backoff, max_backoff, parallel) < 0:
-            raise RewardConfigError("timeout and clips_per_request must be positive, the other numbers not negative.")
+        for name, value, limit in (
+            ("timeout", timeout, Range(0, open_below=True)), ("clips_per_request", clips_per_request, Range(1)),
+            ("retries", retries, Range(0)), ("backoff", backoff, Range(0)), ("max_backoff", max_backoff, Range(0)),
+            ("parallel", parallel, Range(0)),
+        ):  # fmt: skip
+            if not limit.holds(value):
+                raise RewardConfigError(f"The remote reward's {name} must be {limit}, got {value}.")
         self._parts, self._token_env, self._timeout = tuple(parts), token_env, timeout
         self._retries, self._backoff, self._max_backoff = retries, backoff, max_backoff
         self._clips, self._parallel = clips_per_request, parallel or 2 * len(self._urls)

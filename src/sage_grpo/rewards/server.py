@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sage_grpo.ranges import Count, NotNegative, Seconds, check
 from sage_grpo.rewards.batching import Batcher, Closing, Counters, Scorer
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.wire import ScoreRequest, WireError, decode_request, encode_response
@@ -36,30 +36,27 @@ LINGER = 1.0
 class ServerLimits:
     """How much the server takes on."""
 
-    max_batch: int = 16
+    max_batch: Count = 16
     """Clips that are scored together."""
-    max_wait_ms: float = 5.0
+    max_wait_ms: NotNegative = 5.0
     """How long a batch waits for more requests."""
-    max_queue: int = 256
+    max_queue: Count = 256
     """Requests that wait or are scored at a time; more are answered 503."""
-    max_connections: int = 2048
+    max_connections: Count = 2048
     """Connections at a time. One more takes the place of the one that has been longest without a whole request."""
-    max_body_mb: int = 1024
+    max_body_mb: Count = 1024
     """Largest request."""
-    max_memory_mb: int = 8192
+    max_memory_mb: Count = 8192
     """Bytes of all requests at a time; more are answered 503."""
-    header_timeout_s: float = 10.0
+    header_timeout_s: Seconds = 10.0
     """How long a connection may be without a request whose headers are complete."""
-    idle_timeout_s: float = 10.0
+    idle_timeout_s: Seconds = 10.0
     """How long a client may pause while it sends its clips."""
-    read_timeout_s: float = 120.0
+    read_timeout_s: Seconds = 120.0
     """How long a client may take to send its request."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and field.name != "max_wait_ms"):
-                raise RewardConfigError(f"{field.name} must be positive, got {value}.")
+        check(self)
 
 
 def is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sage_grpo.ranges import Finite, Natural, check
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
 from sage_grpo.types import Reward
 
@@ -33,15 +34,15 @@ class RewardSpec:
     """A built-in name (videoalign, clip, pickscore, ...) or an import path "module:function"."""
     label: str = ""
     """How the reward is called in logs; needed only to tell two rewards with the same name apart."""
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Finite] = field(default_factory=dict)
     """Weight of each part in the total. May be left out for a reward with one part (weight 1)."""
     metric_only: bool = False
     """Log the parts, but keep them out of the total."""
-    standardize: dict[str, list[float]] = field(default_factory=dict)
+    standardize: dict[str, list[Finite]] = field(default_factory=dict)
     """Part -> [mean, std]: report (raw - mean) / std instead of the raw score."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the reward's constructor, or of the function."""
-    batch_size: int | None = None
+    batch_size: Natural | None = None
     """Clips a call; 0: all at once. Default 8, and 0 for `remote`. Halved when memory runs out."""
     device: str = ""
     """A device of its own ("cuda:1"), on which the reward stays for the whole run; empty is the run's device, which the rewards
@@ -53,6 +54,19 @@ class RewardSpec:
     for what runs here, no for `remote` and for async functions, whose calls may cost money."""
     try_out: bool = True
     """Call it once with a small clip before anything expensive starts."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for part, pair in self.standardize.items():
+            if len(pair) != 2 or pair[1] <= 0:
+                raise RewardConfigError(
+                    f"Reward {self.title!r}: standardize.{part} must be [mean, std] with a positive std, got {list(pair)}."
+                )
+
+    @property
+    def counts(self) -> bool:
+        """Whether the reward may have a part in the total; one without weights counts when it has one part."""
+        return not self.metric_only and (not self.weights or any(self.weights.values()))
 
     @property
     def title(self) -> str:

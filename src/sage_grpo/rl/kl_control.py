@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sage_grpo.ranges import Count, Natural, NotNegative, Positive, check
+
 Kind = Literal["constant", "two_stage", "paper", "ppo"]
 
 
@@ -15,24 +17,23 @@ class KlCoefficient:
 
     kind: Kind = "two_stage"
     """constant (lambda_max); two_stage (a ramp); paper (ramp, then Eq. 42: relaxes when KL is high); ppo (ramp, then tightens)."""
-    lambda_min: float = 1e-7
+    lambda_min: NotNegative = 1e-7
     """Start of the ramp and lower clamp."""
-    lambda_max: float = 1e-5
+    lambda_max: NotNegative = 1e-5
     """End of the ramp and upper clamp."""
-    warmup_updates: int = 100
+    warmup_updates: Natural = 100
     """Optimizer updates that the ramp takes (Eq. 41)."""
-    target: float = 1e-4
+    target: Positive = 1e-4
     """The KL that the feedback compares with; the paper gives no value."""
-    window: int = 10
+    window: Count = 10
     """How many of the last KLs the feedback averages."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("constant", "two_stage", "paper", "ppo"):
             raise ValueError(f"kind must be constant, two_stage, paper or ppo, got {self.kind!r}.")
-        if not 0 <= self.lambda_min <= self.lambda_max:
-            raise ValueError(f"0 <= lambda_min <= lambda_max is needed, got {self.lambda_min} and {self.lambda_max}.")
-        if self.warmup_updates < 0 or self.window < 1 or self.target <= 0:
-            raise ValueError("warmup_updates must be >= 0, window >= 1 and target > 0.")
+        check(self)
+        if self.lambda_min > self.lambda_max:
+            raise ValueError(f"kl.lambda_min must be at most kl.lambda_max ({self.lambda_max}), got {self.lambda_min}.")
 
     def controller(self) -> KlController:
         """A controller at its start."""

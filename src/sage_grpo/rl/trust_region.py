@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sage_grpo.ranges import NotNegative, check
+
 Mode = Literal["none", "fixed", "stepwise", "moving", "dual"]
 
 
@@ -48,9 +50,9 @@ class TrustRegion:
 
     mode: Mode = "dual"
     """none; fixed (anchor = initial policy); stepwise (the rollout's policy); moving (anchor renewed); dual (moving + stepwise)."""
-    beta_position: float = 1.0
+    beta_position: NotNegative = 1.0
     """Weight of the anchor term."""
-    beta_velocity: float = 0.1
+    beta_velocity: NotNegative = 0.1
     """Weight of the step-wise term in mode dual."""
     estimator: Literal["closed_form", "log_ratio"] = "closed_form"
     """How the step-wise term is computed: exactly, or by the paper's Eq. 15."""
@@ -60,10 +62,7 @@ class TrustRegion:
             raise ValueError(f"mode must be none, fixed, stepwise, moving or dual, got {self.mode!r}.")
         if self.estimator not in ("closed_form", "log_ratio"):
             raise ValueError(f"estimator must be closed_form or log_ratio, got {self.estimator!r}.")
-        if self.beta_position < 0 or self.beta_velocity < 0:
-            raise ValueError(
-                "A negative weight would reward moving away: beta_position and beta_velocity must be >= 0."
-            )
+        check(self)  # a negative weight would reward moving away
 
     @property
     def uses_anchor(self) -> bool:

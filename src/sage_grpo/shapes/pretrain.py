@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 import torch
 
+from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, Share, check
 from sage_grpo.shapes.imperfect import Flaws
 from sage_grpo.shapes.networks import Sizes, build_text_encoder, build_transformer, build_vae
 from sage_grpo.shapes.scene import words
@@ -47,66 +48,69 @@ class PretrainOptions:
     """An existing VAE folder whose weights VAE training goes on from."""
     start: Path | None = None
     """An existing pipeline folder whose transformer and text encoder the flow starts from."""
-    vae_minutes: float = 6.5
+    vae_minutes: NotNegative = 6.5
     """Minutes of VAE training."""
-    flow_minutes: float = 4.3
+    flow_minutes: NotNegative = 4.3
     """Minutes of flow training."""
-    vae_steps: int = 0
+    vae_steps: Natural = 0
     """Steps of VAE training instead of minutes."""
-    flow_steps: int = 0
+    flow_steps: Natural = 0
     """Steps of flow training instead of minutes."""
-    vae_batch: int = 64
+    vae_batch: Count = 64
     """Clips a VAE step."""
-    flow_batch: int = 256
+    flow_batch: Count = 256
     """Latents a flow step."""
-    vae_lr: float = 1.5e-3
+    vae_lr: Positive = 1.5e-3
     """Peak learning rate of the VAE."""
-    flow_lr: float = 1e-3
+    flow_lr: Positive = 1e-3
     """Peak learning rate of the flow."""
-    vae_clips: int = 32768
+    vae_clips: Count = 32768
     """Clips rendered for the VAE."""
-    flow_clips: int = 160_000
+    flow_clips: Count = 160_000
     """Clips rendered, captioned and encoded for the flow."""
-    latent_noise: float = 0.05
+    latent_noise: NotNegative = 0.05
     """Noise on the latents in VAE training: a smoother decoder, at some cost in sharpness."""
-    shift: float = 3.0
+    shift: Positive = 3.0
     """Shift of the sampling schedule."""
-    caption_dropout: float = 0.1
+    caption_dropout: Share = 0.1
     """Share of flow steps without captions."""
-    wrong_word: float = Flaws.wrong_word
+    wrong_word: Share = Flaws.wrong_word
     """Probability that a caption names a wrong value, for each attribute."""
-    jitter_share: float = Flaws.jitter_share
+    jitter_share: Share = Flaws.jitter_share
     """Share of clips whose object shakes."""
-    jitter: float = Flaws.jitter
+    jitter: NotNegative = Flaws.jitter
     """Strongest shake, world units."""
-    blur_share: float = Flaws.blur_share
+    blur_share: Share = Flaws.blur_share
     """Share of blurred clips."""
-    blur: float = Flaws.blur
+    blur: NotNegative = Flaws.blur
     """Strongest blur, pixels."""
-    noise_share: float = Flaws.noise_share
+    noise_share: Share = Flaws.noise_share
     """Share of clips with pixel noise."""
-    noise: float = Flaws.noise
+    noise: NotNegative = Flaws.noise
     """Strongest pixel noise."""
-    latent_channels: int = Sizes.latent_channels
+    latent_channels: Count = Sizes.latent_channels
     """Channels of the latents."""
     vae_channels: str = ",".join(map(str, Sizes.vae_channels))
     """Channels of the VAE from full to lowest resolution, with commas."""
-    heads: int = Sizes.heads
+    heads: Count = Sizes.heads
     """Attention heads of the transformer, of 32 channels each."""
-    blocks: int = Sizes.blocks
+    blocks: Count = Sizes.blocks
     """Blocks of the transformer."""
-    score_prompts: int = 64
+    score_prompts: Natural = 64
     """Held-out prompts to sample and judge at the end; 0 leaves the scoring out."""
-    score_steps: int = 20
+    score_steps: Count = 20
     """Steps of the ODE in scoring."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything."""
     graphs: bool = True
     """Capture training steps as CUDA graphs (falls back to plain steps where that fails)."""
-    report_seconds: float = 10.0
+    report_seconds: NotNegative = 10.0
     """Seconds between two printed lines."""
     device: str = ""
     """Where to train; empty takes cuda where there is one, else cpu."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def sizes(self) -> Sizes:
         """The sizes of the networks."""
@@ -315,14 +319,15 @@ def parse(arguments: Sequence[str] | None = None) -> PretrainOptions:
     parser = argparse.ArgumentParser(
         prog="python -m sage_grpo.shapes.pretrain", description="Pretrain the shapes miniature."
     )
-    kinds = {"int": int, "float": float, "str": str, "Path": Path, "Path | None": Path}
+    kinds = get_type_hints(PretrainOptions)
     for field in fields(PretrainOptions):
         flag = f"--{field.name.replace('_', '-')}"
         default = None if field.default is MISSING else field.default
-        if field.type == "bool":
+        if kinds[field.name] is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
         else:
-            parser.add_argument(flag, type=kinds[str(field.type)], default=default, help=f"default {default}")
+            kind = Path if kinds[field.name] == Path | None else kinds[field.name]
+            parser.add_argument(flag, type=kind, default=default, help=f"default {default}")
     return PretrainOptions(**vars(parser.parse_args(arguments)))
 
 

@@ -1,0 +1,147 @@
+"""Which values a field may have, written once, in its type: `lr: Positive = 1e-5`.
+
+Options dataclasses call `check(self)` in their `__post_init__`; the parser names the whole key in its errors, and --help and the
+tables of docs/config.md show the range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Range:
+    """An interval of numbers. Neither NaN nor infinity lies in it: "no limit" is None."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    open_below: bool = False
+    """Leave `least` itself out."""
+    open_above: bool = False
+    """Leave `most` itself out."""
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies inside."""
+        above = value > self.least if self.open_below else value >= self.least
+        below = value < self.most if self.open_above else value <= self.most
+        return above and below and math.isfinite(value)
+
+    def __str__(self) -> str:
+        if self.least == -math.inf:
+            return "finite" if self.most == math.inf else f"at most {self.most:g}"
+        if self.most == math.inf:
+            if self.open_below:
+                return "positive" if self.least == 0 else f"greater than {self.least:g}"
+            return f"at least {self.least:g}"
+        return f"in {'(' if self.open_below else '['}{self.least:g}, {self.most:g}{')' if self.open_above else ']'}"
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Text that says something."""
+
+    def holds(self, value: str) -> bool:
+        """Whether there is more than white space."""
+        return bool(value.strip())
+
+    def __str__(self) -> str:
+        return "not empty"
+
+
+Count = Annotated[int, Range(1)]
+"""How many of something that there must be."""
+Natural = Annotated[int, Range(0)]
+"""How many, where 0 means none."""
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+"""A seed, as far as PyTorch's generators take it."""
+Finite = Annotated[float, Range()]
+"""Any number, also a negative one."""
+Positive = Annotated[float, Range(0, open_below=True)]
+"""A scale."""
+NotNegative = Annotated[float, Range(0)]
+"""A weight; 0 switches off."""
+Share = Annotated[float, Range(0, 1)]
+"""A share, from none to all."""
+Decay = Annotated[float, Range(0, 1, open_above=True)]
+"""How much of an average stays at each step."""
+Fps = Annotated[float, Range(0, 240, open_below=True)]
+"""Frames per second of a video."""
+Seconds = Annotated[float, Range(0, 7 * 86400, open_below=True)]
+"""A time that something waits; at most a week."""
+Folder = Annotated[str, Filled()]
+"""Where files go; "" would be the current folder, which nobody asked for."""
+
+
+def check(options: Any) -> None:
+    """Raise ValueError with every field of a dataclass instance that lies outside its range."""
+    found = list(faults(type(options), options, f"{type(options).__name__}."))
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
+    """What is out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
+    for name, hint in _hints(kind).items():
+        value = getattr(values, name) if dataclasses.is_dataclass(values) else values.get(name)
+        yield from _faults(hint, value, prefix + name)
+
+
+def ranges(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a dataclass, and of those inside it, that has a range, with the range in words."""
+    for name, hint in _hints(kind).items():
+        yield from _ranges(hint, prefix + name)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
+    origin, inner = get_origin(hint), get_args(hint)
+    if value is None:
+        return
+    if origin is Annotated:
+        for limit in inner[1:]:
+            wanted = _wanted(inner[0], limit, value)
+            if wanted:
+                yield f"{name} must be {wanted}, got {value!r}."
+    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield from faults(hint, value, f"{name}.")
+    elif origin in (Union, types.UnionType):
+        for option in inner:
+            yield from _faults(option, value, name)
+    elif origin is dict and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _faults(inner[1], item, f"{name}.{key}")
+    elif origin in (list, tuple) and isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from _faults(inner[min(place, len(inner) - 1)], item, f"{name}[{place}]")
+
+
+def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
+    """What a value must be and is not; empty where all is well."""
+    if kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return "a number"
+        if kind is int and not isinstance(value, int):
+            return "a whole number"
+    return "" if limit.holds(value) else str(limit)
+
+
+def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        yield name, str(inner[1])
+    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield from ranges(hint, f"{name}.")
+    elif inner:
+        # Items of a list or values of a mapping have one range, told at the name of the whole.
+        yield from dict(found for item in inner for found in _ranges(item, name)).items()

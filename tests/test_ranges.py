@@ -1,0 +1,267 @@
+"""Every number of every command's options has a range; values outside are refused, by name, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from sage_grpo.cli import COMMANDS, main
+from sage_grpo.configure import ConfigError, parse
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.ranges import Count, Finite, Range, Seed, check
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.config import OptimizerConfig, TrainConfig
+
+
+def dataclasses_in(hint: Any) -> Iterator[type]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield hint
+        for inner in get_type_hints(hint).values():
+            yield from dataclasses_in(inner)
+    for inner in get_args(hint):
+        yield from dataclasses_in(inner)
+
+
+OPTIONS = [importlib.import_module(f"sage_grpo.commands.{command.module}").Options for command in COMMANDS.values()]
+PARTS = sorted({part for options in OPTIONS for part in dataclasses_in(options)}, key=lambda part: part.__qualname__)
+NEEDED = {"RewardSpec": {"name": "x"}, "rewards": {"rewards": [RewardSpec(name="x")]}, "action": {"action": "render"}}
+
+
+def instance(part: type) -> Any:
+    """An instance with all its defaults."""
+    needed = {
+        field.name
+        for field in dataclasses.fields(part)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    return part(**next((given for given in NEEDED.values() if set(given) == needed), {}))
+
+
+def numbers(hint: Any, *, ranged: bool = False) -> Iterator[tuple[type, bool]]:
+    """Every int or float in a type, and whether it has a range."""
+    if hint in (int, float):
+        yield hint, ranged
+    origin = get_origin(hint)
+    if origin is Annotated:
+        yield from numbers(get_args(hint)[0], ranged=any(isinstance(one, Range) for one in get_args(hint)[1:]))
+    elif origin in (Union, types.UnionType, list, tuple, dict):
+        for inner in get_args(hint):
+            yield from numbers(inner)
+
+
+def fields() -> list[Any]:
+    """(part, field, its type) of every field that holds numbers."""
+    found = []
+    for part in PARTS:
+        hints = get_type_hints(part, include_extras=True)
+        names = [field.name for field in dataclasses.fields(part) if list(numbers(hints[field.name]))]
+        label = part.__module__.rsplit(".", 1)[-1] if part.__name__ == "Options" else part.__name__
+        found += [pytest.param(part, name, hints[name], id=f"{label}.{name}") for name in names]
+    return found
+
+
+def broken(hint: Any, value: Any) -> Any:
+    """A value of this type with NaN (or the lowest number) in it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return value if inner[0] is float else -(2**70)
+    if origin in (Union, types.UnionType):
+        return broken(inner[0], value)
+    if origin is dict:
+        return {"part": broken(inner[1], value)}
+    return (broken(inner[0], value),) * (2 if origin is tuple else 1)
+
+
+def test_all_commands_are_walked() -> None:
+    assert len(PARTS) > 25
+    assert {TrainConfig, OptimizerConfig, RewardSpec} <= set(PARTS)
+
+
+@pytest.mark.parametrize(("part", "name", "hint"), fields())
+def test_every_number_has_a_range_that_is_checked(part: type, name: str, hint: Any) -> None:
+    assert all(ranged for _, ranged in numbers(hint)), f"give {part.__name__}.{name} a range (sage_grpo/ranges.py)"
+    good = instance(part)
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match=rf"{part.__name__}\.{name}.* must be .*, got"):
+            dataclasses.replace(good, **{name: broken(hint, value)})
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--advantage.clip", "0"], "advantage.clip must be positive, got 0"),
+        (["--advantage.clip", "-1"], "advantage.clip must be positive, got -1"),
+        (["--rollout.shift", "0"], "rollout.shift must be positive, got 0"),
+        (["--kernel.eta", "50"], "kernel.eta must be in [0, 10], got 50"),
+        (["--kernel.name", "cps", "--kernel.eta", "5"], "kernel.eta must be in [0, 1] for cps, got 5"),
+        (["--kernel.sigma_max", "1.5"], "kernel.sigma_max must be in (0, 1], got 1.5"),
+        (["--optimizer.warmup_updates", "-1"], "optimizer.warmup_updates must be at least 0, got -1"),
+        (["--optimizer.eps", "-1e-8"], "optimizer.eps must be positive, got -1e-08"),
+        (["--optimizer.eps", ".nan"], "optimizer.eps must be positive, got nan"),
+        (["--optimizer.betas", "[0.9, 1.0]"], "optimizer.betas[1] must be in [0, 1), got 1.0"),
+        (["--optimizer.weight_decay", "-0.1"], "optimizer.weight_decay must be at least 0, got -0.1"),
+        (["--optimizer.lr", ".inf"], "optimizer.lr must be positive, got inf"),
+        (["--kl.target", "-1"], "kl.target must be positive, got -1"),
+        (["--kl.target", ".nan"], "kl.target must be positive, got nan"),
+        (["--kl.warmup_updates", "-3"], "kl.warmup_updates must be at least 0, got -3"),
+        (["--surrogate.kl_mask_scale", "-1"], "surrogate.kl_mask_scale must be positive, got -1"),
+        (["--surrogate.clip_range", ".nan"], "surrogate.clip_range must be positive, got nan"),
+        (["--parallel.timeout", ".nan"], "parallel.timeout must be in (0, 604800], got nan"),
+        (["--keep.videos", "-1"], "keep.videos must be at least 0, got -1"),
+        (["--keep.videos_every", "-1"], "keep.videos_every must be at least 0, got -1"),
+        (["--keep.video_megabytes", "-1"], "keep.video_megabytes must be at least 0, got -1"),
+        (["--evaluate.show", "-1"], "evaluate.show must be at least 0, got -1"),
+        (["--model.fps", "1e9"], "model.fps must be in (0, 240], got 1000000000"),
+        (["--model.lora.rank", "0"], "model.lora.rank must be at least 1, got 0"),
+        (["--iterations", "0"], "iterations must be at least 1, got 0"),
+        (["--seed", "-1"], "seed must be in [0, "),
+        (["--out", ""], "out must be not empty, got ''"),
+        (["--rollout.window.length", "0"], "rollout.window.length must be at least 1, got 0"),
+        (["--rewards", '[{"name": "shapes", "batch_size": -2}]'], "rewards[0].batch_size must be at least 0, got -2"),
+        (["--rewards", '[{"name": "clip", "weights": {"clip": .nan}}]'], "rewards[0].weights.clip must be finite, got"),
+        (["--rewards", '[{"name": "shapes", "weights": {"TA": 0, "MQ": 0}}]'], "rewards: none of them counts"),
+        (["--rewards", '[{"name": "shapes", "metric_only": true}]'], "rewards: none of them counts"),
+        (["--rewards", "[]"], "rewards: none of them counts"),
+        (["--rewards", '[{"name": "clip", "standardize": {"clip": [0, 0]}}]'], "standardize.clip must be [mean, std]"),
+    ],
+)
+def test_the_parser_names_the_whole_key(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(TrainConfig, argv, prog="train")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["evaluate", "--micro_batch", "-3"], "micro_batch must be at least 1, got -3"),
+        (["evaluate", "--settings.steps", "0"], "settings.steps must be at least 1, got 0"),
+        (["evaluate", "--out", ""], "out is empty"),
+        (["generate", "--prompts", "a", "--out", ""], "out must be not empty"),
+        (["serve-reward", "--rewards", '[{"name": "clip"}]', "--port", "70000"], "port must be in [0, 65535], got 70000"),
+        (["serve-reward", "--rewards", '[{"name": "clip"}]', "--limits.read_timeout_s", "-1"], "limits.read_timeout_s"),
+        (["launch", "--nproc", "2", "--grace", "-1", "train"], "grace must be at least 0, got -1"),
+        (["shapes", "render", "--prompts", "-2"], "prompts must be at least 1, got -2"),
+    ],
+)  # fmt: skip
+def test_commands_refuse_before_they_start(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(TrainConfig, ["--iterations", "0", "--optimizer.lr", "-1"], prog="train")
+    assert str(error.value) == "iterations must be at least 1, got 0.\noptimizer.lr must be positive, got -1.0."
+
+
+def test_a_large_eta_is_a_warning_and_a_usual_one_is_not() -> None:
+    with pytest.warns(UserWarning, match=r"kernel\.eta is 5.*sage-grpo inspect --kernels flow --eta 5"):
+        KernelSpec(name="flow", eta=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KernelSpec(name="dance", eta=1.2)
+        KernelSpec(name="ode", eta=5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "inside", "outside", "words"),
+    [
+        (Range(1), (1, 7), (0, math.inf, math.nan), "at least 1"),
+        (Range(0, open_below=True), (1e-9, 3), (0, -1, math.inf), "positive"),
+        (Range(0, 1, open_above=True), (0, 0.5), (1, -0.1), "in [0, 1)"),
+        (Range(0, 1, open_below=True), (1, 0.5), (0, 1.1), "in (0, 1]"),
+        (Range(most=3), (-5, 3), (3.1, -math.inf), "at most 3"),
+        (Range(), (-5, 3), (math.nan, math.inf), "finite"),
+        (Range(2, open_below=True), (2.1,), (2,), "greater than 2"),
+    ],
+)
+def test_ranges_and_their_words(limit: Range, inside: tuple, outside: tuple, words: str) -> None:
+    assert all(limit.holds(value) for value in inside)
+    assert not any(limit.holds(value) for value in outside)
+    assert str(limit) == words
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Some:
+    """Options of a test."""
+
+    count: Count = 1
+    """How many."""
+    level: Finite = 0.0
+    """How much."""
+    seed: Seed | None = None
+    """From where."""
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"count": 1.5}, "Some.count must be a whole number, got 1.5"),
+        ({"count": True}, "Some.count must be a number, got True"),
+        ({"level": "1e-5"}, "Some.level must be a number, got '1e-5'"),
+    ],
+)
+def test_other_kinds_of_values_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(Some(**given))
+    check(Some(level=-3, seed=None))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_tells_the_range_of_every_number(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from sage_grpo.ranges import ranges
+
+    options = importlib.import_module(f"sage_grpo.commands.{COMMANDS[name].module}").Options
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    told = [key for key, _ in ranges(options) if not key.startswith(("model.lora.", "rewards."))]
+    for key, limit in ranges(options):
+        if key in told:
+            start = text.rindex(f"--{key} ")
+            assert f"Must be {limit}." in text[start : text.index("(type:", start)], key
+
+
+def test_help_of_a_part_that_may_be_missing_tells_ranges_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--model.lora.help"])
+    assert "Rank of the update. Must be at least 1." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nout: x\nseed: 2\n", "the key 'seed' twice (lines 1 and 3)"),
+        ("optimizer:\n  lr: 1.0e-3\n  lr: 1.0e-4\n", "the key 'optimizer.lr' twice (lines 2 and 3)"),
+        ("rewards:\n- name: clip\n  name: ocr\n", "the key 'rewards.name' twice"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text(text)
+    for argv in (["--config", str(file)], [f"--config={file}"]):
+        with pytest.raises(ConfigError) as error:
+            parse(TrainConfig, argv, prog="train")
+        assert message in str(error.value)
+        assert str(file) in str(error.value)
+
+
+def test_a_key_that_is_there_twice_is_refused_elsewhere_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--rewards has the key 'name' twice"):
+        parse(TrainConfig, ["--rewards", '[{"name": "clip", "name": "ocr"}]'], prog="train")
+    file = tmp_path / "optimizer.yaml"
+    file.write_text("lr: 1.0\nlr: 2.0\n")
+    with pytest.raises(ConfigError, match="the key 'lr' twice"):
+        parse(TrainConfig, ["--optimizer", str(file)], prog="train")
+    file.write_text(json.dumps({"lr": 2.0}))
+    assert parse(TrainConfig, ["--optimizer", str(file)], prog="train").optimizer.lr == 2.0

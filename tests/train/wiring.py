@@ -1,0 +1,124 @@
+"""What a configuration does, phase by phase, on the toy model: so that two configurations can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.runner import train
+from sage_grpo.train.trainer import Trainer
+
+ITERATIONS = 3
+"""How many are watched."""
+
+
+def leaf_fields(kind: type, prefix: str = "") -> Iterator[str]:
+    """Every dotted key that holds a value; items of lists as `rewards[].name`. A part that may be None is a key too."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType, list) else (hint,)
+        inner = [one for one in options if isinstance(one, type) and dataclasses.is_dataclass(one)]
+        if not inner or type(None) in options:
+            yield prefix + field.name
+        for part in inner:
+            yield from leaf_fields(part, f"{prefix}{field.name}{'[]' if get_origin(hint) is list else ''}.")
+
+
+def changed(config: Any, changes: Mapping[str, Any]) -> Any:
+    """A configuration with other values; `rewards[].name` changes the first reward's."""
+    for key, value in changes.items():
+        config = _changed(config, key.split("."), value)
+    return config
+
+
+def _changed(part: Any, path: list[str], value: Any) -> Any:
+    name = path[0].removesuffix("[]")
+    if len(path) > 1 and path[0].endswith("[]"):
+        first, *rest = getattr(part, name)
+        value = [_changed(first, path[1:], value), *rest]
+    elif len(path) > 1:
+        value = _changed(getattr(part, name), path[1:], value)
+    return dataclasses.replace(part, **{name: value})
+
+
+def training(config: TrainConfig) -> list[tuple[str, Any]]:
+    """The line of data through a few iterations, in the order in which one causes the next.
+
+    First the rollouts, rewards and advantages at the first weights; then of every optimizer update the gradient that reached the
+    optimizer and the weights after it; last the weights that would be exported.
+    """
+    trainer = Trainer(config)
+    line: list[tuple[str, Any]] = []
+    for iteration in range(ITERATIONS):
+        plan = trainer.planner.plan(iteration, trainer.state.stream.take(config.batch.prompts))
+        rollout = trainer.roll_out(plan)
+        texts = [prompt.text for prompt in plan.prompts]
+        line.append(("rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]))
+        try:
+            scored = trainer.score(trainer.decode(rollout), plan)
+        except RewardFailure:
+            return [*line, ("reward", "refused")]
+        line += [("reward", scored.total), ("advantage", trainer.advantages(scored))]
+    trainer.state.stream.position = 0
+    _watch(trainer, line)
+    for _ in range(ITERATIONS):
+        trainer.step()
+    weights = trainer.state.params if trainer.state.ema is None else trainer.state.ema.copies
+    return [*line, ("average", {name: p.detach().clone() for name, p in weights.items()})]
+
+
+def _watch(trainer: Trainer, line: list[tuple[str, Any]]) -> None:
+    step, params = trainer.state.optimizer.step, trainer.state.params
+
+    def watched(update: int) -> float:
+        line.append(("gradient", {n: None if p.grad is None else p.grad.clone() for n, p in params.items()}))
+        rate = step(update)
+        line.append(("weights", {name: p.detach().clone() for name, p in params.items()}))
+        return rate
+
+    trainer.state.optimizer.step = watched  # type: ignore[method-assign]
+
+
+def evaluation(config: TrainConfig) -> dict[str, float]:
+    """The figures of an evaluation before training."""
+    return Trainer(config).evaluate().metrics
+
+
+def files(config: TrainConfig) -> dict[str, Any]:
+    """What a run leaves on disk: names, and how many rows there are in its journal. Nothing that tells the time."""
+    assert train(config) == 0
+    out = Path(config.out)
+    names = {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()}
+    names = {"tensorboard" if name.startswith("tensorboard") else name for name in names}
+    return {"names": sorted(names), "rows": len((out / "metrics.jsonl").read_text().splitlines())}
+
+
+def first_difference(left: list[tuple[str, Any]], right: list[tuple[str, Any]], *, near: bool = False) -> str:
+    """The first phase in which two runs differ; empty where they are one."""
+    for (phase, one), (other_phase, other) in zip(left, right):
+        if phase != other_phase or not equal(one, other, near=near):
+            return phase
+    return "" if len(left) == len(right) else "gradient"
+
+
+def equal(left: Any, right: Any, *, near: bool = False) -> bool:
+    """Equal to the bit, or nearly."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        if left.shape != right.shape:
+            return False
+        same = torch.equal(left, right)
+        return same or (near and torch.allclose(left, right, rtol=1e-3, atol=1e-5))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key], near=near) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(equal(one, other, near=near) for one, other in zip(left, right))
+    return bool(left == right) or (near and isinstance(left, float) and abs(left - right) < 1e-4)
