@@ -32,7 +32,7 @@ def dataclasses_in(hint: Any) -> Iterator[type]:
 
 
 OPTIONS = [importlib.import_module(f"sage_grpo.commands.{command.module}").Options for command in COMMANDS.values()]
-PARTS = sorted({part for options in OPTIONS for part in dataclasses_in(options)}, key=lambda part: part.__qualname__)
+PARTS = list(dict.fromkeys(part for options in OPTIONS for part in dataclasses_in(options)))
 NEEDED = {"RewardSpec": {"name": "x"}, "rewards": {"rewards": [RewardSpec(name="x")]}, "action": {"action": "render"}}
 
 

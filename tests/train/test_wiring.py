@@ -176,6 +176,16 @@ def tried_out(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     return wiring_rewards.CALLS["count"]
 
 
+def encoded(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
+    """How many prompts are encoded before the first iteration, besides the held-out ones."""
+    one = Trainer(dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, prompts=1)))
+    texts: list[str] = []
+    encode = one.model.encode
+    patch.setattr(one.model, "encode", lambda prompts, images=None: texts.extend(prompts) or encode(prompts, images))
+    one.encode_prompts()
+    return len(set(texts))
+
+
 def passes(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[int]:
     """Clips of every forward pass of a rollout."""
     one = Trainer(config)

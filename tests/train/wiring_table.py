@@ -68,6 +68,7 @@ RUN = {
     "rewards[].try_out": Seen(False, look="tried_out", why="a call before the run"),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
     "data.eval_prompts": Row("OTHER_PROMPTS", evaluation=True),
+    "data.encode_ahead": Seen(1, look="encoded", why="memory only"),
     "batch.prompts": Row(3, "rollout"),
     "batch.group_size": Row(3, "rollout"),
     "batch.micro_batch": Seen(2, look="passes", why="memory only; values to rounding are in tests/train/test_trainer_ratio.py"),

@@ -172,12 +172,12 @@ class DataConfig:
     """"shapes" (the embedded world's training split), or a .txt, .csv or .jsonl file."""
     eval_prompts: str | None = None
     """Held-out prompts: a file, or "shapes". None is the shapes world's held-out split, or for files no evaluation."""
-    encode_ahead: int = 1024
+    encode_ahead: Count = 1024
     """Training prompts that are encoded at a time and kept in memory, per rank. A run with more loads its text encoders again
     whenever these are used up."""
 
     def __post_init__(self) -> None:
-        _at_least(1, encode_ahead=self.encode_ahead)
+        check(self)
 
     @property
     def held_out(self) -> str | None:
