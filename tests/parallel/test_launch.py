@@ -19,7 +19,8 @@ from sage_grpo.commands import launch
 from sage_grpo.configure import parse
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.runner import _plain, train
+from sage_grpo.train.folder.identity import plain
+from sage_grpo.train.runner import train
 
 HERE = Path(__file__).parent
 
@@ -54,7 +55,7 @@ def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(checkpoint, tmp_p
     config = workers.configure(checkpoint("wan_t2v"), tmp_path, guidance=1.0, lora=True, iterations=2, rewards=[reward])
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=None))
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(_plain(dataclasses.asdict(config))))
+    file.write_text(yaml.safe_dump(plain(dataclasses.asdict(config))))
     environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     code = (
         "import sys; from sage_grpo.commands import launch; "

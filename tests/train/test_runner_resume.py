@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,7 +19,6 @@ from safetensors.torch import load_file
 import sage_grpo.train.trainer as trainer_module
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.checkpoint import CheckpointError
-from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
@@ -44,20 +44,23 @@ def assert_same_run(one: TrainConfig, other: TrainConfig) -> None:
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def interrupt(config: TrainConfig, at: int) -> None:
-    """Run until reward call number `at`, which ends the process's work in the middle of an iteration."""
+def interrupt(config: TrainConfig, at: int, how: str = "crashes") -> int | None:
+    """Run until reward call number `at`, which ends the process's work in the middle of an iteration (or signals it)."""
     trainer_toys.CALLS["count"] = 0
-    crashing = [
-        RewardSpec(
-            name="trainer_toys:crashes",
-            label="bright",
-            batch_size=0,
-            try_out=False,
-            options={"at": at, "parts": ["bright"]},
-        )
-    ]
-    with pytest.raises(KeyboardInterrupt):
-        train(replace(config, rewards=crashing))
+    config = replace(config, rewards=[replace(reward, try_out=False) for reward in config.rewards])
+    with pytest.MonkeyPatch.context() as patch:
+        act, bright = getattr(trainer_toys, how), trainer_toys.bright
+
+        @functools.wraps(bright)
+        def disturbed(videos, prompts, fps):
+            return act(videos, prompts, fps, at, bright)
+
+        patch.setattr(trainer_toys, "bright", disturbed)
+        if how == "signals":
+            return train(config)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    return None
 
 
 @pytest.fixture
@@ -102,17 +105,7 @@ def test_resume_is_exact_on_a_real_architecture(lora: LoraSpec | None, make_conf
 def test_sigterm_saves_exits_with_0_and_the_same_command_continues(full: TrainConfig, tmp_path: Path) -> None:
     stopped = replace(full, out=str(tmp_path / "stopped"))
     assert train(full) == 0
-    trainer_toys.CALLS["count"] = 0
-    signalled = [
-        RewardSpec(
-            name="trainer_toys:signals",
-            label="bright",
-            batch_size=0,
-            try_out=False,
-            options={"at": 2, "parts": ["bright"]},
-        )
-    ]
-    assert train(replace(stopped, rewards=signalled)) == 0
+    assert interrupt(stopped, at=2, how="signals") == 0
     # Iteration 1 is no multiple of checkpoint_every, so this checkpoint is the signal's.
     assert [folder.name for folder in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["000001"]
     assert not (tmp_path / "stopped" / "final").exists()
@@ -219,16 +212,16 @@ def test_leftovers_of_an_interrupted_write_are_ignored_and_removed(full: TrainCo
     ],
     ids=["no anchor", "no ema", "muon"],
 )
-def test_a_checkpoint_of_another_kind_of_run_is_refused(change: dict, full: TrainConfig) -> None:
+def test_a_checkpoint_of_another_kind_of_run_does_not_fit_even_if_asked_for(change: dict, full: TrainConfig) -> None:
     interrupt(full, at=6)
     with pytest.raises(CheckpointError, match=r"does not fit this configuration.*choose another `out`"):
-        train(replace(full, **change))
+        train(replace(full, **change, allow_changes=["trust_region", "optimizer"]))
 
 
 def test_a_checkpoint_of_another_lora_rank_is_refused(make_config) -> None:
     config = make_config(kind="wan_t2v", model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3}, iterations=1)
     assert train(config) == 0
-    wider = replace(config, iterations=2, model=replace(config.model, lora=LoraSpec(rank=4)))
+    wider = replace(config, iterations=2, model=replace(config.model, lora=LoraSpec(rank=4)), allow_changes=["model"])
     with pytest.raises(CheckpointError, match=r"does not fit this configuration"):
         train(wider)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,20 +41,20 @@ def flat(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
     return [0.5] * len(prompts)
 
 
-def signals(videos: Tensor, prompts: Sequence[str], fps: float, at: int = 2) -> Tensor:
+def signals(videos: Tensor, prompts: Sequence[str], fps: float, at: int = 2, then: Callable = bright) -> Tensor:
     """`bright`; on call number `at` the process gets SIGTERM, as from a cluster's scheduler."""
     CALLS["count"] += 1
     if CALLS["count"] == at:
         os.kill(os.getpid(), signal.SIGTERM)
-    return bright(videos, prompts, fps)
+    return then(videos, prompts, fps)
 
 
-def crashes(videos: Tensor, prompts: Sequence[str], fps: float, at: int = 2) -> Tensor:
+def crashes(videos: Tensor, prompts: Sequence[str], fps: float, at: int = 2, then: Callable = bright) -> Tensor:
     """`bright`; on call number `at` the process ends at once, like a power cut that Python may still clean up after."""
     CALLS["count"] += 1
     if CALLS["count"] == at:
         raise KeyboardInterrupt
-    return bright(videos, prompts, fps)
+    return then(videos, prompts, fps)
 
 
 def draws(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:

@@ -31,7 +31,7 @@ def run(options: Options) -> int:
     """Train, draw, and say what to try next."""
     from sage_grpo.recipes import recipe
     from sage_grpo.report.picture import draw_run
-    from sage_grpo.train.metrics import read_rows
+    from sage_grpo.train.folder.journal import read_rows
     from sage_grpo.train.runner import train
 
     start, out = time.perf_counter(), Path(options.out)

@@ -26,21 +26,24 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 
 def run(options: Options) -> int:
     """Train."""
+    from sage_grpo.parallel.checkpoint import SaveFailed
     from sage_grpo.parallel.world import RankLost, start
     from sage_grpo.rewards.base import RewardFailure
     from sage_grpo.train.runner import train
+    from sage_grpo.train.terminal import outliving_output
     from sage_grpo.train.update import Diverged
 
-    world = start(options.parallel, options.model.device)
-    try:
-        with world.watching():
-            status = train(options, world)
-    except (Diverged, RewardFailure) as stopped:  # all ranks decide alike
-        if world.is_main:
-            print(f"sage-grpo train stopped: {stopped}")
-        status = 1
-    except RankLost as lost:
-        print(f"sage-grpo train stopped: {lost}", file=sys.stderr, flush=True)
-        os._exit(1)  # an orderly exit would wait for the rank that is gone
-    world.close()
+    with outliving_output():
+        world = start(options.parallel, options.model.device)
+        try:
+            with world.watching():
+                status = train(options, world)
+        except (Diverged, RewardFailure, SaveFailed) as stopped:  # all ranks decide alike
+            if world.is_main:
+                print(f"sage-grpo train stopped: {stopped}")
+            status = 1
+        except RankLost as lost:
+            print(f"sage-grpo train stopped: {lost}", file=sys.stderr, flush=True)
+            os._exit(1)  # an orderly exit would wait for the rank that is gone
+        world.close()
     return status

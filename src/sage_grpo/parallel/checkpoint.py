@@ -3,7 +3,8 @@
 A checkpoint is a folder: shard files, `state.json` (everything that is not a tensor) and `manifest.json` (size and
 checksum of every file). It is written beside its final place and renamed, so a folder with a manifest is whole; the
 checksums also catch what happens later to a disk. Loading reshards: save on any number of ranks, load on any other.
-Every rank writes its own shards into a file of its own; nothing is gathered and nothing is pickled.
+Every rank writes its own shards into a file of its own; nothing is gathered and nothing is pickled. A write that fails on one
+rank fails on all, with `SaveFailed`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -27,10 +31,17 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from sage_grpo.parallel.world import World
 
 FORMAT = 1
+MANIFEST = "manifest.json"
+WRITTEN = re.compile(r"state\.json|manifest\.json|metrics\.jsonl|shard-[\w-]+\.safetensors")
+"""Names of the files that a checkpoint consists of."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says why and what to do."""
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be written. All ranks raise it alike; what was saved before is still there."""
 
 
 class Writer:
@@ -41,23 +52,36 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, root: Path, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        root: Path,
+        number: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+    ) -> Path:
         """Write checkpoint `number` under `root`; in the background it may not be there yet when this returns."""
         self.finish()
         if not self.background:
-            return save(root, number, tensors, meta, self.world)
+            return save(root, number, tensors, meta, self.world, files)
         # Copies, because training goes on: also the rest of the state changes under our hands.
         staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         frozen = json.loads(json.dumps(meta))
-        self._thread = threading.Thread(target=self._write, args=(root, number, staged, frozen), name="checkpoint")
+        job = (root, number, staged, frozen, self.world, dict(files or {}))
+        self._thread = threading.Thread(target=self._write, args=job, name="checkpoint")
         self._thread.start()
         return _folder(root, number)
 
-    def _write(self, root: Path, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    def _write(self, *job: Any) -> None:
         try:
-            save(root, number, tensors, meta, self.world)
-        except (OSError, RuntimeError, ValueError) as error:
+            save(*job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, `finish` raises it where the run can see it
             self._error = error
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write in the background has gone wrong on this process; `finish` says how."""
+        return self._error is not None
 
     def finish(self) -> None:
         """Wait for the write that is under way; raises what went wrong with it."""
@@ -67,42 +91,140 @@ class Writer:
         self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            raise CheckpointError(f"A checkpoint could not be written in the background: {error}") from error
+            raise error
 
 
-def save(root: Path, number: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], world: World) -> Path:
-    """Write checkpoint `number` under `root`; whole or not at all."""
+def save(
+    root: Path,
+    number: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    world: World,
+    files: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write checkpoint `number` under `root`, with the main process's `files` in it; whole or not at all."""
     final, partial = _folder(root, number), root / f".{number:06d}.partial"
-    if world.is_main:
-        for leftover in root.glob(".*.partial"):  # of writes that were interrupted
-            shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir(parents=True)
-    _wait(world)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
-        writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
-        dcp.save(dict(tensors), storage_writer=writer, no_dist=world.files is None, process_group=world.files)
-    _wait(world)
-    if world.is_main:
-        _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
-        _write(
-            partial / "manifest.json", {file.name: _fingerprint(file, sync=True) for file in sorted(partial.iterdir())}
-        )
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
-        _sync_folder(root)
-    _wait(world)
+    try:
+        with _together(world):
+            if world.is_main:
+                _clear(root)
+                partial.mkdir(parents=True)
+        with _together(world), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
+            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=world.files is None, process_group=world.files)
+        with _together(world):
+            if world.is_main:
+                for name, content in (files or {}).items():
+                    (partial / name).write_bytes(content)
+                _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
+                inside = sorted(partial.iterdir())
+                _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
+                _put_in_place(partial, final)
+    except SaveFailed as failed:
+        if world.is_main:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
+        raise SaveFailed(
+            f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
+            "cause, and the same command continues from the newest."
+        ) from failed
     return final
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Rename; a checkpoint of the same number steps aside until the new one stands, so that one of them is always whole."""
+    aside = final.with_name(f".{final.name}.old")
+    again = final.exists()
+    if again:
+        os.replace(final, aside)
+    os.replace(partial, final)
+    _sync_folder(final.parent)
+    if again:
+        _retire(aside, final)
+
+
+def _retire(aside: Path, final: Path) -> None:
+    """Remove a checkpoint that another of its number replaced; what someone else put into it moves on."""
+    for file in aside.iterdir():
+        if not WRITTEN.fullmatch(file.name):
+            os.replace(file, final / file.name)
+    shutil.rmtree(aside)
+
+
+def recover(root: Path) -> list[str]:
+    """Finish what a kill interrupted: a checkpoint that is whole, but was not yet renamed or had just stepped aside, gets its
+    name. For the one process that owns the folder; returns what it did, for people."""
+    notes = []
+    for leftover in reversed(_leftovers(root)):  # .N.partial, which is newer, before .N.old
+        final = root / leftover.name.split(".")[1]
+        if not final.exists() and find_fault(leftover) is None:
+            os.replace(leftover, final)
+            notes.append(f"{final} was whole but not yet in its place when the run ended: it counts now.")
+    return notes
+
+
+def _clear(root: Path) -> None:
+    """Remove what interrupted writes have left."""
+    for leftover in _leftovers(root):
+        final = root / leftover.name.split(".")[1]
+        if leftover.suffix == ".partial":
+            shutil.rmtree(leftover)
+        elif final.exists():
+            _retire(leftover, final)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint, but nothing that someone else put there. The manifest goes last, so that a kill on the way leaves
+    something that is known to be damaged."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):
+        if WRITTEN.fullmatch(file.name) and not file.is_dir():
+            file.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _leftovers(root: Path) -> list[Path]:
+    return _matching(root, r"\.\d{6,}\.(old|partial)")
+
+
+def _matching(root: Path, pattern: str) -> list[Path]:
+    """Folders in `root` with such names, in the order of their numbers."""
+    if not root.is_dir():
+        return []
+    found = [f for f in root.iterdir() if re.fullmatch(pattern, f.name) and f.is_dir() and not f.is_symlink()]
+    return sorted(found, key=lambda folder: (int(re.sub(r"\D", "", folder.name)), folder.name))
 
 
 def _folder(root: Path, number: int) -> Path:
     return root / f"{number:06d}"
 
 
-def _wait(world: World) -> None:
-    """A barrier of its own group: a write in the background must not meet the training's."""
-    if world.files is not None:
-        dist.monitored_barrier(world.files, timedelta(seconds=world.timeout), wait_all_ranks=True)
+@contextmanager
+def _together(world: World) -> Iterator[None]:
+    """What goes wrong inside on one process is raised by all: none waits for one that has given up."""
+    error: BaseException | None = None
+    try:
+        yield
+    except dcp.CheckpointException as failed:  # no subclass of Exception: it would pass every handler above
+        error = next(iter(failed.failures.values()))[0]
+    except (OSError, ValueError) as failed:
+        error = failed
+    texts = _exchange(world, "" if error is None else f"{type(error).__name__}: {error}")
+    told = [f"rank {rank}: {text}" if len(texts) > 1 else text for rank, text in enumerate(texts) if text]
+    if told:
+        raise SaveFailed(told[0]) from error
+
+
+def _exchange(world: World, text: str, size: int = 500) -> list[str]:
+    """The texts of all processes, over a group of its own: a write in the background must not meet the training's messages."""
+    if world.files is None:
+        return [text]
+    dist.monitored_barrier(world.files, timedelta(seconds=world.timeout), wait_all_ranks=True)
+    content = text.encode()[:size]
+    own = torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
+    parts = [torch.empty_like(own) for _ in range(world.processes)]
+    dist.all_gather(parts, own, group=world.files)
+    return [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in parts]
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
@@ -145,9 +267,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
+def folders(root: Path) -> list[Path]:
+    """The checkpoints of a run, damaged ones too, oldest first."""
+    return _matching(root, r"\d{6,}")
+
+
 def newest_good(root: Path) -> Path | None:
     """The newest checkpoint whose every file has the size and checksum of its manifest; warns about those passed over."""
-    for folder in sorted((f for f in root.glob("[0-9]*") if f.is_dir()), reverse=True):
+    for folder in reversed(folders(root)):
         fault = find_fault(folder)
         if fault is None:
             return folder
@@ -158,21 +285,28 @@ def newest_good(root: Path) -> Path | None:
 def find_fault(folder: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if not isinstance(manifest, dict) or "state.json" not in manifest:
+            return f"{MANIFEST} does not list the files of a checkpoint"
+        if not any(name.endswith(".safetensors") for name in manifest):
+            return f"{MANIFEST} lists no tensors"
         for name, wanted in manifest.items():
             if Path(name).name != name:
                 return f"its manifest names {name!r}, which is no file of its own"
             if _fingerprint(folder / name) != wanted:
                 return f"{name} was changed or cut short"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints."""
-    for folder in sorted(f for f in root.glob("[0-9]*") if f.is_dir())[:-keep]:
-        shutil.rmtree(folder)
+def prune(root: Path, keep: int, newest: int) -> None:
+    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved.
+
+    Later numbers can only be damaged ones that the run was not continued from: they must not push out good ones.
+    """
+    for folder in [folder for folder in folders(root) if int(folder.name) <= newest][:-keep]:
+        _remove(folder)
 
 
 def _fingerprint(file: Path, *, sync: bool = False) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -32,6 +32,8 @@ def run_module(
         rdzv_endpoint="localhost:0",
         max_restarts=max_restarts,
         monitor_interval=0.5,
+        # The processes write to our own output; the agent's folder for theirs would only be left behind in the system's /tmp.
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
     try:
         elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 INTERVAL = 1.0
 """Seconds between signs of life."""
+STILL = 5.0
+"""Seconds after which a process of this machine that is stopped or dead counts as lost."""
+SILENT = 60.0
+"""Seconds after which one that cannot be looked at (it runs elsewhere) does. Longer: loading and compiling may hold Python up."""
+GONE = "left"
+"""The last sign of a rank that ended in good order."""
 
 
 @dataclass(frozen=True)
@@ -20,22 +32,28 @@ class Sign:
     count: str
     where: str
     time: float
+    place: str = ""
+    """`machine:pid` of its process."""
 
 
 class Heartbeat:
     """Counts up in the store from a thread, and watches the others do so; a count that stands still is a process that is gone.
 
     What was seen is remembered: the first process to give up may take the store with it, and the next ones must still be
-    able to name the rank that began it.
+    able to name the rank that began it. A rank that is lost is noticed here within seconds, also while the main thread waits
+    in a collective that would give up only after its timeout.
     """
 
     def __init__(self, number: int, processes: int, store: dist.Store, patience: float) -> None:
         self.number, self.patience = number, patience
         self.where = "starting"
+        self.leave: Callable[[str], None] = _leave
+        """What to do about a lost rank, with the message for people; the main thread cannot be woken."""
         self._store = store
         self._others = [other for other in range(processes) if other != number]
         self._seen = {other: Sign("0", "starting", time.monotonic()) for other in self._others}
         self._all_started = False
+        self._asked = False
         self._store_lost: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -43,20 +61,26 @@ class Heartbeat:
     @classmethod
     def start(cls, number: int, processes: int, *, patience: float = 5.0) -> Heartbeat:
         """Begin, with a connection of its own: the process group may be blocked on the other."""
-        beat = cls(number, processes, dist.PrefixStore("sage_grpo/heartbeat", _get_default_store().clone()), patience)
+        store = _get_default_store().clone()
+        store.set_timeout(timedelta(seconds=10))  # its host may be the process that stopped
+        beat = cls(number, processes, dist.PrefixStore("sage_grpo/heartbeat", store), patience)
         beat._thread.start()
         return beat
 
     def _beat(self) -> None:
-        count = 0
+        count, place, before = 0, own_place(), time.monotonic()
         while not self._stop.is_set():
             count += 1
-            try:
-                self._store.set(str(self.number), f"{count} {self.where}")
-                self._look()
-            except dist.DistError:
-                self._store_lost = time.monotonic()
-                return
+            if time.monotonic() - before > 2 * STILL:
+                self._forgive()  # we ourselves were stopped, or the machine slept: nobody could be heard
+            if self._store_lost is None:
+                try:
+                    self._store.set(str(self.number), f"{count} {place} {self.where}")
+                    self._look()
+                except dist.DistError:
+                    self._store_lost = time.monotonic()
+            self._check()
+            before = time.monotonic()
             self._stop.wait(INTERVAL)
 
     def _look(self) -> None:
@@ -65,17 +89,45 @@ class Heartbeat:
         if not self._all_started:
             return  # multi_get would wait for the last one
         for other, value in zip(self._others, self._store.multi_get(keys)):
-            count, _, where = value.decode().partition(" ")
+            count, place, where = value.decode().split(" ", 2)
             if count != self._seen[other].count:
-                self._seen[other] = Sign(count, where, time.monotonic())
+                self._seen[other] = Sign(count, where, time.monotonic(), place)
+
+    def _forgive(self) -> None:
+        now = time.monotonic()
+        self._seen = {other: Sign(sign.count, sign.where, now, sign.place) for other, sign in self._seen.items()}
+
+    def _check(self) -> None:
+        """Leave if a rank is lost and the main thread has not found out by itself."""
+        now, lost = time.monotonic(), []
+        for other, sign in self._seen.items():
+            if sign.count == GONE or not sign.place:
+                continue
+            condition = condition_of(sign.place)
+            if condition is None and self._store_lost is None and now - sign.time > SILENT:
+                condition = "silent"
+            if condition and now - sign.time > STILL:
+                lost.append(f"rank {other} ({condition}; last seen at: {sign.where})")
+        if lost and not self._asked:
+            self.leave(
+                f"Lost {', '.join(lost)}. Its own output says why; `kill -CONT` wakes a stopped process, and a process killed "
+                "without a word mostly ran out of memory. The same command continues from the last checkpoint."
+            )
+            self._asked = True
 
     def stop(self) -> None:
         """No more signs of life."""
         self._stop.set()
         self._thread.join(timeout=5 * INTERVAL)
+        if self._store_lost is None:
+            try:
+                self._store.set(str(self.number), f"{GONE} - {self.where}")
+            except dist.DistError:  # its host has left before us
+                self._store_lost = time.monotonic()
 
     def missing(self) -> str:
         """Which ranks gave no sign of life while we watched, and what they did last; for people."""
+        self._asked = True
         asked = time.monotonic()
         # A beat from before a death may be seen a little after it, so only later ones count. Gone means silent for several
         # beats; a rank that is only slow clears itself at its next one.
@@ -98,3 +150,30 @@ class Heartbeat:
 
     def _silent(self, since: float) -> list[int]:
         return [other for other in self._others if self._seen[other].time < since]
+
+
+def own_place() -> str:
+    """`machine:pid` of this process: machines that are equal share their processes. Empty machine where that cannot be known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = f"{boot}/{os.readlink('/proc/self/ns/pid')}"  # containers of one machine count their processes apart
+    except OSError:
+        machine = ""
+    return f"{machine}:{os.getpid()}"
+
+
+def condition_of(place: str) -> str | None:
+    """What is wrong with a process of this machine: "stopped", "dead", or nothing; None where it cannot be looked at."""
+    machine, _, pid = place.rpartition(":")
+    if not machine or machine != own_place().rpartition(":")[0]:
+        return None
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "dead"
+    return {"T": "stopped", "Z": "dead", "X": "dead"}.get(state, "")
+
+
+def _leave(message: str) -> NoReturn:
+    print(f"sage-grpo train stopped: {message}", file=sys.stderr, flush=True)
+    os._exit(1)  # the main thread may wait in a collective for the rank that is gone

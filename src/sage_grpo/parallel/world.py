@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from sage_grpo.parallel.heartbeat import Heartbeat
+from sage_grpo.parallel.parent import end_with_parent
 from sage_grpo.parallel.spec import Layout, ParallelSpec, lay_out
 
 
@@ -138,6 +139,7 @@ def start(spec: ParallelSpec, device: str = "auto") -> World:
     layout = lay_out(spec, processes)
     if "RANK" not in os.environ:
         return World()
+    end_with_parent()
     number, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     cuda = torch.cuda.is_available() and not device.startswith("cpu")
     place = torch.device("cuda", local) if cuda else torch.device("cpu")

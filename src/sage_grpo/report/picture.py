@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sage_grpo.train.metrics import read_rows
+from sage_grpo.train.folder.journal import read_rows
 from sage_grpo.video import read_video
 
 COLOURS = {"total": "#222222", "TA": "#1f77b4", "MQ": "#2ca02c", "VQ": "#ff7f0e", "drift": "#d62728"}

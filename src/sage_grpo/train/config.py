@@ -253,6 +253,9 @@ class TrainConfig:
     """Seed of prompts, noise, windows and step choices."""
     resume: Literal["auto", "never", "must"] = "auto"
     """Continue from the newest good checkpoint in `out` if there is one; start anew into an empty folder; or insist on one."""
+    allow_changes: list[str] = field(default_factory=list)
+    """What a continued run may change of its meaning: fields (optimizer.lr, seed) or prompts, eval_prompts, weights, code, plugins
+    (their content). Anything else that changes what a run computes is refused."""
     model: ModelSpec = ModelSpec()
     """The video model."""
     rewards: list[RewardSpec] = field(

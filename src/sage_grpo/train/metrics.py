@@ -1,19 +1,42 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard by default, Weights & Biases and trackio when asked."""
+"""Where metrics go besides metrics.jsonl: TensorBoard by default, Weights & Biases and trackio when asked.
+
+These are views of the journal: one that fails is named, and the run goes on.
+"""
 
 from __future__ import annotations
 
 import io
-import json
-import math
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sage_grpo.train.config import LogConfig
+from sage_grpo.train.folder.journal import Journal
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Videos to show: the pixels, and the mp4 files where they were saved."""
+
+    name: str
+    pixels: Tensor
+    """uint8 B x F x H x W x 3."""
+    captions: Sequence[str]
+    fps: float
+    files: Sequence[Path] = ()
+    """In the order of the pixels; empty where they could not be saved."""
 
 
 class Sink(Protocol):
@@ -23,8 +46,8 @@ class Sink(Protocol):
         """Log scalars."""
         ...
 
-    def show(self, iteration: int, name: str, clips: Tensor, captions: Sequence[str], fps: float) -> None:
-        """Log uint8 clips B x F x H x W x 3."""
+    def show(self, iteration: int, clips: Clips) -> None:
+        """Log videos."""
         ...
 
     def close(self) -> None:
@@ -32,101 +55,103 @@ class Sink(Protocol):
         ...
 
 
-class Journal:
-    """metrics.jsonl: one row per iteration, and one per evaluation. The truth; other sinks are views of it."""
-
-    def __init__(self, file: Path, *, keep_until: int | None, evaluated: bool = True) -> None:
-        """Start anew (None), or keep the rows of iterations up to `keep_until` (unless `evaluated`, without its evaluation): what
-        came after is computed again."""
-        self.file = file
-        rows = [] if keep_until is None else [row for row in read_rows(file) if row["iteration"] <= keep_until]
-        if not evaluated:
-            rows = [row for row in rows if row["iteration"] < (keep_until or 0) or "eval/total" not in row]
-        partial = file.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.replace(partial, file)
-        self._stream = file.open("a")
-
-    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Append a row; on disk before it returns."""
-        row = {"iteration": iteration, **{k: _number(v) for k, v in metrics.items()}}
-        self._stream.write(json.dumps(row) + "\n")
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-
-    def show(self, iteration: int, name: str, clips: Tensor, captions: Sequence[str], fps: float) -> None:
-        """Videos are files of their own."""
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a journal; a last line that a kill cut short is left out."""
-    if not file.is_file():
-        return []
-    rows = []
-    for line in file.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and "iteration" in row:
-            rows.append(row)
-    return rows
-
-
 class TensorBoard:
-    """Scalars, and clips as animated pictures (its own video summary needs another package)."""
+    """Scalars, and clips as animated pictures (its own video summary needs another package).
+
+    Written here and now, not by the usual writer: that one writes from a thread, and when the disk is full it fails later
+    and elsewhere, or waits forever for a thread that has died.
+    """
 
     def __init__(self, folder: Path, *, purge_from: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder), purge_step=purge_from)
+        self.folder = folder
+        self._purge, self._numbers = purge_from, itertools.count()
+        self._stream: IO[bytes] | None = None
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log scalars."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, iteration)
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def show(self, iteration: int, name: str, clips: Tensor, captions: Sequence[str], fps: float) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._put(step=iteration, summary=Summary(value=values))
+
+    def show(self, iteration: int, clips: Clips) -> None:
         """Log clips side by side as one animation."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        strip = torch.cat(list(clips), dim=2)
+        strip = torch.cat(list(clips.pixels), dim=2)
         picture = Summary.Image(
-            height=strip.shape[1], width=strip.shape[2], colorspace=3, encoded_image_string=animation(strip, fps)
+            height=strip.shape[1], width=strip.shape[2], colorspace=3, encoded_image_string=animation(strip, clips.fps)
         )
-        self._writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=picture)]), iteration)
+        self._put(step=iteration, summary=Summary(value=[Summary.Value(tag=clips.name, image=picture)]))
+
+    def _put(self, **content: Any) -> None:
+        """Append an event. After a failure the next one goes to another file: readers stop at a half-written event."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        fresh = self._stream is None
+        events = [Event(wall_time=time.time(), **content)]
+        if fresh:
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            if self._purge is not None:
+                start = SessionLog(status=SessionLog.START)  # hides what another process logged from this step on
+                events.insert(1, Event(wall_time=time.time(), step=self._purge, session_log=start))
+            self.folder.mkdir(parents=True, exist_ok=True)
+        stream = self._stream or (self.folder / self._name()).open("xb")
+        self._stream = None
+        try:
+            record = RecordWriter(stream)
+            for event in events:
+                record.write(event.SerializeToString())
+            stream.flush()
+        except OSError:
+            with suppress(OSError):  # it still has what could not be written
+                stream.close()
+            raise
+        self._stream, self._purge = stream, None
+
+    def _name(self) -> str:
+        moment = f"{time.time():017.6f}"  # readers take files in the order of their names
+        return f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
 
     def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+        """Close the file."""
+        if self._stream is not None:
+            self._stream.close()
 
 
 class Wandb:
-    """Weights & Biases."""
+    """Weights & Biases; offline where there is no key to log in with, or no way there."""
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
         self._wandb = wandb
-        self._run = wandb.init(
-            project=project, dir=str(folder), config=dict(config), resume="allow", id=_run_id(folder)
-        )
+        start = {"project": project, "dir": str(folder), "config": dict(config), "id": _run_id(folder)}
+        try:
+            # With nobody to ask for a key it says that there is none.
+            with open(os.devnull) as nobody, _stdin(nobody):
+                self._run = wandb.init(**start, resume="allow")
+        except (wandb.errors.Error, OSError) as error:
+            warnings.warn(
+                f"wandb cannot log in ({type(error).__name__}: {error}): logged offline to {folder / 'wandb'}; `wandb login` and "
+                "`wandb sync` upload it later.",
+                stacklevel=2,
+            )
+            self._run = wandb.init(**start, mode="offline")
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log scalars."""
         self._run.log({**metrics, "iteration": iteration})
 
-    def show(self, iteration: int, name: str, clips: Tensor, captions: Sequence[str], fps: float) -> None:
-        """Log clips."""
-        videos = [
-            self._wandb.Video(clip.permute(0, 3, 1, 2).numpy(), caption=caption, fps=round(fps), format="gif")
-            for clip, caption in zip(clips, captions)
-        ]
-        self._run.log({name: videos, "iteration": iteration})
+    def show(self, iteration: int, clips: Clips) -> None:
+        """Log the mp4 files; from pixels it would encode them anew, with a package of its own."""
+        files = [(file, caption) for file, caption in zip(clips.files, clips.captions) if file.is_file()]
+        if files:
+            videos = [self._wandb.Video(str(file), caption=caption, format="mp4") for file, caption in files]
+            self._run.log({clips.name: videos, "iteration": iteration})
 
     def close(self) -> None:
         """Finish the run."""
@@ -146,7 +171,7 @@ class Trackio:
         """Log scalars."""
         self._trackio.log(dict(metrics), step=iteration)
 
-    def show(self, iteration: int, name: str, clips: Tensor, captions: Sequence[str], fps: float) -> None:
+    def show(self, iteration: int, clips: Clips) -> None:
         """Videos stay in the run's folder."""
 
     def close(self) -> None:
@@ -154,48 +179,67 @@ class Trackio:
         self._trackio.finish()
 
 
-class Metrics:
-    """All sinks of a run as one; ranks other than the first have none."""
+def attempt(what: str, action: Callable[[], Any]) -> bool:
+    """Do something that a run can do without: if it fails, a warning says so and the run goes on. Returns whether it worked."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - a full disk or a logger's fault must not end a run of days
+        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run goes on.", stacklevel=3)
+        return False
+    return True
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self.sinks = list(sinks)
+
+class Metrics:
+    """The journal and all sinks of a run as one; ranks other than the first have none."""
+
+    def __init__(self, sinks: Sequence[Sink] = (), journal: Journal | None = None) -> None:
+        self.sinks, self.journal = list(sinks), journal
+        self._failures = [0] * len(self.sinks)
 
     @classmethod
     def open(
-        cls,
-        out: Path,
-        log: LogConfig,
-        config: Mapping[str, Any],
-        *,
-        resumed_at: int | None,
-        evaluated: bool = True,
+        cls, out: Path, log: LogConfig, config: Mapping[str, Any], *, journal: Journal, resumed_at: int | None
     ) -> Metrics:
-        """Open the sinks that the configuration names; rows after `resumed_at` (and its evaluation's, unless `evaluated`) are
-        dropped."""
-        sinks: list[Sink] = [Journal(out / "metrics.jsonl", keep_until=resumed_at, evaluated=evaluated)]
+        """Open the sinks that the configuration names; they forget what is computed again after `resumed_at`."""
+        sinks: list[Sink] = []
         if log.tensorboard:
             # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
             sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
         if log.wandb is not None:
-            sinks.append(_optional("wandb", lambda: Wandb(log.wandb or "", out, config)))
+            sinks += _optional("wandb", lambda: Wandb(log.wandb or "", out, config))
         if log.trackio is not None:
-            sinks.append(_optional("trackio", lambda: Trackio(log.trackio or "", out, config)))
-        return cls(sinks)
+            sinks += _optional("trackio", lambda: Trackio(log.trackio or "", out, config))
+        return cls(sinks, journal)
+
+    @property
+    def rows(self) -> bytes:
+        """What the journal holds, for a checkpoint."""
+        return b"" if self.journal is None else bytes(self.journal.rows)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log scalars everywhere."""
-        for sink in self.sinks:
-            sink.write(iteration, metrics)
+        if self.journal is not None:
+            self.journal.write(iteration, metrics)
+        self._each(iteration, lambda sink: sink.write(iteration, metrics))
 
-    def show(self, iteration: int, name: str, clips: Tensor, captions: Sequence[str], fps: float) -> None:
+    def show(self, iteration: int, clips: Clips) -> None:
         """Log clips everywhere."""
-        for sink in self.sinks:
-            sink.show(iteration, name, clips, captions, fps)
+        self._each(iteration, lambda sink: sink.show(iteration, clips))
+
+    def _each(self, iteration: int, action: Callable[[Sink], None], *, limit: int = 5) -> None:
+        """A sink that fails `limit` times in a row is left alone."""
+        for place, sink in enumerate(self.sinks):
+            if self._failures[place] < limit:
+                name = type(sink).__name__
+                worked = attempt(f"Logging iteration {iteration} to {name}", lambda sink=sink: action(sink))  # type: ignore[misc]
+                self._failures[place] = 0 if worked else self._failures[place] + 1
+                if self._failures[place] == limit:
+                    warnings.warn(f"{name} failed {limit} times in a row: no more is logged to it.", stacklevel=3)
 
     def close(self) -> None:
         """Close all sinks."""
         for sink in self.sinks:
-            sink.close()
+            attempt(f"Closing {type(sink).__name__}", sink.close)
 
 
 def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
@@ -211,19 +255,27 @@ def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
     return stream.getvalue()
 
 
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return float(value) if math.isfinite(value) else None
-
-
 def _run_id(folder: Path) -> str:
     return folder.name
 
 
-def _optional(extra: str, build: Any) -> Sink:
+@contextmanager
+def _stdin(stream: IO[str]) -> Iterator[None]:
+    before, sys.stdin = sys.stdin, stream
     try:
-        return build()
+        yield
+    finally:
+        sys.stdin = before
+
+
+def _optional(extra: str, build: Callable[[], Sink]) -> list[Sink]:
+    """A tracker that was asked for: it must be installed, but a run does not need it to work."""
+    try:
+        import_module(extra)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
         ) from error
+    built: list[Sink] = []
+    attempt(f"Starting {extra}", lambda: built.append(build()))
+    return built

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
+from sage_grpo.configure import ConfigError
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.metrics import Metrics
+from sage_grpo.train.folder import identity, journal
+from sage_grpo.train.folder.lock import FolderLock
+from sage_grpo.train.metrics import Clips, Metrics, attempt
 from sage_grpo.train.samples import Samples
-from sage_grpo.train.terminal import Terminal, plan_table
+from sage_grpo.train.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.train.trainer import Trainer
+from sage_grpo.train.update import Diverged
+
+FINISHED = ".finished"
+"""Holds the iteration whose weights are in final/: written last, so that a run that was killed before is not taken for done."""
 
 
 class StopRequest:
-    """Set by SIGTERM or SIGINT; a second SIGINT interrupts at once."""
+    """Set by SIGTERM, SIGINT or the terminal's end (SIGHUP); a second SIGINT interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Catch the signals while inside."""
+        """Catch the signals while inside; only the main thread can."""
 
         def note(number: int, frame: Any) -> None:
             if self.signal is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.signal = number
 
-        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        names = ("SIGTERM", "SIGINT", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+        numbers = [signal.Signals[name] for name in names if name in signal.Signals.__members__]
+        # Under nohup the run is meant to outlive its terminal.
+        heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, note) for number in heard}
         try:
             yield self
         finally:
@@ -49,92 +64,157 @@ class Interrupted(Exception):
     """A stop was asked for during an evaluation, which the continued run will do again."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a run finds in its folder."""
+
+    checkpoint: str
+    """Name of the checkpoint that it continues from; empty for none."""
+    identity: dict[str, str]
+    """Fingerprints of what it trains on."""
+    changed: list[str]
+    """Harmless or allowed changes since then."""
+    notes: list[str]
+    finished: int | None
+    """The iteration at which it is already done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the loop works with."""
+
+    trainer: Trainer
+    out: Path
+    found: Found
+    metrics: Metrics
+    samples: Samples
+    terminal: Terminal
+    stop: StopRequest
+
+
 def train(config: TrainConfig, world: World | None = None) -> int:
     """Run `sage-grpo train`; returns the exit status."""
-    world = world or World()
-    out = Path(config.out)
-    terminal = Terminal(enabled=world.is_main, progress=config.log.progress, total=config.iterations)
+    world, out = world or World(), Path(config.out)
+    with outliving_output(), _owned(out, world):
+        terminal = Terminal(enabled=world.is_main, progress=config.log.progress, total=config.iterations)
+        found = Found(**json.loads(_by_main(world, lambda: _look_around(config, out))))
+        for note in found.notes:
+            terminal.say(note, style="yellow")
+        if found.finished is not None:
+            terminal.say(
+                f"{out} is finished: {found.finished} iterations are done, weights in {out / 'final'}. Nothing was changed; raise "
+                "`iterations` to train on."
+            )
+            return 0
+        return _train(config, world, out, found, terminal)
 
+
+def _train(config: TrainConfig, world: World, out: Path, found: Found, terminal: Terminal) -> int:
     def listen(phase: str, done: int, total: int) -> None:
         world.note(f"{phase} {done}/{total}")
         terminal.listen(phase, done, total)
 
     trainer = Trainer(config, world, Clock(listen))
-    resumed = _resume(trainer, out, terminal)
+    resumed = _resume(trainer, out, found, terminal)
+    metrics = Metrics()
     if world.is_main:
-        out.mkdir(parents=True, exist_ok=True)
-        _write(out / "config.yaml", yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
-    metrics = (
-        Metrics.open(
-            out,
-            config.log,
-            dataclasses.asdict(config),
-            resumed_at=resumed,
-            evaluated=not _due(trainer),
-        )
-        if world.is_main
-        else Metrics([])
-    )
+        _write(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
+        rows, notice = journal.reopen(out / journal.NAME, _recorded(trainer, out, found))
+        if notice:
+            terminal.say(notice, style="yellow")
+        metrics = Metrics.open(out, config.log, dataclasses.asdict(config), journal=rows, resumed_at=resumed)
+    samples = Samples(out / "videos", megabytes=config.keep.video_megabytes)
     try:
         with StopRequest().listening() as stop, terminal:
             trainer.encode_prompts()
-            return _loop(trainer, out, metrics, terminal, stop)
+            return _loop(Run(trainer, out, found, metrics, samples, terminal, stop))
+    except (Diverged, RewardFailure):  # all ranks alike, so they can also finish together what is being written
+        trainer.writer.finish()
+        raise
     finally:
         metrics.close()
 
 
-def _loop(trainer: Trainer, out: Path, metrics: Metrics, terminal: Terminal, stop: StopRequest) -> int:
-    samples = Samples(out / "videos", megabytes=trainer.config.keep.video_megabytes)
+def _loop(run: Run) -> int:
+    trainer, out, terminal = run.trainer, run.out, run.terminal
     terminal.start_at(trainer.state.iteration)
     try:
-        stopped = _iterate(trainer, out, metrics, samples, terminal, stop)
+        stopped = _iterate(run)
     except Interrupted:
         if trainer.state.iteration > 0:
-            _save(trainer, out)
+            _save(run)
         stopped = True
     trainer.writer.finish()
+    number = trainer.state.iteration
     if stopped:
-        number = trainer.state.iteration
         where = f"after iteration {number}; saved" if number else "before the first iteration"
         terminal.say(f"Stopped by signal {where}. The same command continues from here.")
         return 0
-    trainer.export(out / "final")
+    fault = _export(trainer, out / "final")
+    if fault:
+        raise checkpoint.SaveFailed(
+            f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: mend the cause, "
+            "and the same command writes them."
+        )
+    if trainer.world.is_main:
+        _write(out / FINISHED, f"{number}\n")
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
     return 0
 
 
-def _iterate(
-    trainer: Trainer, out: Path, metrics: Metrics, samples: Samples, terminal: Terminal, stop: StopRequest
-) -> bool:
+def _iterate(run: Run) -> bool:
     """Iterations, evaluations and checkpoints; returns whether a signal ended them."""
+    trainer = run.trainer
     config, state, world = trainer.config, trainer.state, trainer.world
     if _due(trainer):  # the first, or one that a stop cut short
-        _evaluate(trainer, out, metrics, samples, terminal, stop)
+        _evaluate(run)
     while state.iteration < config.iterations:
         row = trainer.step()
         number, last = state.iteration, state.iteration == config.iterations
-        metrics.write(number, row)
-        terminal.iteration(number, row)
-        terminal.failures(trainer.failures)
+        run.metrics.write(number, row)
+        run.terminal.iteration(number, row)
+        run.terminal.failures(trainer.failures)
         if world.is_main and config.keep.videos_every and (number % config.keep.videos_every == 0 or last):
             count = config.keep.videos
-            samples.save(
-                f"rollout-{number:06d}", trainer.videos[:count], trainer.captions[:count], trainer.model.video.fps
-            )
+            _keep(run, f"rollout-{number:06d}", trainer.videos[:count], trainer.captions[:count])
         if _due(trainer):
-            _evaluate(trainer, out, metrics, samples, terminal, stop)
-        stopping = world.any(stop.signal is not None)
+            _evaluate(run)
+        stopping = world.any(run.stop.signal is not None)
+        if trainer.writer.background and world.any(trainer.writer.failed):
+            trainer.writer.finish()  # raises what went wrong
         if last or stopping or number % config.keep.checkpoint_every == 0:
-            _save(trainer, out)
+            _save(run)
         if stopping and not last:
             return True
     return False
 
 
-def _save(trainer: Trainer, out: Path) -> None:
-    trainer.save(out / "checkpoints")
+def _keep(run: Run, name: str, clips: Any, captions: list[str]) -> list[Path]:
+    """Save clips as videos; a run can do without, so a full disk is only named."""
+    files: list[Path] = []
+    fps = run.trainer.model.video.fps
+    attempt(
+        f"Saving videos to {run.samples.folder}", lambda: files.extend(run.samples.save(name, clips, captions, fps))
+    )
+    return files
+
+
+def _save(run: Run) -> None:
+    trainer, root = run.trainer, run.out / "checkpoints"
+    trainer.save(root, {"identity": run.found.identity}, {journal.NAME: run.metrics.rows})
     if trainer.world.is_main:
-        checkpoint.prune(out / "checkpoints", trainer.config.keep.checkpoints)
+        checkpoint.prune(root, trainer.config.keep.checkpoints, trainer.state.iteration)
+
+
+def _export(trainer: Trainer, folder: Path) -> str:
+    """Write weights; returns what went wrong with the main process's files, on all ranks."""
+    fault = ""
+    try:
+        trainer.export(folder)
+    except (OSError, SafetensorError) as error:  # of the main process, which alone writes
+        fault = f"{type(error).__name__}: {error}"
+        trainer.world.barrier()  # the one at which the others wait
+    return trainer.world.from_main(fault)
 
 
 def _due(trainer: Trainer) -> bool:
@@ -144,76 +224,123 @@ def _due(trainer: Trainer) -> bool:
     return bool(trainer.held_out and wanted and trainer.state.evaluated < number)
 
 
-def _evaluate(
-    trainer: Trainer, out: Path, metrics: Metrics, samples: Samples, terminal: Terminal, stop: StopRequest
-) -> None:
+def _evaluate(run: Run) -> None:
     """Evaluate, log, keep the clips, and keep the weights if they are the best so far."""
+    trainer = run.trainer
     number, state = trainer.state.iteration, trainer.state
 
     def leave_if_asked() -> None:
         # The last evaluation is finished: there is nothing to come back for.
-        if trainer.world.any(stop.signal is not None) and number < trainer.config.iterations:
+        if trainer.world.any(run.stop.signal is not None) and number < trainer.config.iterations:
             raise Interrupted
 
     result = trainer.evaluate(leave_if_asked)
     state.evaluated = number
-    metrics.write(number, {**result.metrics, **trainer.clock.report()})
-    terminal.evaluation(number, result.metrics)
-    terminal.failures(result.report)
+    run.metrics.write(number, {**result.metrics, **trainer.clock.report()})
+    run.terminal.evaluation(number, result.metrics)
+    run.terminal.failures(result.report)
     if trainer.world.is_main and len(result.clips):
-        fps = trainer.model.video.fps
-        metrics.show(number, "held_out", result.clips, result.captions, fps)
-        samples.save(f"heldout-{number:06d}", result.clips, result.captions, fps)
+        files = _keep(run, f"heldout-{number:06d}", result.clips, result.captions)
+        run.metrics.show(number, Clips("held_out", result.clips, result.captions, trainer.model.video.fps, files))
     total = result.metrics["eval/total"]
     if total == total and total > state.best.get("score", float("-inf")):  # NaN is never the best
-        state.best = {"iteration": number, "score": total}
-        if number > 0:
-            trainer.export(out / "best")
+        fault = _export(trainer, run.out / "best") if number > 0 else ""
+        if fault:
+            run.terminal.say(
+                f"The best weights so far could not be written ({fault}). The run goes on.", style="yellow"
+            )
+        else:
+            state.best = {"iteration": number, "score": total}
 
 
-def _resume(trainer: Trainer, out: Path, terminal: Terminal) -> int | None:
-    """Continue a run that is there; returns the iteration it stands at."""
-    mode, root = trainer.config.resume, out / "checkpoints"
-    found = trainer.resume(root) if mode != "never" else None
+def _look_around(config: TrainConfig, out: Path) -> str:
+    """What is in the folder and whether this run may continue it; refuses before anything heavy is loaded."""
+    identity.check_names(config.allow_changes)
+    root, mode = out / "checkpoints", config.resume
     if mode == "never" and root.is_dir() and any(root.iterdir()):
         raise ValueError(
             f"{out} holds checkpoints of another run. Choose another `out`, or resume: auto to continue it."
         )
-    if mode != "never" and found is None and any(root.glob("[0-9]*")):
+    notes = checkpoint.recover(root)
+    folder = checkpoint.newest_good(root)
+    if folder is None and checkpoint.folders(root):
         # Starting anew would overwrite the metrics of a run whose checkpoints someone may still be able to repair.
         raise checkpoint.CheckpointError(
             f"{root} has checkpoints, but every checkpoint there is damaged (see the warnings). Restore one from a copy, or "
             "choose another `out` to start anew."
         )
-    if mode == "must" and found is None:
+    if mode == "must" and folder is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
+    prints = identity.identify(config)
+    found = Found("", prints, [], notes, None)
+    if folder is not None:
+        meta = checkpoint.read_meta(folder)
+        changed = identity.check(config, prints, meta, out)
+        done = int(meta["iteration"]) if int(meta["iteration"]) >= config.iterations and _is_final(out, meta) else None
+        found = dataclasses.replace(found, checkpoint=folder.name, changed=changed, finished=done)
+    return json.dumps(dataclasses.asdict(found))
+
+
+def _is_final(out: Path, meta: dict[str, Any]) -> bool:
+    marker = out / FINISHED
+    return (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(meta["iteration"])
+
+
+def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> int | None:
+    """Continue a run that is there; returns the iteration it stands at."""
+    folder = out / "checkpoints" / found.checkpoint
+    if found.checkpoint:
+        trainer.state.load(folder, trainer.world)
     plan = trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts))
     terminal.console.print(plan_table(trainer.config, plan, dims=trainer.objective.dims, clip=trainer.objective.clip))
-    if found is None:
+    if not found.checkpoint:
         return None
-    terminal.say(f"Resumed from {found} at iteration {trainer.state.iteration}.")
-    changed = _differences(checkpoint.read_meta(found)["config"], _plain(dataclasses.asdict(trainer.config)))
-    if changed:
-        terminal.say(f"[yellow]The configuration differs from the checkpoint's in: {', '.join(changed)}.[/yellow]")
+    terminal.say(f"Resumed from {folder} at iteration {trainer.state.iteration}.")
+    if found.changed:
+        terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
     return trainer.state.iteration
 
 
-def _differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            key
-            for name in {**old, **new}
-            if name not in ("resume", "log")
-            for key in _differences(old.get(name), new.get(name), f"{prefix}{name}.")
-        ]
-    return [] if old == new else [prefix.rstrip(".")]
+def _recorded(trainer: Trainer, out: Path, found: Found) -> bytes | None:
+    """The rows that belong to the checkpoint."""
+    if not found.checkpoint:
+        return None
+    copy = out / "checkpoints" / found.checkpoint / journal.NAME
+    if copy.is_file():
+        return copy.read_bytes()
+    return journal.rows_until(out / journal.NAME, trainer.state.iteration, evaluated=not _due(trainer))
 
 
-def _plain(value: Any) -> Any:
-    """Tuples as lists, as JSON and YAML have them."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+@contextmanager
+def _owned(out: Path, world: World) -> Iterator[None]:
+    """The run's folder, for this run alone."""
+    lock = FolderLock(out)
+
+    def acquire() -> str:
+        lock.acquire()
+        return ""
+
+    _by_main(world, acquire)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _by_main(world: World, answer: Callable[[], str]) -> str:
+    """What the main process found out, on all; what it refuses is refused by all."""
+    said, refused = "", None
+    if world.is_main:
+        try:
+            said = f"={answer()}"
+        except (ValueError, FileNotFoundError) as error:
+            said, refused = f"!{error}", error
+    said = world.from_main(said)
+    if refused is not None:
+        raise refused
+    if said.startswith("!"):
+        raise ConfigError(said[1:])
+    return said[1:]
 
 
 def _write(file: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,11 @@ class TrainState:
         """How many numbers are trained, over all ranks."""
         return sum(p.numel() for p in self.params.values())
 
-    def save(self, root: Path, config: dict[str, Any], writer: checkpoint.Writer) -> Path:
-        """Write a checkpoint of this moment."""
-        return writer.save(root, self.iteration, self._tensors(), {**self._meta(), "config": config})
+    def save(
+        self, root: Path, writer: checkpoint.Writer, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+    ) -> Path:
+        """Write a checkpoint of this moment, with what the caller adds to it."""
+        return writer.save(root, self.iteration, self._tensors(), {**self._meta(), **meta}, files)
 
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""

@@ -2,17 +2,84 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.plan import Plan
+
+
+class Outlet(io.TextIOBase):
+    """An output stream that does not end the run when its other end is closed or its disk is full: from then on it is silent."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._lost = stream, stream is None  # None: the process was started without one
+
+    def write(self, text: str) -> int:
+        """Write, if somebody still listens; letters that the stream cannot show become question marks."""
+        try:
+            if not self._lost:
+                self._stream.write(text)
+        except UnicodeEncodeError:
+            self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+        except (OSError, ValueError) as error:
+            self._lose(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if somebody still listens."""
+        try:
+            if not self._lost:
+                self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = True
+        with suppress(OSError, ValueError):  # what is still in its buffer must not fail at the end of the process
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        name = getattr(self._stream, "name", "an output stream")
+        warnings.warn(f"{name} cannot be written any more ({error}): the run goes on without it.", stacklevel=3)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether a person may be looking."""
+        return not self._lost and not self._stream.closed and self._stream.isatty()
+
+    def fileno(self) -> int:
+        """The stream's."""
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
+
+
+@contextmanager
+def outliving_output() -> Iterator[None]:
+    """Inside, printing never raises, whatever becomes of the terminal, the pipe or the log file."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = outlets = Outlet(before[0]), Outlet(before[1])
+    try:
+        yield
+    finally:
+        for outlet in outlets:
+            outlet.flush()
+        sys.stdout, sys.stderr = before
 
 
 class Terminal:
@@ -43,9 +110,9 @@ class Terminal:
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def say(self, text: str) -> None:
-        """Print above the bars."""
-        self.console.print(text, soft_wrap=True)
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """Print above the bars; as it is, because paths may have brackets in them."""
+        self.console.print(text, soft_wrap=True, markup=False, style=style)
 
     def start_at(self, iteration: int) -> None:
         """Where a resumed run stands."""
@@ -73,12 +140,12 @@ class Terminal:
         shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
         text = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
-        self.say(f"[bold]held-out after {number}[/bold]  {text}")
+        self.say(f"held-out after {number}  {text}", style="bold")
 
     def failures(self, report: str) -> None:
-        """Rewards that failed, below the limit at which a run stops; prompts may hold what looks like markup."""
+        """Rewards that failed, below the limit at which a run stops."""
         if report:
-            self.say(f"[yellow]{escape(report)}[/yellow]")
+            self.say(report, style="yellow")
 
 
 def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -317,9 +317,11 @@ class Trainer:
         batches = plan.batches(self.world.rank)
         return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
 
-    def save(self, root: Path) -> Path:
-        """Write a checkpoint."""
-        return self.state.save(root, dataclasses.asdict(self.config), self.writer)
+    def save(
+        self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> Path:
+        """Write a checkpoint, with what the caller adds to its state and its files."""
+        return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
 
     def export(self, folder: Path) -> None:
         """Write weights that load into diffusers: the EMA's when there is one. Called by all ranks."""

@@ -1,0 +1,1 @@
+"""The folder of a run: who owns it, what made it, and its journal."""

@@ -1,0 +1,145 @@
+"""One process at a time works in the folder of a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.parallel.heartbeat import own_place
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there the beats alone decide
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+BEAT = 3.0
+"""Seconds between two touches of the lock file by its owner."""
+PATIENCE = 12.0
+"""Seconds without a touch after which the owner of a lock that only its beats can tell about is taken to be dead."""
+
+
+class FolderLocked(ConfigError):
+    """Another process works in the folder; the message names it."""
+
+
+class FolderLock:
+    """A lock file with the owner's host, process and start.
+
+    The operating system's lock (flock) decides where it can: it ends with its process, however that ended. On a shared disk it
+    may not reach other machines, so the owner also touches the file every few seconds, and whoever finds the file of
+    another machine watches for a touch before taking it over. No clocks are compared.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.file = out, out / NAME
+        self._stream: IO[str] | None = None
+        self._made: list[Path] = []
+        self._stop = threading.Event()
+
+    def acquire(self) -> None:
+        """Take the folder (and make it where there is none), or say who has it."""
+        try:
+            self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._stream = self._open()
+            self._sign(self._stream)
+        except OSError as error:
+            self.release()
+            raise ConfigError(
+                f"The run's folder {self.out} cannot be written: {error}. Choose another `out`."
+            ) from error
+        threading.Thread(target=self._beat, name="lock", daemon=True).start()
+
+    def _open(self) -> IO[str]:
+        while True:
+            stream = self.file.open("a+")
+            sure = _flock(stream)
+            if sure is False:
+                raise FolderLocked(self._refusal(_owner(stream)))
+            with suppress(FileNotFoundError):
+                if os.fstat(stream.fileno()).st_ino == self.file.stat().st_ino:
+                    break
+            stream.close()  # the owner removed the file while we opened it
+        owner = _owner(stream)
+        here = owner.get("place", "").rpartition(":")[0] == own_place().rpartition(":")[0] != ""
+        if owner and not (sure and here) and self._touched(stream):
+            stream.close()
+            raise FolderLocked(self._refusal(owner))
+        return stream
+
+    def _sign(self, stream: IO[str]) -> None:
+        stream.truncate(0)
+        host, pid, since = socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z")
+        json.dump({"host": host, "pid": pid, "since": since, "place": own_place()}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+    def _touched(self, stream: IO[str]) -> bool:
+        """Whether the owner gives a sign of life while we watch."""
+        first, end = os.fstat(stream.fileno()).st_mtime_ns, time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            time.sleep(PATIENCE / 24)
+            with suppress(FileNotFoundError), self.file.open() as fresh:  # opening asks a shared disk's server again
+                if os.fstat(fresh.fileno()).st_mtime_ns != first:
+                    return True
+        return False
+
+    def _refusal(self, owner: dict[str, Any]) -> str:
+        who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
+        return f"{self.out} is in use by another run ({who}). Wait for it or end it (it saves on SIGTERM), or choose another `out`."
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT):
+            with suppress(OSError):  # a disk that hiccups; whoever waits for the folder waits for several beats
+                os.utime(self.file)
+
+    def release(self) -> None:
+        """Let go, and leave no trace: an empty folder that was made for nothing goes too."""
+        self._stop.set()
+        if self._stream is None:
+            return
+        with suppress(OSError):
+            self.file.unlink()
+        self._stream.close()
+        self._stream = None
+        with suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
+
+    def __enter__(self) -> FolderLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def _flock(stream: IO[str]) -> bool | None:
+    """Whether the operating system gave us the lock; None where it has none to give."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        return None
+    return True
+
+
+def _owner(stream: IO[str]) -> dict[str, Any]:
+    stream.seek(0)
+    try:
+        owner = json.loads(stream.read() or "{}")
+    except ValueError:
+        return {"place": "?"}  # half written: watch it
+    return owner if isinstance(owner, dict) else {"place": "?"}
