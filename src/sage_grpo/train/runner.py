@@ -145,6 +145,7 @@ def _loop(run: Run) -> int:
             _save(run)
         stopped = True
     trainer.writer.finish()
+    _prune(run)  # what was written in the background counts only now
     number = trainer.state.iteration
     if stopped:
         where = f"after iteration {number}; saved" if number else "before the first iteration"
@@ -202,8 +203,13 @@ def _keep(run: Run, name: str, clips: Any, captions: list[str]) -> list[Path]:
 def _save(run: Run) -> None:
     trainer, root = run.trainer, run.out / "checkpoints"
     trainer.save(root, {"identity": run.found.identity}, {journal.NAME: run.metrics.rows})
-    if trainer.world.is_main:
-        checkpoint.prune(root, trainer.config.keep.checkpoints, trainer.state.iteration)
+    _prune(run)
+
+
+def _prune(run: Run) -> None:
+    if run.trainer.world.is_main:
+        keep, number = run.trainer.config.keep.checkpoints, run.trainer.state.iteration
+        checkpoint.prune(run.out / "checkpoints", keep, number)
 
 
 def _export(trainer: Trainer, folder: Path) -> str:

@@ -1,0 +1,108 @@
+"""A folder has one run at a time, whatever became of the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.train.folder import lock as lock_module
+from sage_grpo.train.folder.lock import FolderLock, FolderLocked
+from sage_grpo.train.runner import train
+
+HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.train.folder.lock import FolderLock\n"
+HOLD += "FolderLock(Path(sys.argv[1])).acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_module, "BEAT", 0.05)
+    monkeypatch.setattr(lock_module, "PATIENCE", 0.6)
+
+
+def test_the_owner_is_named_and_a_kill_frees_the_folder(make_config) -> None:
+    config = make_config(iterations=1)
+    owner = subprocess.Popen([sys.executable, "-c", HOLD, config.out], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=rf"in use by another run \(process {owner.pid} on {socket.gethostname()}, since 20"):
+            train(config)
+        assert [file.name for file in Path(config.out).iterdir()] == [".lock"]  # nothing of ours is there
+    finally:
+        owner.kill()
+        owner.wait()
+    assert train(config) == 0
+    assert not (Path(config.out) / ".lock").exists()
+
+
+def test_two_runs_in_one_process_do_not_share_a_folder(make_config) -> None:
+    config = make_config(iterations=1)
+    with FolderLock(Path(config.out)), pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
+        train(config)
+    assert train(replace(config, seed=1)) == 0
+
+
+def foreign(out: Path) -> Path:
+    """The lock file of a run on another machine, whose flock does not reach here."""
+    out.mkdir()
+    file = out / ".lock"
+    file.write_text(json.dumps({"host": "node-7", "pid": 12, "since": "then", "place": "another/machine:12"}))
+    return file
+
+
+def test_a_live_run_on_another_machine_is_seen_by_its_beats(tmp_path: Path) -> None:
+    file, done = foreign(tmp_path / "run"), threading.Event()
+
+    def beat() -> None:
+        while not done.wait(0.05):
+            os.utime(file)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(FolderLocked, match="process 12 on node-7, since then"):
+            FolderLock(tmp_path / "run").acquire()
+    finally:
+        done.set()
+        thread.join()
+    assert json.loads(file.read_text())["pid"] == 12
+
+
+def test_a_dead_run_on_another_machine_is_replaced(tmp_path: Path) -> None:
+    file = foreign(tmp_path / "run")
+    with FolderLock(tmp_path / "run"):
+        assert json.loads(file.read_text())["pid"] == os.getpid()
+
+
+def test_without_the_systems_locks_beats_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_module, "fcntl", None)
+    first = FolderLock(tmp_path / "run")
+    first.acquire()
+    with pytest.raises(FolderLocked):
+        FolderLock(tmp_path / "run").acquire()
+    first._stop.set()  # its process has died: no more beats
+    time.sleep(2 * lock_module.BEAT)
+    FolderLock(tmp_path / "run").acquire()
+
+
+def test_nothing_is_left_of_a_run_that_could_not_start(make_config, tmp_path: Path) -> None:
+    config = make_config(out=str(tmp_path / "runs" / "mine"), resume="must")
+    with pytest.raises(FileNotFoundError):
+        train(config)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_name(make_config, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run's folder .*file/run cannot be written"):
+        train(make_config(out=str(tmp_path / "file" / "run")))

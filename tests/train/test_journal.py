@@ -1,0 +1,158 @@
+"""metrics.jsonl against what happens to files: kills, full disks, editors, bits. A checkpoint's copy of the rows decides."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.folder import journal
+from sage_grpo.train.folder.journal import Journal, read_rows, reopen
+from sage_grpo.train.runner import train
+
+
+def lines(data: bytes) -> list[bytes]:
+    return data.splitlines(keepends=True)
+
+
+def flipped(data: bytes, place: int, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[place] ^= 1 << bit
+    return bytes(changed)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "deleted": lambda data: None,
+    "emptied": lambda data: b"",
+    "cut in the first row": lambda data: data[:20],
+    "last row lost": lambda data: b"".join(lines(data)[:-1]),
+    "first row lost": lambda data: b"".join(lines(data)[1:]),
+    "row in the middle lost": lambda data: b"".join([*lines(data)[:1], *lines(data)[2:]]),
+    "row twice": lambda data: b"".join([*lines(data)[:2], *lines(data)[1:]]),
+    "rows swapped": lambda data: b"".join([*lines(data)[1::-1], *lines(data)[2:]]),
+    "a digit changed": lambda data: flipped(data, data.index(b"0.") + 3, 0),
+    "a brace changed": lambda data: flipped(data, data.index(b"}"), 3),
+    "no UTF-8": lambda data: flipped(data, 5, 7),
+    "zeros at the start": lambda data: bytes(64) + data,
+    "zeros in the middle": lambda data: data[:50] + bytes(100) + data[150:],
+    "newline lost": lambda data: data.replace(b"\n", b"", 1),
+    "Windows line ends": lambda data: data.replace(b"\n", b"\r\n"),
+    "byte-order mark": lambda data: b"\xef\xbb\xbf" + data,
+    "another run's rows": lambda data: data.replace(b'0.', b'1.'),
+    "NaN": lambda data: data.replace(b'"iteration": 1,', b'"iteration": 1, "x": NaN,', 1),
+    "pretty-printed": lambda data: b"".join(json.dumps(json.loads(line), indent=1).encode() for line in lines(data)),
+    "other numbers of iterations": lambda data: data.replace(b'"iteration": 1,', b'"iteration": "1",', 1),
+}  # fmt: skip
+
+
+def rows(config: TrainConfig) -> list[dict]:
+    found = (Path(config.out) / "metrics.jsonl").read_bytes().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in found]
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_every_kind_of_damage_is_repaired_named_and_kept(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    book = Journal(file)
+    for iteration in range(4):
+        book.write(iteration, {"reward/total": 0.25 + iteration / 16, "reward/std": 0.5, "kl/total": 1e-7})
+    good = bytes(book.rows)
+    bad = DAMAGE[kind](good)
+    assert bad != good
+    file.unlink() if bad is None else file.write_bytes(bad)
+    _, notice = reopen(file, good)
+    assert file.read_bytes() == good
+    assert "metrics.jsonl was damaged" in notice
+    assert [file.read_bytes() for file in tmp_path.glob("metrics.damaged-*.jsonl")] == [bad] * bool(bad)
+
+
+def test_a_continued_run_checks_its_journal(
+    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = make_config(iterations=3, out=str(tmp_path / "whole"))
+    assert train(whole) == 0
+    assert train(replace(whole, iterations=2, out=str(tmp_path / "two"))) == 0
+    good = (tmp_path / "two" / "metrics.jsonl").read_bytes()
+    for kind in ("deleted", "a digit changed", "row in the middle lost"):
+        hurt = replace(whole, out=str(tmp_path / kind))
+        shutil.copytree(tmp_path / "two", hurt.out)
+        bad, file = DAMAGE[kind](good), Path(hurt.out) / "metrics.jsonl"
+        file.unlink() if bad is None else file.write_bytes(bad)
+        capsys.readouterr()
+        assert train(hurt) == 0
+        assert rows(hurt) == rows(whole), kind
+        assert "metrics.jsonl was damaged" in capsys.readouterr().out, kind
+
+
+def test_rows_after_the_checkpoint_are_no_damage(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    book = Journal(file)
+    for iteration in range(3):
+        book.write(iteration, {"a": 1.0})
+    recorded = bytes(book.rows)
+    book.write(3, {"a": 2.0})
+    file.write_bytes(file.read_bytes()[:-5])  # and a kill cut the last one short
+    again, notice = reopen(file, recorded)
+    assert notice == ""
+    again.write(3, {"a": 3.0})
+    assert [row["a"] for row in read_rows(file)] == [1.0, 1.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("deleted", "missing or empty"),
+        ("row in the middle lost", "1 of 4 rows missing or changed; from line 2 on"),
+        ("row twice", "1 rows more than once; from line 3 on"),
+        ("rows swapped", "rows out of order; from line 1 on"),
+        ("a digit changed", "1 of 4 rows missing or changed, 1 lines that the run did not write; from line 1 on"),
+        ("Windows line ends", "4 of 4 rows missing or changed, 4 lines that the run did not write; from line 1 on"),
+    ],
+)
+def test_damage_is_described(kind: str, told: str) -> None:
+    good = b"".join(json.dumps({"iteration": n, "a": 0.25 * n + 0.125}).encode() + b"\n" for n in range(4))
+    assert told in journal.describe_damage(DAMAGE[kind](good) or b"", good)
+
+
+def test_a_journal_with_rows_is_never_emptied(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(iterations=1)
+    assert train(config) == 0
+    out = Path(config.out)
+    before = (out / "metrics.jsonl").read_bytes()
+    for name in ("metrics.old-1.jsonl", "metrics.old-2.jsonl"):
+        shutil.rmtree(out / "checkpoints")
+        before = (out / "metrics.jsonl").read_bytes()
+        assert train(config) == 0
+        assert (out / name).read_bytes() == before
+        assert f"has 3 rows, but there is no checkpoint to continue from: the run starts anew. They are kept in {out / name}" in (
+            " ".join(capsys.readouterr().out.split())
+        )
+
+
+def test_a_full_disk_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Journal(tmp_path / "m.jsonl")
+    book.write(1, {"a": 1.0})
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"No space left.*row 2 is kept"):
+        patch.setattr(os, "fsync", full)
+        (tmp_path / "m.jsonl").write_bytes(book.rows[:10])  # what a full disk leaves of it
+        book.write(2, {"a": 2.0})
+    book.write(3, {"a": 3.0})
+    assert [row["a"] for row in read_rows(tmp_path / "m.jsonl")] == [1.0, 2.0, 3.0]
+
+
+def test_readers_pass_over_what_is_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "m.jsonl"
+    file.write_bytes(b'{"iteration": 1}\n\xff\xfe\n[1]\n{"iteration": "2"}\n{"a": 1}\n\n{"iteration": 2}')
+    assert [row["iteration"] for row in read_rows(file)] == [1, 2]
+    assert read_rows(tmp_path / "none.jsonl") == []

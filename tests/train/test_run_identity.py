@@ -1,0 +1,182 @@
+"""What changes the meaning of a run is refused on resume unless it is asked for by name; the rest is free."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+import sage_grpo
+from sage_grpo.configure import ConfigError
+from sage_grpo.data.prompts import load_prompts
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.config import DataConfig, KeepConfig, LogConfig, TrainConfig
+from sage_grpo.train.folder import identity
+from sage_grpo.train.runner import train
+
+
+@pytest.fixture
+def begun(make_config, tmp_path: Path) -> TrainConfig:
+    """A run of one of two iterations, with a prompt file of its own."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat\na red dog\n")
+    config = make_config(iterations=1, data=DataConfig(prompts=str(prompts)))
+    assert train(config) == 0
+    return replace(config, iterations=2)
+
+
+CHANGES: dict[str, Callable[[TrainConfig], TrainConfig]] = {
+    "seed": lambda c: replace(c, seed=1),
+    "kernel.eta": lambda c: replace(c, kernel=KernelSpec(eta=0.3)),
+    "rewards": lambda c: replace(c, rewards=[RewardSpec(name="trainer_toys:flat", label="bright", batch_size=0)]),
+    "optimizer.lr": lambda c: replace(c, optimizer=replace(c.optimizer, lr=2e-3)),
+    "batch.prompts": lambda c: replace(c, batch=replace(c.batch, prompts=3)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_meaning_is_refused_unless_asked_for(name: str, begun: TrainConfig, tmp_path: Path) -> None:
+    before = files(tmp_path / "run")
+    changed = CHANGES[name](begun)
+    with pytest.raises(ConfigError, match=rf"(?s)differs from this one.*\n  {name}: .*--allow_changes {name}$"):
+        train(changed)
+    with pytest.raises(ConfigError, match=name):
+        train(replace(changed, allow_changes=["model.lora", "code"]))
+    assert files(tmp_path / "run") == before
+    assert train(replace(changed, allow_changes=[name.split(".")[0]])) == 0
+    assert train(replace(changed, iterations=3)) == 0  # the change is now the run's own
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_changed_prompts_are_refused_and_a_moved_file_is_not(begun: TrainConfig, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere.txt"
+    moved.write_text("# the same prompts\na cat\na red dog\n")
+    assert train(replace(begun, data=DataConfig(prompts=str(moved)))) == 0
+    moved.write_text("a cat\na blue dog\n")
+    with pytest.raises(ConfigError, match=r"\n  prompts: the content of data.prompts\n"):
+        train(replace(begun, iterations=3, data=DataConfig(prompts=str(moved))))
+
+
+def test_a_changed_picture_changes_its_prompt(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"one")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a cat", "image": "a.png"}\n')
+    before = identity._of_prompts(load_prompts(tmp_path / "p.jsonl"))
+    (tmp_path / "a.png").write_bytes(b"two")
+    assert identity._of_prompts(load_prompts(tmp_path / "p.jsonl")) != before
+
+
+def test_changed_base_weights_under_a_lora_are_refused(make_config, checkpoint, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(checkpoint("wan_t2v"), base)
+    config = make_config(kind="wan_t2v", model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3}, iterations=1)
+    config = replace(config, model=replace(config.model, path=str(base)))
+    assert train(config) == 0
+    (weights,) = (base / "transformer").glob("*.safetensors")
+    tensors = load_file(weights)
+    name = max(tensors, key=lambda name: tensors[name].numel())
+    tensors[name] = tensors[name] + 1e-3 * torch.ones_like(tensors[name])
+    save_file(tensors, str(weights))
+    with pytest.raises(ConfigError, match=r"\n  weights: the base model's files\n"):
+        train(replace(config, iterations=2))
+
+
+def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "rl").mkdir(parents=True)
+    (package / "commands").mkdir()
+    for name in ("__init__.py", "rl/advantage.py", "commands/train.py"):
+        (package / name).write_text("")
+    monkeypatch.setattr(sage_grpo, "__file__", str(package / "__init__.py"))
+    first = identity._of_code()
+    (package / "commands" / "train.py").write_text("# what people see\n")
+    assert identity._of_code() == first
+    (package / "rl" / "advantage.py").write_text("# what a run computes\n")
+    assert identity._of_code() != first
+    with pytest.raises(ConfigError, match=r"\n  code: the package's code\n"):
+        train(begun)
+
+
+def test_a_changed_reward_function_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "trainer_toys.py"
+    other.write_text("def bright(videos, prompts, fps):\n    return [0.0] * len(prompts)\n")
+    monkeypatch.setattr(identity, "_source", lambda module: other)
+    with pytest.raises(ConfigError, match=r"\n  plugins: the code of rewards"):
+        train(begun)
+
+
+def test_what_does_not_change_the_meaning_is_free(begun: TrainConfig) -> None:
+    free = replace(
+        begun,
+        keep=KeepConfig(checkpoint_every=2, videos_every=0),
+        log=LogConfig(tensorboard=False, progress=True),
+        batch=replace(begun.batch, micro_batch=2),
+        evaluate=replace(begun.evaluate, every=1),
+        rewards=[replace(begun.rewards[0], batch_size=2)],
+        max_failed_fraction=0.5,
+    )
+    assert train(free) == 0
+
+
+def test_every_free_field_exists() -> None:
+    """A field that was renamed would otherwise be refused without a reason."""
+    known = dict(_fields(TrainConfig))
+    assert [name for name in identity.FREE if name not in known] == []
+    assert [name for name in identity.FREE_OF_REWARDS if name not in dict(_fields(RewardSpec))] == []
+
+
+def _fields(options: type, prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, kind in get_type_hints(options).items():
+        found.append((prefix + name, kind))
+        for inner in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
+            if dataclasses.is_dataclass(inner):
+                found += _fields(inner, f"{prefix}{name}.")
+    return found
+
+
+def test_a_name_that_does_not_exist_is_refused_with_the_nearest(make_config) -> None:
+    with pytest.raises(ConfigError, match=r"no 'optimiser.lr'.*Did you mean 'optimizer.lr'"):
+        train(make_config(allow_changes=["optimiser.lr"]))
+
+
+def test_a_finished_run_is_left_alone(begun: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(begun) == 0
+    before = files(tmp_path / "run")
+    stamps = {file: Path(file).stat().st_mtime_ns for file in before}
+    capsys.readouterr()
+    assert train(replace(begun, log=LogConfig(tensorboard=True))) == 0
+    assert "is finished: 2 iterations are done" in " ".join(capsys.readouterr().out.split())
+    assert files(tmp_path / "run") == before
+    assert {file: Path(file).stat().st_mtime_ns for file in before} == stamps
+    with pytest.raises(ConfigError, match="seed: 0 -> 7"):
+        train(replace(begun, seed=7))
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 0
+    assert train(replace(begun, iterations=3)) == 0
+    assert (tmp_path / "run" / ".finished").read_text() == "3\n"
+
+
+def test_a_run_killed_before_its_last_export_is_not_taken_for_finished(begun: TrainConfig, tmp_path: Path) -> None:
+    """final/ of the shorter run is still there, with other weights."""
+    assert train(begun) == 0
+    out, weights = tmp_path / "run", sorted((tmp_path / "run" / "final").rglob("*.safetensors"))[0]
+    right = weights.read_bytes()
+    (out / ".finished").write_text("1\n")
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in load_file(weights).items()}
+    weights.unlink()
+    save_file(tensors, str(weights))
+    assert train(begun) == 0
+    assert weights.read_bytes() == right

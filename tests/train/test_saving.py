@@ -1,0 +1,237 @@
+"""Checkpoints that cannot be written, are written again, or lie among other people's files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_grpo.commands import train as command
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.parallel import checkpoint
+from sage_grpo.parallel.checkpoint import SaveFailed
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.parallel.world import World
+from sage_grpo.train.config import KeepConfig, TrainConfig
+from sage_grpo.train.runner import train
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@contextmanager
+def full_disk(first: int) -> Iterator[None]:
+    """Tensors of checkpoints from number `first` on do not fit on the disk; torch reports it with its BaseException."""
+    write = checkpoint.HuggingFaceStorageWriter.write_data
+
+    def limited(self, plan, planner):
+        if int(re.search(r"\.(\d+)\.partial", str(self.path))[1]) >= first:
+            raise FULL
+        return write(self, plan, planner)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.HuggingFaceStorageWriter, "write_data", limited)
+        yield
+
+
+def saved(config: TrainConfig) -> list[str]:
+    return sorted(folder.name for folder in (Path(config.out) / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
+def test_a_failed_save_stops_the_run_with_status_1(
+    background: bool, make_config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(iterations=5, parallel=ParallelSpec(async_checkpoint=background))
+    with full_disk(3):
+        assert command.run(config) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sage-grpo train stopped: Checkpoint 3 could not be written" in said
+    assert "No space left on device" in said
+    assert "Done" not in said
+    assert saved(config) == ["000001", "000002"]  # and nothing half-written takes up room
+    assert command.run(config) == 0
+    assert "at iteration 2." in capsys.readouterr().out
+    assert saved(config) == ["000004", "000005"]
+
+
+def test_the_last_save_in_the_background_fails_the_run_too(make_config) -> None:
+    config = make_config(iterations=2, parallel=ParallelSpec(async_checkpoint=True))
+    with full_disk(2), pytest.raises(SaveFailed, match="Checkpoint 2"):
+        train(config)
+    assert not (Path(config.out) / "final").exists()
+
+
+def test_what_is_not_a_tensor_may_fail_as_well(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: Path, content: object) -> None:
+        raise FULL
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    config = make_config(iterations=1)
+    with pytest.raises(SaveFailed, match="No space left"):
+        train(config)
+    assert saved(config) == []
+
+
+def test_weights_that_cannot_be_exported(make_config, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """The best ones are only named: the run goes on. The final ones are in the last checkpoint: the run says so, with status 1."""
+    config = make_config(kind="wan_t2v", rollout={"steps": 3}, iterations=1)
+    config = replace(config, rewards=[replace(config.rewards[0], name="trainer_toys:later", label="bright")])
+    with monkeypatch.context() as patch:
+        patch.setattr(FamilyModel, "save", lambda self, folder, weights=None: (_ for _ in ()).throw(FULL))
+        assert command.run(config) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "best weights so far could not be written (OSError: [Errno 28] No space left on device). The run goes on." in said
+    assert "The trained weights could not be written" in said
+    assert saved(config) == ["000001"]
+    assert command.run(config) == 0
+    assert (Path(config.out) / "final" / "model_index.json").is_file()
+
+
+# A number that is saved again
+
+def write(root: Path, number: int, value: float) -> None:
+    checkpoint.save(root, number, {"w": torch.full((3,), value)}, {"value": value}, World())
+
+
+def read(root: Path) -> float | None:
+    folder = checkpoint.newest_good(root)
+    if folder is None:
+        return None
+    tensors = {"w": torch.zeros(3)}
+    checkpoint.load(folder, tensors, World())
+    assert checkpoint.read_meta(folder)["value"] == tensors["w"][0]
+    return float(tensors["w"][0])
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_kill_while_a_number_is_saved_again_loses_nothing(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills before and after every step that changes what the folder holds."""
+    write(tmp_path, 4, 1.0)
+    steps = 0
+    with monkeypatch.context() as patch:
+        for module, name in ((os, "replace"), (checkpoint.shutil, "rmtree"), (checkpoint, "_sync_folder")):
+
+            def step(*arguments, original=getattr(module, name), **named):
+                nonlocal steps
+                steps += 1
+                if steps == moment + 1:
+                    raise KeyboardInterrupt
+                return original(*arguments, **named)
+
+            patch.setattr(module, name, step)
+        if moment < 4:
+            with pytest.raises(KeyboardInterrupt):
+                write(tmp_path, 4, 2.0)
+        else:
+            write(tmp_path, 4, 2.0)
+    assert steps == min(moment + 1, 4)  # all four steps were tried
+    checkpoint.recover(tmp_path)
+    assert read(tmp_path) == (1.0 if moment == 0 else 2.0)
+    write(tmp_path, 5, 3.0)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["000004", "000005"]  # leftovers are gone
+    assert read(tmp_path) == 3.0
+
+
+def test_a_run_adopts_a_whole_checkpoint_that_was_not_yet_renamed(make_config, capsys) -> None:
+    config = make_config(iterations=2, keep=KeepConfig(checkpoints=1, checkpoint_every=1, videos_every=0))
+    assert train(config) == 0
+    root = Path(config.out) / "checkpoints"
+    (root / "000002").rename(root / ".000002.partial")
+    capsys.readouterr()
+    assert train(replace(config, iterations=3)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "000002 was whole but not yet in its place" in said
+    assert "at iteration 2." in said
+    (root / "000003").rename(root / ".000003.old")
+    assert train(replace(config, iterations=4)) == 0
+    assert "at iteration 3." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_half_written_checkpoint_is_not_adopted(tmp_path: Path) -> None:
+    write(tmp_path, 1, 1.0)
+    write(tmp_path, 2, 2.0)
+    (tmp_path / "000002").rename(tmp_path / ".000002.partial")
+    (tmp_path / ".000002.partial" / "state.json").unlink()
+    assert checkpoint.recover(tmp_path) == []
+    assert read(tmp_path) == 1.0
+
+
+# Other people's files
+
+def test_prune_removes_only_what_it_wrote(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        write(tmp_path, number, float(number))
+    for name in ("2024-backup", "0001", "000001.copy", "1e6"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("")
+    (tmp_path / "000001" / "notes.txt").write_text("the good one")
+    (tmp_path / "000000").symlink_to(tmp_path / "2024-backup", target_is_directory=True)
+    checkpoint.prune(tmp_path, 2, newest=4)
+    left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    own = {file for file in left if file.startswith(("000003/", "000004/"))}
+    assert left - own == {
+        "2024-backup/precious", "0001/precious", "000001.copy/precious", "1e6/precious", "000001/notes.txt",
+    }  # fmt: skip
+    assert read(tmp_path) == 4.0
+    write(tmp_path, 4, 5.0)
+    assert (tmp_path / "000001" / "notes.txt").read_text() == "the good one"
+
+
+def test_a_note_in_a_checkpoint_outlives_its_saving_again(tmp_path: Path) -> None:
+    write(tmp_path, 1, 1.0)
+    (tmp_path / "000001" / "notes.txt").write_text("mine")
+    write(tmp_path, 1, 2.0)
+    assert (tmp_path / "000001" / "notes.txt").read_text() == "mine"
+    assert read(tmp_path) == 2.0
+
+
+def test_damaged_checkpoints_of_later_numbers_do_not_push_out_good_ones(tmp_path: Path) -> None:
+    for number in (2, 4, 6):
+        write(tmp_path, number, float(number))
+    for number in (4, 6):
+        (tmp_path / f"{number:06d}" / "state.json").write_text("{}")
+    write(tmp_path, 3, 3.0)
+    checkpoint.prune(tmp_path, 1, newest=3)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert read(tmp_path) == 3.0
+
+
+def test_numbers_are_numbers(tmp_path: Path) -> None:
+    for number in (999_999, 1_000_000):
+        write(tmp_path, number, float(number))
+    assert read(tmp_path) == 1e6
+    checkpoint.prune(tmp_path, 1, newest=1_000_000)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["1000000"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '""', "1", '{"state.json": {"bytes": 0}}', "only state", ""])
+def test_a_manifest_without_content_is_damage(content: str, tmp_path: Path) -> None:
+    write(tmp_path, 1, 1.0)
+    write(tmp_path, 2, 2.0)
+    manifest = tmp_path / "000002" / "manifest.json"
+    if content == "only state":
+        content = json.dumps({"state.json": json.loads(manifest.read_text())["state.json"]})
+    manifest.write_text(content)
+    with pytest.warns(UserWarning, match="000002 is damaged"):
+        assert read(tmp_path) == 1.0
+
+
+@pytest.mark.parametrize("name", ["runs[0]", "[bold]run", "[/red]", "*?[!a]"])
+def test_brackets_in_paths(name: str, make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(iterations=1, out=str(tmp_path / name), keep=KeepConfig(checkpoint_every=1, videos_every=1))
+    assert train(config) == 0
+    assert train(replace(config, iterations=2)) == 0
+    said = capsys.readouterr().out.replace("\n", "")
+    assert f"Resumed from {tmp_path}/{name}/checkpoints/000001 at iteration 1." in said
+    assert f"Weights: {tmp_path}/{name}/final" in said
+    assert list((tmp_path / name / "videos").iterdir())
