@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import kill_resume
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,39 @@ def test_sigterm_saves_and_exits_with_0_and_the_same_command_continues(
     assert "The same command continues from here" in " ".join(log.read_text().split())
     kill_resume.finish(argv, log)
     assert kill_resume.differences(undisturbed, out) == []
+
+
+def without_a_reader(argv: list[str], where: str) -> None:
+    """`sage-grpo ARGV` with its output into a pipe that nobody reads, or onto a full disk."""
+    torch.set_num_threads(1)
+    if where == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open("/dev/full", os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(writer, descriptor)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    from sage_grpo.cli import main
+
+    status = main(argv)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # as Python does at its end, where a failure would make the status 120
+    sys.exit(status)
+
+
+@pytest.mark.parametrize("where", ["pipe", "full"])
+def test_a_run_outlives_its_output(where: str, checkpoint: Callable[[str], Path], prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    argv = kill_resume.arguments(str(checkpoint("hunyuan15_t2v")), prompts, out, iterations=2)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(kill_resume.PRELOAD)
+    process = context.Process(target=without_a_reader, args=(argv, where))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert kill_resume.newest(out) == 2
+    assert (out / "final").is_dir()
 
 
 def test_the_comparison_sees_a_difference(undisturbed: Path, tmp_path: Path) -> None:

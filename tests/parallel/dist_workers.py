@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.parallel import checkpoint, heartbeat
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
@@ -197,6 +199,60 @@ def lose_a_rank(world: World, config: c.TrainConfig, how: str) -> str:
     except RuntimeError as error:
         return f"{type(error).__name__} after {time.monotonic() - start:.0f} s: {error}"
     return "no error"
+
+
+def stop_a_rank(world: World, lost: int, how: str, folder: Path) -> None:
+    """A rank stops (or dies, or leaves in good order) while the others wait for it in a collective; they write down what they
+    noticed. One process hosts the store, rank 0, so it must be noticed without it too."""
+    beat = world.heartbeat
+    heartbeat.STILL = 1.0
+    others = [rank for rank in range(world.processes) if rank != lost]
+
+    def leave(message: str) -> None:
+        (folder / f"{world.number}").write_text(message)
+        while not all((folder / f"{rank}").exists() for rank in others):
+            time.sleep(0.05)
+        if world.number == others[0] and how == "stops":
+            os.kill(int(beat._seen[lost].place.rpartition(":")[2]), signal.SIGKILL)
+        os._exit(1)
+
+    beat.leave = leave
+    world.note("iteration 0")
+    world.barrier()
+    while any(sign.where != "iteration 0" for sign in beat._seen.values()):  # everyone has been seen alive
+        time.sleep(0.05)
+    world.barrier()
+    if world.number == lost:
+        if how == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return
+    if how == "stops":
+        world.barrier()
+    time.sleep(4)  # busy with something else: nothing but the heartbeat can notice
+
+
+def failing_save(world: World, where: str, background: bool, folder: Path) -> dict[str, Any]:
+    """Two checkpoints; in the second the disk of one rank is full."""
+    writer = checkpoint.Writer(world, background=background)
+    tensors = {f"w{world.number}": torch.ones(3)}
+    writer.save(folder, 1, tensors, {"value": 1})
+    writer.finish()
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if where == "tensors" and world.number == 1:
+        checkpoint.HuggingFaceStorageWriter.write_data = full
+    if where == "state":
+        checkpoint._write = full
+    try:
+        writer.save(folder, 2, tensors, {"value": 2})
+        writer.finish()
+    except checkpoint.SaveFailed as failed:
+        return {"failed": str(failed)}
+    return {"failed": ""}
 
 
 class FailsOnRankOne:

@@ -13,6 +13,7 @@ import processes
 import pytest
 from safetensors.torch import load_file
 
+from sage_grpo.parallel.checkpoint import find_fault
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
 
@@ -78,6 +79,18 @@ def test_exported_weights_are_the_average_and_whole(runs) -> None:
         assert np.array_equal(saved[name.removeprefix("ema/")].numpy(), value), name
     original = load_file(Path(config.model.path) / "transformer" / "diffusion_pytorch_model.safetensors")
     assert saved.keys() == original.keys()
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
+@pytest.mark.parametrize(("where", "rank"), [("tensors", 1), ("state", 0)])
+def test_a_save_that_fails_on_one_rank_fails_on_all(where: str, rank: int, background: bool, tmp_path) -> None:
+    results = processes.run(workers.failing_save, 2, where, background, tmp_path)
+    for result in results:
+        assert isinstance(result, dict), result
+        assert "Checkpoint 2 could not be written" in result["failed"]
+        assert f"rank {rank}: OSError: [Errno 28] No space left on device" in result["failed"]
+    assert [folder.name for folder in tmp_path.iterdir()] == ["000001"]
+    assert find_fault(tmp_path / "000001") is None
 
 
 def elsewhere(config, folder: Path):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 
 import dist_workers as workers
 import processes
 import pytest
+from torch.distributed import HashStore
 
+from sage_grpo.parallel.heartbeat import Heartbeat, Sign, condition_of, own_place
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
 
@@ -38,6 +41,49 @@ def test_the_others_stop_in_time_and_name_the_rank(how: str, config) -> None:
             assert "Lost rank 1" in message, message
     else:
         assert any(re.search(r"Ranks? 1 failed to pass", message) or "rank 1" in message for message in survivors)
+
+
+@pytest.mark.parametrize(("lost", "how"), [(1, "stops"), (0, "stops"), (1, "dies")])
+def test_a_rank_that_is_lost_is_noticed_long_before_the_timeout(lost: int, how: str, tmp_path) -> None:
+    """The collective would wait for ten minutes."""
+    results = processes.run(workers.stop_a_rank, 3, lost, how, tmp_path, spec=ParallelSpec(timeout=600), limit=60)
+    assert results == [None, None, None]
+    told = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert sorted(told) == [str(rank) for rank in range(3) if rank != lost]
+    condition = "stopped" if how == "stops" else "dead"
+    for message in told.values():
+        assert message.startswith(f"Lost rank {lost} ({condition}; last seen at: iteration 0)"), message
+        assert "kill -CONT" in message
+
+
+def test_a_rank_that_left_in_good_order_is_not_missed(tmp_path) -> None:
+    workers_left = processes.run(workers.stop_a_rank, 2, 1, "leaves", tmp_path, spec=ParallelSpec(timeout=600))
+    assert workers_left == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_processes_of_this_machine_are_looked_at() -> None:
+    assert condition_of(own_place()) == ""
+    machine = own_place().rpartition(":")[0]
+    assert condition_of(f"{machine}:{2**22 + 1}") == "dead"  # above the largest number of a process
+    assert condition_of("another/machine:1") is None
+    assert condition_of(":1") is None
+
+
+def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a laptop's sleep everyone's last sign is old."""
+    beat = Heartbeat(0, 2, HashStore(), 5.0)
+    told: list[str] = []
+    beat.leave = told.append
+    machine = own_place().rpartition(":")[0]
+    beat._seen[1] = Sign("3", "rollout", time.monotonic() - 1000, f"{machine}:{2**22 + 1}")
+    beat._forgive()
+    beat._check()
+    assert told == []
+    beat._seen[1] = dataclasses.replace(beat._seen[1], time=time.monotonic() - 1000)
+    beat._check()
+    beat._check()
+    assert len(told) == 1
 
 
 def failing(config, allowed: float, tried: bool = False):

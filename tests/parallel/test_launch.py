@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import dist_workers as workers
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from sage_grpo.commands import launch
 from sage_grpo.configure import parse
+from sage_grpo.parallel.checkpoint import newest_good
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.folder.identity import plain
@@ -56,20 +58,17 @@ def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(checkpoint, tmp_p
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=None))
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(plain(dataclasses.asdict(config))))
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    code = (
-        "import sys; from sage_grpo.commands import launch; "
-        f"sys.exit(launch.run(launch.Options(nproc=2, max_restarts=1, command=['train', '--config', {str(file)!r}])))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    own = tmp_path / "temporary"
+    own.mkdir()
+    command, environment = launching(file, max_restarts=1), {**surroundings(), "TMPDIR": str(own)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert marker.exists()
     assert "Resumed from" in done.stdout
     assert "at iteration 1" in done.stdout.replace("\n", " ")
     assert re.search(r"exitcode: -9\) local_rank: 1", done.stderr), done.stderr  # the agent's line
     assert not processes_of(tmp_path)
+    assert not list(own.glob("torchelastic*"))  # the agent's folder
 
     alone = dataclasses.replace(config, out=str(tmp_path / "alone"))  # the marker is there now: nobody dies
     assert train(alone, World()) == 0
@@ -78,6 +77,54 @@ def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(checkpoint, tmp_p
     assert expected.keys() == found.keys()
     assert max(float(tensor.abs().max()) for key, tensor in found.items() if ".lora_B." in key) > 1e-5  # it learned
     assert max(float(np.abs(found[key].numpy() - expected[key].numpy()).max()) for key in expected) < 1e-6
+
+
+def test_ranks_end_with_a_launcher_that_was_killed(checkpoint, tmp_path) -> None:
+    """They save and leave; their folder is free for the run that continues."""
+    config = workers.configure(checkpoint("wan_t2v"), tmp_path, guidance=1.0, lora=True, iterations=1000)
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, eval_prompts=None),
+        keep=dataclasses.replace(config.keep, checkpoint_every=1000),
+    )
+    file, metrics = tmp_path / "config.yaml", tmp_path / "run" / "metrics.jsonl"
+    file.write_text(yaml.safe_dump(plain(dataclasses.asdict(config))))
+    with (tmp_path / "log").open("w") as log:
+        launcher = subprocess.Popen(launching(file), env=surroundings(), stdout=log, stderr=log)
+    try:
+        wait_for(lambda: launcher.poll() is not None or (metrics.is_file() and metrics.read_text().count("\n") >= 1))
+        assert launcher.poll() is None, (tmp_path / "log").read_text()
+        with pytest.raises(ValueError, match=r"in use by another run \(process \d+ on"):
+            train(config)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_for(lambda: not processes_of(tmp_path))
+    said = (tmp_path / "log").read_text()
+    assert f"the launcher (process {launcher.pid}) is gone: saving and leaving" in said
+    assert re.search(r"Stopped by signal after iteration \d+; saved", said), said
+    assert newest_good(tmp_path / "run" / "checkpoints") is not None
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def launching(file: Path, max_restarts: int = 0) -> list[str]:
+    code = (
+        "import sys; from sage_grpo.commands import launch; sys.exit(launch.run("
+        f"launch.Options(nproc=2, max_restarts={max_restarts}, command=['train', '--config', {str(file)!r}])))"
+    )
+    return [sys.executable, "-c", code]
+
+
+def surroundings() -> dict[str, str]:
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -117,6 +117,7 @@ class Moody:
         raise RuntimeError("too late")
 
 
+@pytest.mark.filterwarnings("ignore:Logging iteration")
 def test_a_logger_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     first, second = Moody(), Moody()
     metrics = Metrics([first, second], Journal(tmp_path / "m.jsonl"))
@@ -207,7 +208,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "home" / "trackio"))
     (tmp_path / "home").mkdir()
 
 
@@ -233,9 +234,8 @@ def test_the_real_trackio_keeps_the_rows(tmp_path: Path) -> None:
         logged(open_sinks(tmp_path / "run", trackio="project"), tmp_path / "run")
     (database,) = (tmp_path / "home").rglob("project.db")
     with closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("select run_name, step, metrics from metrics").fetchall() == [
-            ("run", 1, '{"reward/total":0.5}')
-        ]
+        rows = connection.execute("select run_name, step, metrics from metrics").fetchall()
+    assert [(run, step, json.loads(metrics)) for run, step, metrics in rows] == [("run", 1, {"reward/total": 0.5})]
 
 
 @pytest.mark.parametrize("extra", ["wandb", "trackio"])

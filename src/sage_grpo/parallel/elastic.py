@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ def run_module(
         rdzv_endpoint="localhost:0",
         max_restarts=max_restarts,
         monitor_interval=0.5,
+        signals_to_handle=",".join(_signals()),
         # The processes write to our own output; the agent's folder for theirs would only be left behind in the system's /tmp.
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
@@ -51,3 +53,9 @@ def run_module(
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
+
+
+def _signals() -> list[str]:
+    """Signals that are handed on to the processes; under nohup the run is meant to outlive its terminal."""
+    ignored = "SIGHUP" in signal.Signals.__members__ and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return ["SIGTERM", "SIGINT", *([] if ignored else ["SIGHUP"]), "SIGQUIT"]

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,33 +54,42 @@ class Heartbeat:
         self._all_started = False
         self._asked = False
         self._store_lost: float | None = None
+        self._heard = time.monotonic()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        # Two, because the store may be with the rank that stopped: then it does not answer.
+        self._threads = [
+            threading.Thread(target=work, name="heartbeat", daemon=True) for work in (self._beat, self._watch)
+        ]
 
     @classmethod
     def start(cls, number: int, processes: int, *, patience: float = 5.0) -> Heartbeat:
         """Begin, with a connection of its own: the process group may be blocked on the other."""
-        store = _get_default_store().clone()
-        store.set_timeout(timedelta(seconds=10))  # its host may be the process that stopped
-        beat = cls(number, processes, dist.PrefixStore("sage_grpo/heartbeat", store), patience)
-        beat._thread.start()
+        store = dist.PrefixStore("sage_grpo/heartbeat", _get_default_store().clone())
+        beat = cls(number, processes, store, patience)
+        for thread in beat._threads:
+            thread.start()
         return beat
 
     def _beat(self) -> None:
-        count, place, before = 0, own_place(), time.monotonic()
+        count, place = 0, own_place()
         while not self._stop.is_set():
             count += 1
+            try:
+                self._store.set(str(self.number), f"{count} {place} {self.where}")
+                self._look()
+            except dist.DistError:
+                self._store_lost = time.monotonic()
+                return
+            self._heard = time.monotonic()
+            self._stop.wait(INTERVAL)
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._stop.wait(INTERVAL):
             if time.monotonic() - before > 2 * STILL:
                 self._forgive()  # we ourselves were stopped, or the machine slept: nobody could be heard
-            if self._store_lost is None:
-                try:
-                    self._store.set(str(self.number), f"{count} {place} {self.where}")
-                    self._look()
-                except dist.DistError:
-                    self._store_lost = time.monotonic()
-            self._check()
             before = time.monotonic()
-            self._stop.wait(INTERVAL)
+            self._check()
 
     def _look(self) -> None:
         keys = [str(other) for other in self._others]
@@ -100,11 +108,12 @@ class Heartbeat:
     def _check(self) -> None:
         """Leave if a rank is lost and the main thread has not found out by itself."""
         now, lost = time.monotonic(), []
+        hears = now - self._heard < STILL
         for other, sign in self._seen.items():
             if sign.count == GONE or not sign.place:
                 continue
             condition = condition_of(sign.place)
-            if condition is None and self._store_lost is None and now - sign.time > SILENT:
+            if condition is None and hears and now - sign.time > SILENT:
                 condition = "silent"
             if condition and now - sign.time > STILL:
                 lost.append(f"rank {other} ({condition}; last seen at: {sign.where})")
@@ -118,7 +127,8 @@ class Heartbeat:
     def stop(self) -> None:
         """No more signs of life."""
         self._stop.set()
-        self._thread.join(timeout=5 * INTERVAL)
+        for thread in self._threads:
+            thread.join(timeout=5 * INTERVAL)
         if self._store_lost is None:
             try:
                 self._store.set(str(self.number), f"{GONE} - {self.where}")
