@@ -88,7 +88,9 @@ def without_a_reader(argv: list[str], where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["pipe", "full"])
-def test_a_run_outlives_its_output(where: str, checkpoint: Callable[[str], Path], prompts: Path, tmp_path: Path) -> None:
+def test_a_run_outlives_its_output(
+    where: str, checkpoint: Callable[[str], Path], prompts: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     argv = kill_resume.arguments(str(checkpoint("hunyuan15_t2v")), prompts, out, iterations=2)
     context = multiprocessing.get_context("forkserver")

@@ -35,7 +35,9 @@ def test_the_owner_is_named_and_a_kill_frees_the_folder(make_config) -> None:
     try:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match=rf"in use by another run \(process {owner.pid} on {socket.gethostname()}, since 20"):
+        with pytest.raises(
+            ValueError, match=rf"in use by another run \(process {owner.pid} on {socket.gethostname()}, since 20"
+        ):
             train(config)
         assert [file.name for file in Path(config.out).iterdir()] == [".lock"]  # nothing of ours is there
     finally:

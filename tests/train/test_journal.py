@@ -73,9 +73,7 @@ def test_every_kind_of_damage_is_repaired_named_and_kept(kind: str, tmp_path: Pa
     assert [file.read_bytes() for file in tmp_path.glob("metrics.damaged-*.jsonl")] == [bad] * bool(bad)
 
 
-def test_a_continued_run_checks_its_journal(
-    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_continued_run_checks_its_journal(make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = make_config(iterations=3, out=str(tmp_path / "whole"))
     assert train(whole) == 0
     assert train(replace(whole, iterations=2, out=str(tmp_path / "two"))) == 0
@@ -131,8 +129,9 @@ def test_a_journal_with_rows_is_never_emptied(make_config, capsys: pytest.Captur
         before = (out / "metrics.jsonl").read_bytes()
         assert train(config) == 0
         assert (out / name).read_bytes() == before
-        assert f"has 3 rows, but there is no checkpoint to continue from: the run starts anew. They are kept in {out / name}" in (
-            " ".join(capsys.readouterr().out.split())
+        assert (
+            f"has 3 rows, but there is no checkpoint to continue from: the run starts anew. They are kept in {out / name}"
+            in (" ".join(capsys.readouterr().out.split()))
         )
 
 
@@ -143,10 +142,11 @@ def test_a_full_disk_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"No space left.*row 2 is kept"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         (tmp_path / "m.jsonl").write_bytes(book.rows[:10])  # what a full disk leaves of it
-        book.write(2, {"a": 2.0})
+        with pytest.warns(UserWarning, match=r"No space left.*row 2 is kept"):
+            book.write(2, {"a": 2.0})
     book.write(3, {"a": 3.0})
     assert [row["a"] for row in read_rows(tmp_path / "m.jsonl")] == [1.0, 2.0, 3.0]
 

@@ -38,7 +38,11 @@ class Closing(io.StringIO):
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize(
     "error",
-    [BrokenPipeError(errno.EPIPE, "Broken pipe"), OSError(errno.ENOSPC, "No space left"), ValueError("I/O on closed file")],
+    [
+        BrokenPipeError(errno.EPIPE, "Broken pipe"),
+        OSError(errno.ENOSPC, "No space left"),
+        ValueError("I/O on closed file"),
+    ],
     ids=["closed pipe", "full disk", "closed file"],
 )
 def test_output_that_cannot_be_written(error: Exception, after: int, make_config, monkeypatch) -> None:
@@ -119,11 +123,17 @@ def test_a_full_disk_for_videos_and_tensorboard(make_config, monkeypatch, tmp_pa
     config = make_config(
         iterations=2, keep=KeepConfig(checkpoint_every=1, videos_every=1), log=LogConfig(progress=False)
     )
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="The run goes on") as warned:
         assert train(config) == 0
     said = "\n".join(str(warning.message) for warning in warned)
-    assert f"Saving videos to {tmp_path}/run/videos failed (OSError: [Errno 28] No space left on device). The run goes on." in said
-    assert "Logging iteration 1 to TensorBoard failed (OSError: [Errno 28] No space left on device). The run goes on." in said
+    assert (
+        f"Saving videos to {tmp_path}/run/videos failed (OSError: [Errno 28] No space left on device). The run goes on."
+        in said
+    )
+    assert (
+        "Logging iteration 1 to TensorBoard failed (OSError: [Errno 28] No space left on device). The run goes on."
+        in said
+    )
     assert (Path(config.out) / "final").is_dir()
 
 

@@ -110,7 +110,9 @@ def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPat
         train(begun)
 
 
-def test_a_changed_reward_function_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_changed_reward_function_is_refused(
+    begun: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     other = tmp_path / "trainer_toys.py"
     other.write_text("def bright(videos, prompts, fps):\n    return [0.0] * len(prompts)\n")
     monkeypatch.setattr(identity, "_source", lambda module: other)

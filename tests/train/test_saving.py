@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
@@ -88,7 +89,10 @@ def test_weights_that_cannot_be_exported(make_config, monkeypatch: pytest.Monkey
         patch.setattr(FamilyModel, "save", lambda self, folder, weights=None: (_ for _ in ()).throw(FULL))
         assert command.run(config) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "best weights so far could not be written (OSError: [Errno 28] No space left on device). The run goes on." in said
+    assert (
+        "best weights so far could not be written (OSError: [Errno 28] No space left on device). The run goes on."
+        in said
+    )
     assert "The trained weights could not be written" in said
     assert saved(config) == ["000001"]
     assert command.run(config) == 0
@@ -96,6 +100,7 @@ def test_weights_that_cannot_be_exported(make_config, monkeypatch: pytest.Monkey
 
 
 # A number that is saved again
+
 
 def write(root: Path, number: int, value: float) -> None:
     checkpoint.save(root, number, {"w": torch.full((3,), value)}, {"value": value}, World())
@@ -118,17 +123,17 @@ def test_a_kill_while_a_number_is_saved_again_loses_nothing(
     """Kills before and after every step that changes what the folder holds."""
     write(tmp_path, 4, 1.0)
     steps = 0
+
+    def step(original, *arguments, **named):
+        nonlocal steps
+        steps += 1
+        if steps == moment + 1:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)
+
     with monkeypatch.context() as patch:
         for module, name in ((os, "replace"), (checkpoint.shutil, "rmtree"), (checkpoint, "_sync_folder")):
-
-            def step(*arguments, original=getattr(module, name), **named):
-                nonlocal steps
-                steps += 1
-                if steps == moment + 1:
-                    raise KeyboardInterrupt
-                return original(*arguments, **named)
-
-            patch.setattr(module, name, step)
+            patch.setattr(module, name, functools.partial(step, getattr(module, name)))
         if moment < 4:
             with pytest.raises(KeyboardInterrupt):
                 write(tmp_path, 4, 2.0)
@@ -167,6 +172,7 @@ def test_a_half_written_checkpoint_is_not_adopted(tmp_path: Path) -> None:
 
 
 # Other people's files
+
 
 def test_prune_removes_only_what_it_wrote(tmp_path: Path) -> None:
     for number in range(1, 5):
