@@ -87,10 +87,12 @@ def test_tensorboard_goes_on_in_another_file_when_there_is_room_again(tmp_path: 
 
     board = TensorBoard(tmp_path, purge_from=0)
     board.write(1, {"a": 1.0})
-    room, board._stream = board._stream, Path("/dev/full").open("wb")
-    with pytest.raises(OSError, match="No space left"):
+    board.close()
+    with (
+        Path("/dev/full").open("wb", buffering=1 << 16) as board._stream,
+        pytest.raises(OSError, match="No space left"),
+    ):
         board.write(2, {"a": 2.0})
-    room.close()
     board.write(3, {"a": 3.0})
     board.close()
     events = EventAccumulator(str(tmp_path))

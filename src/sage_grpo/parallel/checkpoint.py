@@ -203,14 +203,16 @@ def _folder(root: Path, number: int) -> Path:
 def _together(world: World) -> Iterator[None]:
     """What goes wrong inside on one process is raised by all: none waits for one that has given up."""
     error: BaseException | None = None
+    rank = world.number
     try:
         yield
     except dcp.CheckpointException as failed:  # no subclass of Exception: it would pass every handler above
-        error = next(iter(failed.failures.values()))[0]
+        rank, (error, _) = next(iter(failed.failures.items()))
     except (OSError, ValueError) as failed:
         error = failed
-    texts = _exchange(world, "" if error is None else f"{type(error).__name__}: {error}")
-    told = [f"rank {rank}: {text}" if len(texts) > 1 else text for rank, text in enumerate(texts) if text]
+    where = "" if world.files is None else f"rank {rank}: "
+    texts = _exchange(world, "" if error is None else f"{where}{type(error).__name__}: {error}")
+    told = [text for text in texts if text]
     if told:
         raise SaveFailed(told[0]) from error
 
