@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -76,6 +77,18 @@ def test_output_is_as_before_afterwards() -> None:
     with pytest.raises(KeyError), outliving_output():
         raise KeyError
     assert (sys.stdout, sys.stderr) == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_outlet_that_is_collected_leaves_its_stream_alone(recwarn: pytest.WarningsRecorder) -> None:
+    stream = io.StringIO()
+    outlet = Outlet(stream)
+    stream.close()
+    del outlet
+    gc.collect()
+    assert not recwarn.list
+    Outlet(stream := io.StringIO()).close()
+    assert not stream.closed
 
 
 def hang_up(monkeypatch: pytest.MonkeyPatch, at: int) -> None:

@@ -53,3 +53,16 @@ def test_a_run_keeps_within_its_budget(make_config, make_trainer, tmp_path: Path
     names = sorted(file.name for file in (tmp_path / "run" / "videos").iterdir())
     assert used(tmp_path / "run" / "videos") <= 10_000
     assert any(name.startswith("rollout-000004") for name in names)
+
+
+def test_files_of_other_people_stay_and_do_not_count(tmp_path: Path) -> None:
+    for name in ("favourite.mp4", "rollout-notes.txt", "heldout-000001-00.mp4.bak", "rollout-12-00.mp4"):
+        (tmp_path / name).write_bytes(bytes(2000))
+        os.utime(tmp_path / name, ns=(0, 0))  # older than anything of the run
+    (tmp_path / "rollout-000000.txt").mkdir()
+    before = {file.name for file in tmp_path.iterdir()}
+    samples = Samples(tmp_path, megabytes=0.0)
+    samples.save("rollout-000001", clips(1, 0), ["a"], 8.0)
+    samples.budget = 1e6
+    samples.save("heldout-000002", clips(1, 1), ["b"], 8.0)
+    assert {file.name for file in tmp_path.iterdir()} == before | {"heldout-000002-00.mp4", "heldout-000002.txt"}

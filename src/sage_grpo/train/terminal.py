@@ -44,6 +44,9 @@ class Outlet(io.TextIOBase):
         except (OSError, ValueError) as error:
             self._lose(error)
 
+    def close(self) -> None:
+        """The stream is not ours to close; nor to flush, later, when this object is collected."""
+
     def _lose(self, error: Exception) -> None:
         self._lost = True
         with suppress(OSError, ValueError):  # what is still in its buffer must not fail at the end of the process
