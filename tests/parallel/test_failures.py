@@ -46,8 +46,7 @@ def test_the_others_stop_in_time_and_name_the_rank(how: str, config) -> None:
 @pytest.mark.parametrize(("lost", "how"), [(1, "stops"), (0, "stops"), (1, "dies")])
 def test_a_rank_that_is_lost_is_noticed_long_before_the_timeout(lost: int, how: str, tmp_path) -> None:
     """The collective would wait for ten minutes."""
-    results = processes.run(workers.stop_a_rank, 3, lost, how, tmp_path, spec=ParallelSpec(timeout=600), limit=60)
-    assert results == [None, None, None]
+    processes.run(workers.stop_a_rank, 3, lost, how, tmp_path, spec=ParallelSpec(timeout=600), limit=60)
     told = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert sorted(told) == [str(rank) for rank in range(3) if rank != lost]
     condition = "stopped" if how == "stops" else "dead"
