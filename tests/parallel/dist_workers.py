@@ -205,7 +205,7 @@ def stop_a_rank(world: World, lost: int, how: str, folder: Path) -> None:
     """A rank stops (or dies, or leaves in good order) while the others wait for it in a collective; they write down what they
     noticed. One process hosts the store, rank 0, so it must be noticed without it too."""
     beat = world.heartbeat
-    heartbeat.STILL = heartbeat.SILENT = 1.0
+    heartbeat.STILL, heartbeat.SILENT, heartbeat.INTERVAL = 1.0, 1.0, 0.1
     others = [rank for rank in range(world.processes) if rank != lost]
 
     def leave(message: str) -> None:
