@@ -92,7 +92,7 @@ def test_an_outlet_that_is_collected_leaves_its_stream_alone(recwarn: pytest.War
 
 
 def hang_up(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """The terminal goes away during reward call number `at`."""
+    """The terminal goes away during reward call number `at` (the first is the reward's try-out)."""
     bright, calls = trainer_toys.bright, []
 
     def bright_but_hung_up(videos, prompts, fps):
@@ -107,7 +107,7 @@ def hang_up(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
 def test_a_lost_terminal_saves_and_leaves(make_config, monkeypatch, capsys) -> None:
     config = make_config(iterations=4, keep=KeepConfig(checkpoint_every=100, videos_every=0))
-    hang_up(monkeypatch, at=2)
+    hang_up(monkeypatch, at=3)
     assert train(config) == 0
     assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
     assert "Stopped by signal after iteration 1; saved" in capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_a_lost_terminal_saves_and_leaves(make_config, monkeypatch, capsys) -> N
 
 def test_under_nohup_a_lost_terminal_does_not_matter(make_config, monkeypatch) -> None:
     config = make_config(iterations=2)
-    hang_up(monkeypatch, at=2)
+    hang_up(monkeypatch, at=3)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert train(config) == 0
