@@ -91,6 +91,17 @@ def test_an_outlet_that_is_collected_leaves_its_stream_alone(recwarn: pytest.War
     assert not stream.closed
 
 
+@pytest.mark.filterwarnings("error")
+def test_after_the_run_a_closed_output_is_nobodys_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's log handler, set up during the run, flushes what it took for stderr when Python ends."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with outliving_output():
+        kept = sys.stderr
+    sys.stderr.close()
+    kept.write("late")
+    kept.flush()
+
+
 def hang_up(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """The terminal goes away during reward call number `at` (the first is the reward's try-out)."""
     bright, calls = trainer_toys.bright, []

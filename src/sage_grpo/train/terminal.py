@@ -24,6 +24,8 @@ class Outlet(io.TextIOBase):
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._lost = stream, stream is None  # None: the process was started without one
+        self.over = False
+        """Whether the run is over; a logger that was set up meanwhile may still write here, but nobody needs to hear of it."""
 
     def write(self, text: str) -> int:
         """Write, if somebody still listens; letters that the stream cannot show become question marks."""
@@ -49,6 +51,8 @@ class Outlet(io.TextIOBase):
 
     def _lose(self, error: Exception) -> None:
         self._lost = True
+        if self.over:
+            return
         with suppress(OSError, ValueError):  # what is still in its buffer must not fail at the end of the process
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -82,6 +86,7 @@ def outliving_output() -> Iterator[None]:
     finally:
         for outlet in outlets:
             outlet.flush()
+            outlet.over = True
         sys.stdout, sys.stderr = before
 
 

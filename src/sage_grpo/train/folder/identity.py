@@ -29,7 +29,7 @@ FREE = (
     "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts",
 )  # fmt: skip
 """Fields that a continued run may change: they do not change what it computes, or (paths) their content has a fingerprint."""
-FREE_OF_REWARDS = ("batch_size", "device", "try_out")
+FREE_OF_REWARDS = ("batch_size", "device", "overlap", "isolate_failures", "try_out")
 UNSAID = ("out", "resume", "allow_changes", "log")
 """Fields whose change is not even worth a line."""
 CONTENT = {
