@@ -27,6 +27,7 @@ FREE = (
     "evaluate.every", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
     "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.packed",
     "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts",
+    "data.encode_ahead",
 )  # fmt: skip
 """Fields that a continued run may change: they do not change what it computes, or (paths) their content has a fingerprint."""
 FREE_OF_REWARDS = ("batch_size", "device", "overlap", "isolate_failures", "try_out")
