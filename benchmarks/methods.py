@@ -86,10 +86,11 @@ def one(method: str, seed: int, iterations: int, out: Path) -> None:
     """One run; appends its row."""
     import torch
 
+    from sage_grpo.train.build import build
     from sage_grpo.train.trainer import Trainer
 
-    start = time.perf_counter()
-    trainer = Trainer(configure(method, seed, iterations))
+    start, config = time.perf_counter(), configure(method, seed, iterations)
+    trainer = Trainer(config, build(config))
     trainer.encode_prompts()
     plan = trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts))
     curve: dict[str, dict[str, float]] = {}

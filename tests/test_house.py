@@ -30,6 +30,7 @@ RANKS = {
     "video": 0,
     "pretrained": 0,
     "configure": 0,
+    "objects": 0,
     "flow": 1,
     "rl": 1,
     "models": 2,
@@ -46,6 +47,7 @@ RANKS = {
     "report": 7,
     "recipes": 8,
     "commands": 9,
+    "api": 10,
     "cli": 10,
     "__main__": 11,
 }

@@ -25,8 +25,12 @@ def _modules_after(code: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "code",
-    ["import sage_grpo", "from sage_grpo.cli import main\nassert main(['--help']) == 0"],
-    ids=["import", "help"],
+    [
+        "import sage_grpo",
+        "from sage_grpo import train, evaluate, generate\nassert callable(train)",
+        "from sage_grpo.cli import main\nassert main(['--help']) == 0",
+    ],
+    ids=["import", "api", "help"],
 )
 def test_the_package_and_its_help_need_no_library_at_all(code: str) -> None:
     loaded = _modules_after(code)

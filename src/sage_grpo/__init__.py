@@ -1,3 +1,103 @@
-"""SAGE-GRPO: reinforcement-learning post-training of flow-matching video generators."""
+"""SAGE-GRPO: reinforcement-learning post-training of flow-matching video generators.
+
+From Python (docs/api.md): `train`, `evaluate` and `generate`, the recipes, the configuration's parts, and what a program of
+yours hands over or listens to. Each name is imported when it is first used, so that `import sage_grpo` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "api": ("Clips", "TrainResult", "evaluate", "generate"),
+    "configure": ("ConfigError",),
+    "data.prompts": ("Prompt", "load_prompts"),
+    "flow.kernels": ("KernelSpec",),
+    "flow.windows": ("Window",),
+    "models.base": ("VelocityModel",),
+    "models.spec": ("LoraSpec", "ModelSpec"),
+    "parallel.spec": ("ParallelSpec",),
+    "recipes": ("recipe",),
+    "rewards.failures": ("RewardFailure",),
+    "rewards.given": ("own_reward",),
+    "rewards.spec": ("RewardSpec",),
+    "rl.kl_control": ("KlCoefficient",),
+    "rl.trust_region": ("TrustRegion",),
+    "train": ("train",),
+    "train.config": (
+        "AdvantageConfig",
+        "AnchorConfig",
+        "BatchConfig",
+        "DataConfig",
+        "EvalConfig",
+        "KeepConfig",
+        "LogConfig",
+        "OptimizerConfig",
+        "RolloutConfig",
+        "SurrogateConfig",
+        "TrainConfig",
+        "UpdateConfig",
+    ),
+    "train.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "StopRequest"),
+    "types": ("Conditioning", "Reward", "VideoSpec"),
+}
+"""Public names by the modules that they live in."""
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+
+if TYPE_CHECKING:
+    from sage_grpo.api import Clips as Clips
+    from sage_grpo.api import TrainResult as TrainResult
+    from sage_grpo.api import evaluate as evaluate
+    from sage_grpo.api import generate as generate
+    from sage_grpo.api import train as train
+    from sage_grpo.configure import ConfigError as ConfigError
+    from sage_grpo.data.prompts import Prompt as Prompt
+    from sage_grpo.data.prompts import load_prompts as load_prompts
+    from sage_grpo.flow.kernels import KernelSpec as KernelSpec
+    from sage_grpo.flow.windows import Window as Window
+    from sage_grpo.models.base import VelocityModel as VelocityModel
+    from sage_grpo.models.spec import LoraSpec as LoraSpec
+    from sage_grpo.models.spec import ModelSpec as ModelSpec
+    from sage_grpo.parallel.spec import ParallelSpec as ParallelSpec
+    from sage_grpo.recipes import recipe as recipe
+    from sage_grpo.rewards.failures import RewardFailure as RewardFailure
+    from sage_grpo.rewards.given import own_reward as own_reward
+    from sage_grpo.rewards.spec import RewardSpec as RewardSpec
+    from sage_grpo.rl.kl_control import KlCoefficient as KlCoefficient
+    from sage_grpo.rl.trust_region import TrustRegion as TrustRegion
+    from sage_grpo.train.config import AdvantageConfig as AdvantageConfig
+    from sage_grpo.train.config import AnchorConfig as AnchorConfig
+    from sage_grpo.train.config import BatchConfig as BatchConfig
+    from sage_grpo.train.config import DataConfig as DataConfig
+    from sage_grpo.train.config import EvalConfig as EvalConfig
+    from sage_grpo.train.config import KeepConfig as KeepConfig
+    from sage_grpo.train.config import LogConfig as LogConfig
+    from sage_grpo.train.config import OptimizerConfig as OptimizerConfig
+    from sage_grpo.train.config import RolloutConfig as RolloutConfig
+    from sage_grpo.train.config import SurrogateConfig as SurrogateConfig
+    from sage_grpo.train.config import TrainConfig as TrainConfig
+    from sage_grpo.train.config import UpdateConfig as UpdateConfig
+    from sage_grpo.train.events import CheckpointEvent as CheckpointEvent
+    from sage_grpo.train.events import EvaluationEvent as EvaluationEvent
+    from sage_grpo.train.events import IterationEvent as IterationEvent
+    from sage_grpo.train.events import StopRequest as StopRequest
+    from sage_grpo.types import Conditioning as Conditioning
+    from sage_grpo.types import Reward as Reward
+    from sage_grpo.types import VideoSpec as VideoSpec
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            module = import_module(f"{__name__}.{home}")
+            # A package and a function cannot share a name: sage_grpo.train is the package, which can be called.
+            value = module if name == "train" else getattr(module, name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,7 +24,11 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train import config as c
+from sage_grpo.train.build import build
 from sage_grpo.train.distribute import distribute
+from sage_grpo.train.events import CallbackFailed, Hooks, IterationEvent
+from sage_grpo.train.own import adopt
+from sage_grpo.train.runner import run
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.types import Scores
 
@@ -73,7 +77,7 @@ def whole(trainer: Trainer) -> dict[str, Any]:
 
 def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool = False) -> dict[str, Any]:
     """All iterations of a run, with what happened in each."""
-    trainer = Trainer(config, world)
+    trainer = Trainer(config, build(config, world), world)
     root = Path(config.out) / "checkpoints"
     if resume:
         assert trainer.resume(root) is not None
@@ -157,7 +161,7 @@ class Recorder:
 
 def count_reductions(world: World, config: c.TrainConfig, broken: bool) -> dict[str, Any]:
     """How often gradients are reduced in one iteration; `broken` never turns synchronisation on."""
-    trainer = Trainer(config, world)
+    trainer = Trainer(config, build(config, world), world)
     record, calls, reduce = Recorder(trainer), [], _fsdp_param_group.foreach_reduce
 
     def counted(*arguments, **options):
@@ -179,7 +183,7 @@ def count_reductions(world: World, config: c.TrainConfig, broken: bool) -> dict[
 
 def lose_a_rank(world: World, config: c.TrainConfig, how: str) -> str:
     """Rank 1 dies (or hangs) in the middle of an update; returns the message that the others end with."""
-    trainer = Trainer(config, world)
+    trainer = Trainer(config, build(config, world), world)
     apply = trainer._apply
 
     def fatal(metrics):
@@ -282,10 +286,27 @@ class DiesOnce:
         return {"brightness": videos.float().mean(dim=(1, 2, 3, 4)) / 255}
 
 
+def handed_over(world: World, config: c.TrainConfig, fails: bool) -> dict[str, Any]:
+    """A run with a reward and a callback of a program's own; the callback raises in the second iteration, or never."""
+    told: list[int] = []
+
+    def note(event: IterationEvent) -> None:
+        told.append(event.iteration)
+        if fails and event.iteration == 2:
+            raise ZeroDivisionError("mine")
+
+    config, own = adopt(config, rewards=lambda videos, prompts, fps: videos.float().mean((1, 2, 3, 4)))
+    try:
+        ended = run(config, world, own, Hooks(iteration=note)).iteration
+    except (ZeroDivisionError, CallbackFailed) as error:
+        ended = type(error).__name__
+    return {"told": told, "ended": ended}
+
+
 def failing_reward(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """One iteration with a reward that fails on rank 1."""
     try:
-        trainer = Trainer(config, world)
+        trainer = Trainer(config, build(config, world), world)
     except RewardConfigError as refused:
         return {"refused": str(refused)}
     try:
@@ -354,7 +375,7 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
 
 def velocity_and_gradient(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """One backward pass of the network in its own precision."""
-    trainer = Trainer(config, world)
+    trainer = Trainer(config, build(config, world), world)
     model = trainer.model
     x = keyed_noise((1, *model.latent_shape()), "x")
     v = model.velocity(x, torch.tensor(0.7), model.encode(["a cat"]))

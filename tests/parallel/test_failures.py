@@ -14,6 +14,7 @@ from torch.distributed import HashStore
 from sage_grpo.parallel.heartbeat import Heartbeat, Sign, condition_of, own_place
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.config import KeepConfig
 
 TIMEOUT = 8.0
 
@@ -112,3 +113,13 @@ def test_a_reward_that_fails_on_one_rank_when_it_is_tried_out_stops_all_ranks_al
     for result in results:
         assert isinstance(result, dict), result
         assert "failed when it was tried out: ConnectionError: the judge of rank 1 is down" in result["refused"]
+
+
+def test_what_a_callback_raises_in_the_main_process_ends_all_ranks_saved(config, tmp_path) -> None:
+    config = dataclasses.replace(config, out=str(tmp_path), iterations=3, keep=KeepConfig(checkpoint_every=9))
+    main, other = processes.run(workers.handed_over, 2, config, True)
+    assert main == {"told": [1, 2], "ended": "ZeroDivisionError"}
+    assert other == {"told": [], "ended": "CallbackFailed"}
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000002"]
+    main, other = processes.run(workers.handed_over, 2, config, False)
+    assert (main, other) == ({"told": [3], "ended": 3}, {"told": [], "ended": 3})

@@ -12,6 +12,7 @@ import torch
 
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.build import build
 from sage_grpo.train.config import (
     BatchConfig,
     DataConfig,
@@ -99,7 +100,7 @@ def make_trainer() -> MakeTrainer:
     """A trainer whose updates can be watched: `trainer.log` holds the metrics of every single optimizer update."""
 
     def make(config: TrainConfig) -> Trainer:
-        trainer = Trainer(config)
+        trainer = Trainer(config, build(config))
         apply, log = trainer._apply, []
 
         def watched(metrics: dict[str, float]) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -9,10 +11,14 @@ from pathlib import Path
 import docs_options
 import pytest
 
+import notebooks
+import sage_grpo
+from sage_grpo import api
 from sage_grpo.configure import leaves, parse
 from sage_grpo.recipes import recipe
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import OptimizerConfig, TrainConfig
+from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -122,3 +128,22 @@ def test_every_official_parameter_is_mapped() -> None:
     rows = [line for line in (DOCS / "from-official.md").read_text().splitlines() if line.startswith("| `")]
     for name in OFFICIAL.split():
         assert any(re.search(rf"\b{name}\b", row.split("|")[1]) for row in rows), name
+
+
+def test_the_guide_to_the_api_names_what_there_is() -> None:
+    text = (DOCS / "api.md").read_text()
+    notebook = "".join("".join(cell["source"]) for cell in notebooks.read(notebooks.NOTEBOOKS[0])["cells"])
+    used = set(re.findall(r"\bsage\.([a-zA-Z_]+)", text + notebook))
+    assert used >= {"train", "evaluate", "generate", "recipe", "own_reward", "StopRequest"}
+    assert used <= set(sage_grpo.__all__)
+    for name in inspect.signature(api.train).parameters:
+        assert f"`{name}`" in text or name == "config", f"docs/api.md does not explain {name}"
+    for record in (IterationEvent, EvaluationEvent, CheckpointEvent, api.TrainResult):
+        for field in dataclasses.fields(record):
+            assert f"`{field.name}`" in text, f"docs/api.md does not explain {record.__name__}.{field.name}"
+
+
+def test_ten_lines_are_ten_lines() -> None:
+    block = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(), flags=re.DOTALL)[0]
+    compile(block, "docs/api.md", "exec")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10

@@ -16,9 +16,9 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.build import build
 from sage_grpo.train.config import BatchConfig, DataConfig, EvalConfig
 from sage_grpo.train.runner import train
-from sage_grpo.train.trainer import Trainer
 
 REWARDS = [
     RewardSpec(name="trainer_toys:bright", weights={"bright": 2.0}),
@@ -180,7 +180,7 @@ def test_rewards_are_tried_before_the_model_is_loaded(make_config, monkeypatch: 
     broken = RewardSpec(name="trainer_toys:broken", metric_only=True)
     config = make_config(rewards=[*REWARDS, broken])
     with pytest.raises(RewardConfigError, match=r"'broken' failed when it was tried out: ConnectionError.*'a cat'"):
-        Trainer(config)
+        build(config)
     arguments = ["evaluate", "--model.family", "trainer_zoo.toy", "--prompts", config.data.prompts]
     assert main([*arguments, "--rewards", '[{"name": "trainer_toys:broken"}]']) == 2
 
@@ -188,7 +188,7 @@ def test_rewards_are_tried_before_the_model_is_loaded(make_config, monkeypatch: 
 def test_trying_rewards_does_not_move_the_runs_random_numbers(make_config) -> None:
     states = []
     for spec in (REWARDS[0], replace(REWARDS[0], name="trainer_toys:draws", label="bright")):
-        Trainer(make_config(rewards=[spec]))
+        build(make_config(rewards=[spec]))
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
 

@@ -8,6 +8,7 @@ from trainer_helpers import plan_of
 
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
+from sage_grpo.train.build import build
 from sage_grpo.train.trainer import Trainer
 
 
@@ -40,7 +41,8 @@ def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config, monkeypatc
     config = replace(config, data=replace(config.data, eval_prompts=None))
     seen: list[set[str]] = []
     for rank in range(2):
-        trainer = Trainer(config, World(rank=rank, size=2, layout=Layout(1, 2, 1)))
+        world = World(rank=rank, size=2, layout=Layout(1, 2, 1))
+        trainer = Trainer(config, build(config, world), world)
         texts: set[str] = set()
         encode = trainer.model.encode
 

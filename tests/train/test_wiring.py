@@ -23,7 +23,6 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.train import metrics, runner, trainer
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.trainer import Trainer
 
 _KNOWN: dict[str, Any] = {}
 """What the base runs did: most rows share theirs."""
@@ -143,28 +142,28 @@ def second_start(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
 
 def reward_names(config: TrainConfig, patch: pytest.MonkeyPatch) -> tuple[str, ...]:
     twin = RewardSpec(name="wiring_rewards:other_parts", weights={"level": 1.0})
-    return Trainer(dataclasses.replace(config, rewards=[config.rewards[0], twin])).reward.names
+    return wiring.trainer_of(dataclasses.replace(config, rewards=[config.rewards[0], twin])).reward.names
 
 
 def reward_calls(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     wiring_rewards.CALLS["count"] = 0
-    Trainer(config).step()
+    wiring.trainer_of(config).step()
     return wiring_rewards.CALLS["count"]
 
 
 def reward_device(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
-    Trainer(config).reward.score(torch.zeros(2, 2, 4, 4, 3, dtype=torch.uint8), ["a", "b"], 8.0)
+    wiring.trainer_of(config).reward.score(torch.zeros(2, 2, 4, 4, 3, dtype=torch.uint8), ["a", "b"], 8.0)
     return wiring_rewards.CALLS["device"]
 
 
 def reward_thread(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-    Trainer(config).step()
+    wiring.trainer_of(config).step()
     return wiring_rewards.CALLS["thread"]
 
 
 def calls_after_a_failure(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     picky = dataclasses.replace(config.rewards[0], name="wiring_rewards:picky", weights={}, batch_size=0)
-    one = Trainer(dataclasses.replace(config, rewards=[picky, config.rewards[1]]))
+    one = wiring.trainer_of(dataclasses.replace(config, rewards=[picky, config.rewards[1]]))
     wiring_rewards.CALLS["count"] = 0
     one.reward.score(torch.zeros(4, 2, 4, 4, 3, dtype=torch.uint8), ["a cat", "a dog", "a fox", "an ox"], 8.0)
     return wiring_rewards.CALLS["count"]
@@ -172,13 +171,13 @@ def calls_after_a_failure(config: TrainConfig, patch: pytest.MonkeyPatch) -> int
 
 def tried_out(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     wiring_rewards.CALLS["count"] = 0
-    Trainer(config).reward.try_out("a cat")
+    wiring.trainer_of(config).reward.try_out("a cat")
     return wiring_rewards.CALLS["count"]
 
 
 def encoded(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     """How many prompts are encoded before the first iteration, besides the held-out ones."""
-    one = Trainer(dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, prompts=1)))
+    one = wiring.trainer_of(dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, prompts=1)))
     texts: list[str] = []
     encode = one.model.encode
     patch.setattr(one.model, "encode", lambda prompts, images=None: texts.extend(prompts) or encode(prompts, images))
@@ -186,9 +185,19 @@ def encoded(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     return len(set(texts))
 
 
+def changed_start(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
+    first = dataclasses.replace(config, iterations=1, allow_changes=[])
+    if not Path(config.out).exists():
+        runner.train(first)
+    try:
+        return f"exit {runner.train(wiring.changed(config, {'optimizer.lr': 7e-3, 'iterations': 2}))}"
+    except ValueError as error:
+        return str(error)
+
+
 def passes(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[int]:
     """Clips of every forward pass of a rollout."""
-    one = Trainer(config)
+    one = wiring.trainer_of(config)
     sizes: list[int] = []
     velocity = one.model.velocity
     patch.setattr(one.model, "velocity", lambda x, *rest, **more: sizes.append(len(x)) or velocity(x, *rest, **more))
@@ -197,7 +206,7 @@ def passes(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[int]:
 
 
 def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
-    one = Trainer(config)
+    one = wiring.trainer_of(config)
     one.model.device = torch.device("cuda:7")
     calls = _catch(patch, trainer, "Storage")
     with pytest.raises(Caught):
@@ -206,14 +215,14 @@ def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
 
 
 def feedback(config: TrainConfig, patch: pytest.MonkeyPatch) -> float:
-    one = Trainer(wiring.changed(config, {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.target": 1.0}))
+    one = wiring.trainer_of(wiring.changed(config, {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.target": 1.0}))
     return [one.state.kl.observe(value) for value in (10.0, 10.0, 0.9, 0.0)][-1]
 
 
 def anchor(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
     calls = _catch(patch, trainer, "Anchor")
     with pytest.raises(Caught):
-        Trainer(config)
+        wiring.trainer_of(config)
     return calls[0][1]["offload"]
 
 
@@ -222,7 +231,7 @@ def checkpointing(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
 
     calls = _catch(patch, ToyModel, "gradient_checkpointing")
     with pytest.raises(Caught):
-        Trainer(config)
+        wiring.trainer_of(config)
     return calls[0][0][-1]
 
 
@@ -256,12 +265,12 @@ def sharding(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
 
     calls = _catch(patch, distribute, "shard")
     with pytest.raises(Caught):
-        Trainer(config)
+        wiring.trainer_of(config)
     return calls[0][0][1]
 
 
 def writer(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-    return Trainer(config).writer.background
+    return wiring.trainer_of(config).writer.background
 
 
 def started(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:

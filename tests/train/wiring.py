@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.train.build import build
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.runner import train
 from sage_grpo.train.trainer import Trainer
@@ -50,13 +51,18 @@ def _changed(part: Any, path: list[str], value: Any) -> Any:
     return dataclasses.replace(part, **{name: value})
 
 
+def trainer_of(config: TrainConfig) -> Trainer:
+    """The trainer that a configuration describes."""
+    return Trainer(config, build(config))
+
+
 def training(config: TrainConfig) -> list[tuple[str, Any]]:
     """The line of data through a few iterations, in the order in which one causes the next.
 
     First the rollouts, rewards and advantages at the first weights; then of every optimizer update the gradient that reached the
     optimizer and the weights after it; last the weights that would be exported.
     """
-    trainer = Trainer(config)
+    trainer = trainer_of(config)
     line: list[tuple[str, Any]] = []
     for iteration in range(ITERATIONS):
         plan = trainer.planner.plan(iteration, trainer.state.stream.take(config.batch.prompts))
@@ -90,7 +96,7 @@ def _watch(trainer: Trainer, line: list[tuple[str, Any]]) -> None:
 
 def evaluation(config: TrainConfig) -> dict[str, float]:
     """The figures of an evaluation before training."""
-    return Trainer(config).evaluate().metrics
+    return trainer_of(config).evaluate().metrics
 
 
 def files(config: TrainConfig) -> dict[str, Any]:

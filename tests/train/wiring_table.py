@@ -52,6 +52,7 @@ RUN = {
     "iterations": Row(6, "weights", base={"optimizer.decay": "linear"}),
     "seed": Row(1, "rollout"),
     "resume": Seen("never", look="second_start", why="matters when the folder holds a run"),
+    "allow_changes": Seen(["optimizer.lr"], look="changed_start", why="matters when the folder holds a run"),
     "max_failed_fraction": Row(
         0.1, "reward", base={"rewards[].name": "trainer_toys:bright_but", "rewards[].weights": {}, "rewards[].options": {"bad": [5]}}
     ),

@@ -23,6 +23,7 @@ from sage_grpo.train.config import EvalConfig
 if TYPE_CHECKING:
     from sage_grpo.data.prompts import Prompt
     from sage_grpo.train.evaluate import Evaluation
+    from sage_grpo.train.own import Own
 
 
 def _shapes_reward() -> list[RewardSpec]:
@@ -100,21 +101,26 @@ def run(options: Options) -> int:
     try:
         if options.videos is not None:
             return _score_files(options)
-        _report(_evaluate(options), options)
+        _report(measure(options), options)
     except RewardFailure as failure:
         print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
     return 0
 
 
-def _evaluate(options: Options) -> Evaluation:
+def measure(options: Options, own: Own | None = None) -> Evaluation:
+    """Sample and score; what a program hands over takes the place of what the options name."""
     from sage_grpo.models.family import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.train.evaluate import evaluate
+    from sage_grpo.train.own import Own
     from sage_grpo.train.scoring import try_rewards
     from sage_grpo.train.sources import first_frame
 
-    prompts = _prompts(options)
+    own = own or Own()
+    if own.model is None:  # before rewards are loaded, which takes long as well
+        options.model.check_named()
+    prompts = _prompts(options) if own.prompts is None else list(own.prompts)
     choice = Choice(
         run=options.run,
         weights=options.weights,
@@ -126,11 +132,12 @@ def _evaluate(options: Options) -> Evaluation:
     reward = CompositeReward(
         options.rewards,
         max_failed_fraction=options.max_failed_fraction,
-        device=choose_device(options.model.device),
+        device=choose_device(options.model.device) if own.model is None else own.model.device,
         require_weights=False,
+        objects=own.rewards,
     )
     try_rewards(reward, prompts[0], options.model)
-    model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
+    model = found.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
     return evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
 
 

@@ -91,15 +91,17 @@ def trusted(argv: Sequence[str]) -> bool:
 def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     """What a configuration would load that the package does not carry, and servers that it would send clips and a token to."""
     from sage_grpo.models.spec import FAMILIES
+    from sage_grpo.objects import is_object
     from sage_grpo.rewards.spec import BUILT_IN
 
     found = []
-    if config.model.family is not None and config.model.family not in FAMILIES:
+    family = config.model.family
+    if family is not None and family not in FAMILIES and not is_object(family):  # objects are refused by who needs them
         found.append(f"the code {config.model.family} (model.family)")
     for spec in config.rewards if rewards else []:
         if spec.name == "remote":
             found.append(f"the reward server {spec.options.get('urls')}")
-        elif spec.name not in BUILT_IN:
+        elif spec.name not in BUILT_IN and not is_object(spec.name):
             found.append(f"the code {spec.name} (rewards)")
     return found
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -101,22 +101,31 @@ def run(options: Options) -> int:
     """Generate and write; returns the exit status."""
     from sage_grpo.video import contact_sheet
 
-    clips = plan(options)
-    model = _choice(options).find(options.model).load()
+    out, clips, videos = Path(options.out), plan(options), []
+    model = load(options)
+    for some, batch in sample(options, model, clips):
+        videos += _write(out, some, batch, model.video.fps)
+    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
+    print(f"{len(clips)} clips and {sheet.name} in {out}")
+    return 0
+
+
+def load(options: Options, model: VelocityModel | None = None) -> VelocityModel:
+    """The model with the weights that the options choose; a model that is there gets a run's weights."""
+    return _choice(options).find(options.model).load(model)
+
+
+def sample(options: Options, model: VelocityModel, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[Clip], Tensor]]:
+    """Batches of clips and their videos, uint8 B x F x H x W x 3."""
     images = {path: _read(path) for path in {clip.image for clip in clips} if path is not None}
     conditions = model.encode(
         [clip.prompt for clip in clips], [images.get(clip.image) for clip in clips] if images else None
     )
     model.unload_text()
-    out, videos = Path(options.out), []
     with _bar(options.progress, len(clips) * options.steps) as advance:
         for first in range(0, len(clips), options.batch):
             some = clips[first : first + options.batch]
-            batch = _sample(options, model, some, conditions[first : first + options.batch], advance)
-            videos += _write(out, some, batch, model.video.fps)
-    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
-    print(f"{len(clips)} clips and {sheet.name} in {out}")
-    return 0
+            yield some, _sample(options, model, some, conditions[first : first + options.batch], advance)
 
 
 def _choice(options: Options) -> Choice:
@@ -129,9 +138,9 @@ def _choice(options: Options) -> Choice:
     )
 
 
-def plan(options: Options) -> list[Clip]:
-    """Which clips, from which seeds, into which files."""
-    prompts = _prompts(options)
+def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
+    """Which clips, from which seeds, into which files; of the prompts that the options name, or of others."""
+    prompts = _prompts(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
         raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
     clips = []

@@ -58,14 +58,14 @@ class Choice:
         if self.checkpoint is not None:
             return Found(spec, checkpoint=find_checkpoint(run, self.checkpoint), ema=self.ema)
         if not _numbers(run):
-            return Found(self._exported(spec, run, "it has no checkpoint"))
+            return Found(self._exported(spec, run, "it has no checkpoint"), exported=True)
         newest = find_checkpoint(run)
         number, ending = self._number(newest)
         if number == int(newest.name):
             return Found(spec, checkpoint=newest, ema=self.ema)
         if number in _numbers(run):
             return Found(spec, checkpoint=find_checkpoint(run, number), ema=self.ema)
-        return Found(self._exported(spec, run, ending))
+        return Found(self._exported(spec, run, ending), exported=True)
 
     def _number(self, newest: Path) -> tuple[int, str]:
         """The iteration of the weights by name, and what the newest checkpoint knows about where the run stands."""
@@ -121,14 +121,25 @@ class Found:
     checkpoint: Path | None = None
     ema: bool | None = None
     lora: str | None = None
+    exported: bool = False
+    """Whether the weights are in the folder that the spec names, as the run exported them."""
 
-    def load(self) -> VelocityModel:
-        """Load the model. Weights of a run go into the model as it was trained, so that it computes the same bits."""
+    def load(self, model: VelocityModel | None = None) -> VelocityModel:
+        """Load the model, or take one that is there. Weights of a run go into the model as it was trained, so that it computes
+        the same bits."""
         import torch
 
         from sage_grpo.train.state import has_ema, load_weights
 
-        model = self.spec.load()
+        if model is None:
+            model = self.spec.load()
+        elif self.exported:
+            raise ValueError(
+                "Of these weights only the folder that the run exported is left, which does not go into a model object: give "
+                "--checkpoint N, or load the folder yourself and leave the run out."
+            )
+        else:
+            model.place("vae", model.device)  # training leaves it in CPU memory
         if self.lora is not None:
             model.load_lora(self.lora)
         if self.checkpoint is not None:

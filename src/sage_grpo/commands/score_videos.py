@@ -99,7 +99,7 @@ def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
     for number, row in read_rows(text, path):
         if not {"video", "prompt"} <= row.keys():
             raise ValueError(f"{path}, line {number} needs video and prompt, it has {', '.join(row)}.")
-        prompts[str(row.pop("video"))] = prompt_of(row, path, number)
+        prompts[str(row.pop("video"))] = prompt_of(row, f"{path}, line {number}", path.parent)
     return prompts
 
 

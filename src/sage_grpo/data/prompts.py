@@ -43,12 +43,12 @@ def load_prompts(path: str | Path) -> list[Prompt]:
         lines = (line.strip() for line in text.splitlines())
         prompts = [Prompt(line) for line in lines if line and not line.startswith("#")]
     elif path.suffix in (".csv", ".jsonl"):
-        prompts = [prompt_of(row, path, number) for number, row in read_rows(text, path)]
+        prompts = [prompt_of(row, f"{path}, line {number}", path.parent) for number, row in read_rows(text, path)]
     else:
         raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv or .jsonl.")
     if not prompts:
         raise ValueError(f"{path} holds no prompts.")
-    _warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, path)
+    warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, str(path))
     return prompts
 
 
@@ -79,45 +79,45 @@ def _from_json(line: str, path: Path, number: int) -> dict[str, Any]:
     return {"prompt": row} if isinstance(row, str) else row
 
 
-def prompt_of(row: Mapping[str, Any], path: Path, number: int) -> Prompt:
-    """The prompt of a row of a prompt file."""
+def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
+    """The prompt of a row; `where` is what errors call it, images are relative to `folder`."""
     if "prompt" not in row:
         near = difflib.get_close_matches("prompt", [name.lower() for name in row], n=1)
         hint = f" Call {near[0]!r} prompt." if near else ""
-        raise ValueError(f"{path}, line {number}: there is no column prompt, only {', '.join(row) or 'none'}.{hint}")
+        there = [name for name in row if name not in COLUMNS or row[name] is not None]
+        raise ValueError(f"{where}: there is no column prompt, only {', '.join(there) or 'none'}.{hint}")
     text = str(row["prompt"] or "").strip()
     if not text:
-        raise ValueError(f"{path}, line {number}: the prompt is empty.")
+        raise ValueError(f"{where}: the prompt is empty.")
     seed = row.get("seed")
     try:
         number_or_none = None if seed in (None, "") else int(str(seed))
     except ValueError as error:
-        raise ValueError(f"{path}, line {number}: seed must be a whole number, got {seed!r}.") from error
+        raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
     metadata = {name: value for name, value in row.items() if name not in COLUMNS}
-    return Prompt(text, number_or_none, _image_of(row, path, number), MappingProxyType(metadata))
+    return Prompt(text, number_or_none, _image_of(row, where, folder), MappingProxyType(metadata))
 
 
-def _image_of(row: Mapping[str, Any], path: Path, number: int) -> Path | None:
+def _image_of(row: Mapping[str, Any], where: str, folder: Path) -> Path | None:
     names = [str(row[name]) for name in ("image", "ref_image_path") if row.get(name)]
     if not names:
         return None
     if len(set(names)) > 1:
-        raise ValueError(f"{path}, line {number}: image and ref_image_path name two images, {' and '.join(names)}.")
-    file = path.parent / names[0]
+        raise ValueError(f"{where}: image and ref_image_path name two images, {' and '.join(names)}.")
+    file = folder / names[0]
     if not file.is_file():
-        raise FileNotFoundError(
-            f"{path}, line {number}: there is no image {file} (paths are relative to the prompt file)."
-        )
+        relative = "the current folder" if folder == Path() else "the prompt file"
+        raise FileNotFoundError(f"{where}: there is no image {file} (paths are relative to {relative}).")
     return file
 
 
-def _warn_of_near_misses(names: set[str], path: Path) -> None:
+def warn_of_near_misses(names: set[str], what: str) -> None:
     """Any column may be metadata, so a misspelt one can only be pointed out."""
     for name in sorted(names):
         near = difflib.get_close_matches(name.lower(), COLUMNS, n=1, cutoff=0.8)
         if near:
             warnings.warn(
-                f"{path}: column {name!r} is metadata for rewards. Did you mean {near[0]!r}?", UserWarning, stacklevel=3
+                f"{what}: column {name!r} is metadata for rewards. Did you mean {near[0]!r}?", UserWarning, stacklevel=3
             )
 
 

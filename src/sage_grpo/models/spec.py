@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from sage_grpo.objects import is_object, refuse_object
 from sage_grpo.ranges import Count, Fps, Positive, Range, Seed, check
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class ModelSpec:
     writes none."""
 
     def __post_init__(self) -> None:
-        if self.family is not None and "." not in self.family and self.family not in FAMILIES:
+        named = self.family is not None and not is_object(self.family)
+        if named and "." not in self.family and self.family not in FAMILIES:
             close = difflib.get_close_matches(self.family, FAMILIES, n=1, cutoff=0.4)
             hint = f' Did you mean "{close[0]}"?' if close else ""
             raise ModelError(
@@ -121,6 +123,10 @@ class ModelSpec:
         """
         return None if self.guidance_in_training else 1.0
 
+    def check_named(self) -> None:
+        """Refuse a model that was an object: no name can load it."""
+        refuse_object(self.family, "its model", "Give another model (--model.path, --model.family)")
+
     def load(self, device: str | torch.device | None = None, *, sharded: bool = False) -> VelocityModel:
         """Load the model; `device` overrides the field (a rank knows its own).
 
@@ -128,6 +134,7 @@ class ModelSpec:
         to hold all of it.
         """
         family = self.family
+        self.check_named()
         if family is None:
             from sage_grpo.models.checkpoint import detect_family
 

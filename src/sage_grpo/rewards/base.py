@@ -15,7 +15,7 @@ from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import Clips, Member, Outcome
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.types import Scores, VideoSpec
+from sage_grpo.types import Reward, Scores, VideoSpec
 
 __all__ = [
     "CompositeReward",
@@ -55,7 +55,9 @@ class CompositeReward:
         device: str | torch.device = "cpu",
         offload_between: bool = False,
         require_weights: bool = True,
+        objects: Mapping[str, Reward] | None = None,
     ) -> None:
+        """objects: rewards that are there already, by the names of their specs; all others are loaded."""
         if not specs:
             raise RewardConfigError("A run needs at least one reward.")
         if not 0 <= max_failed_fraction <= 1:
@@ -65,8 +67,11 @@ class CompositeReward:
         self.offload_between = offload_between
         self.seconds: dict[str, float] = {}
         self._placed: set[str] = set()
+        there = objects or {}
+        loaded = [there[spec.name] if spec.name in there else load_reward(spec) for spec in specs]
         self._members = [
-            Member(spec, load_reward(spec), require_weights=require_weights, device=self.device) for spec in specs
+            Member(spec, reward, require_weights=require_weights, device=self.device)
+            for spec, reward in zip(specs, loaded)
         ]
         for title in self.titles:
             if self.titles.count(title) > 1:

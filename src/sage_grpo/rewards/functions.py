@@ -206,17 +206,16 @@ def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any],
         ValueError,
     ):  # some C functions have no signature: the first call will tell
         return False
+    title = f"{function.__module__}:{getattr(function, '__name__', type(function).__name__)}"
     takes_metadata = "metadata" in signature.parameters
     if takes_metadata and "metadata" in arguments:
-        raise RewardConfigError(
-            f"{function.__module__}:{function.__name__}: `metadata` is what the run hands over, not an option."
-        )
+        raise RewardConfigError(f"{title}: `metadata` is what the run hands over, not an option.")
     given = {**arguments, **({"metadata": None} if takes_metadata else {})}
     try:
         signature.bind(*[None] * positional, **given)
     except TypeError as error:
         raise RewardConfigError(
-            f"{function.__module__}:{function.__name__}{signature} cannot be called with {positional} "
+            f"{title}{signature} cannot be called with {positional} "
             f"positional arguments and options {sorted(given)}: {error}."
         ) from error
     return takes_metadata

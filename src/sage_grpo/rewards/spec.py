@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sage_grpo.objects import refuse_object
 from sage_grpo.ranges import Finite, Natural, check
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
 from sage_grpo.types import Reward
@@ -76,6 +77,7 @@ class RewardSpec:
 
 def load_reward(spec: RewardSpec) -> Reward:
     """Build the reward that a spec names; RewardConfigError (a ValueError) names the nearest valid choice."""
+    refuse_object(spec.name, "a reward", "Give other rewards (--rewards)")
     path = spec.name if ":" in spec.name else BUILT_IN.get(spec.name)
     if path is None:
         raise RewardConfigError(

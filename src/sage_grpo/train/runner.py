@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,64 +17,31 @@ from sage_grpo.configure import ConfigError
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.train.build import build
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.events import (
+    CallbackFailed,
+    CheckpointEvent,
+    Ended,
+    EvaluationEvent,
+    Hooks,
+    IterationEvent,
+    StopRequest,
+)
 from sage_grpo.train.folder import identity, journal
+from sage_grpo.train.folder.found import FINISHED, Found, look_around
 from sage_grpo.train.folder.lock import FolderLock
 from sage_grpo.train.metrics import Clips, Metrics, attempt
+from sage_grpo.train.own import Own
 from sage_grpo.train.samples import Samples
 from sage_grpo.train.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Diverged
 
-FINISHED = ".finished"
-"""Holds the iteration whose weights are in final/: written last, so that a run that was killed before is not taken for done."""
-
-
-class StopRequest:
-    """Set by SIGTERM, SIGINT or the terminal's end (SIGHUP); a second SIGINT interrupts at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    @contextmanager
-    def listening(self) -> Iterator[StopRequest]:
-        """Catch the signals while inside; only the main thread can."""
-
-        def note(number: int, frame: Any) -> None:
-            if self.signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.signal = number
-
-        names = ("SIGTERM", "SIGINT", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
-        numbers = [signal.Signals[name] for name in names if name in signal.Signals.__members__]
-        # Under nohup the run is meant to outlive its terminal.
-        heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        previous = {number: signal.signal(number, note) for number in heard}
-        try:
-            yield self
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
 
 class Interrupted(Exception):
     """A stop was asked for during an evaluation, which the continued run will do again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a run finds in its folder."""
-
-    checkpoint: str
-    """Name of the checkpoint that it continues from; empty for none."""
-    identity: dict[str, str]
-    """Fingerprints of what it trains on."""
-    changed: list[str]
-    """Harmless or allowed changes since then."""
-    notes: list[str]
-    finished: int | None
-    """The iteration at which it is already done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,15 +54,32 @@ class Run:
     metrics: Metrics
     samples: Samples
     terminal: Terminal
+    hooks: Hooks
     stop: StopRequest
 
 
 def train(config: TrainConfig, world: World | None = None) -> int:
     """Run `sage-grpo train`; returns the exit status."""
-    world, out = world or World(), Path(config.out)
+    run(config, world)
+    return 0
+
+
+def run(
+    config: TrainConfig,
+    world: World | None = None,
+    own: Own | None = None,
+    hooks: Hooks | None = None,
+    stop: StopRequest | None = None,
+    *,
+    quiet: bool = False,
+) -> Ended:
+    """A run from start to end; `own` is what takes the place of what the configuration names (see `own.adopt`)."""
+    world, own, out = world or World(), own or Own(), Path(config.out)
     with outliving_output(), _owned(out, world):
-        terminal = Terminal(enabled=world.is_main, progress=config.log.progress, total=config.iterations)
-        found = Found(**json.loads(_by_main(world, lambda: _look_around(config, out))))
+        terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
+        found = Found(
+            **json.loads(_by_main(world, lambda: json.dumps(dataclasses.asdict(look_around(config, own, out)))))
+        )
         for note in found.notes:
             terminal.say(note, style="yellow")
         if found.finished is not None:
@@ -105,16 +87,18 @@ def train(config: TrainConfig, world: World | None = None) -> int:
                 f"{out} is finished: {found.finished} iterations are done, weights in {out / 'final'}. Nothing was changed; raise "
                 "`iterations` to train on."
             )
-            return 0
-        return _train(config, world, out, found, terminal)
+            return Ended(found.finished, stopped=False)
+
+        def listen(phase: str, done: int, total: int) -> None:
+            world.note(f"{phase} {done}/{total}")
+            terminal.listen(phase, done, total)
+
+        trainer = Trainer(config, build(config, world, own), world, Clock(listen))
+        return _train(trainer, found, terminal, hooks or Hooks(), stop or StopRequest())
 
 
-def _train(config: TrainConfig, world: World, out: Path, found: Found, terminal: Terminal) -> int:
-    def listen(phase: str, done: int, total: int) -> None:
-        world.note(f"{phase} {done}/{total}")
-        terminal.listen(phase, done, total)
-
-    trainer = Trainer(config, world, Clock(listen))
+def _train(trainer: Trainer, found: Found, terminal: Terminal, hooks: Hooks, stop: StopRequest) -> Ended:
+    config, world, out = trainer.config, trainer.world, Path(trainer.config.out)
     resumed = _resume(trainer, out, found, terminal)
     metrics = Metrics()
     if world.is_main:
@@ -125,9 +109,9 @@ def _train(config: TrainConfig, world: World, out: Path, found: Found, terminal:
         metrics = Metrics.open(out, config.log, dataclasses.asdict(config), journal=rows, resumed_at=resumed)
     samples = Samples(out / "videos", megabytes=config.keep.video_megabytes)
     try:
-        with StopRequest().listening() as stop, terminal:
+        with stop.listening(), terminal:
             trainer.encode_prompts()
-            return _loop(Run(trainer, out, found, metrics, samples, terminal, stop))
+            return _loop(Run(trainer, out, found, metrics, samples, terminal, hooks, stop))
     except (Diverged, RewardFailure):  # all ranks alike, so they can also finish together what is being written
         trainer.writer.finish()
         raise
@@ -135,7 +119,7 @@ def _train(config: TrainConfig, world: World, out: Path, found: Found, terminal:
         metrics.close()
 
 
-def _loop(run: Run) -> int:
+def _loop(run: Run) -> Ended:
     trainer, out, terminal = run.trainer, run.out, run.terminal
     terminal.start_at(trainer.state.iteration)
     try:
@@ -149,8 +133,9 @@ def _loop(run: Run) -> int:
     number = trainer.state.iteration
     if stopped:
         where = f"after iteration {number}; saved" if number else "before the first iteration"
-        terminal.say(f"Stopped by signal {where}. The same command continues from here.")
-        return 0
+        cause = "as asked" if run.stop.signal is None else "by signal"
+        terminal.say(f"Stopped {cause} {where}. The same command continues from here.")
+        return Ended(number, stopped=True, model=trainer.model)
     fault = _export(trainer, out / "final")
     if fault:
         raise checkpoint.SaveFailed(
@@ -160,7 +145,7 @@ def _loop(run: Run) -> int:
     if trainer.world.is_main:
         _write(out / FINISHED, f"{number}\n")
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
-    return 0
+    return Ended(number, stopped=False, model=trainer.model)
 
 
 def _iterate(run: Run) -> bool:
@@ -178,9 +163,10 @@ def _iterate(run: Run) -> bool:
         if world.is_main and config.keep.videos_every and (number % config.keep.videos_every == 0 or last):
             count = config.keep.videos
             _keep(run, f"rollout-{number:06d}", trainer.videos[:count], trainer.captions[:count])
+        _tell(run, run.hooks.iteration, IterationEvent(number, row, trainer.videos, trainer.captions))
         if _due(trainer):
             _evaluate(run)
-        stopping = world.any(run.stop.signal is not None)
+        stopping = world.any(run.stop.asked)
         if trainer.writer.background and world.any(trainer.writer.failed):
             trainer.writer.finish()  # raises what went wrong
         if last or stopping or number % config.keep.checkpoint_every == 0:
@@ -200,10 +186,34 @@ def _keep(run: Run, name: str, clips: Any, captions: list[str]) -> list[Path]:
     return files
 
 
+def _tell(run: Run, hook: Callable[[Any], None] | None, event: Any) -> None:
+    """Call a program's function in the main process; what it raises ends the run on all ranks, saved."""
+    trainer, raised = run.trainer, None
+    if hook is None:
+        return
+    if trainer.world.is_main:
+        try:
+            hook(event)
+        except Exception as error:  # noqa: BLE001 - users' code may raise anything, and the other ranks wait
+            raised = error
+    if trainer.world.any(raised is not None):
+        if trainer.state.iteration > 0 and not isinstance(event, CheckpointEvent):
+            _write_checkpoint(run)
+        trainer.writer.finish()
+        raise raised or CallbackFailed("A callback of the main process raised; its own message has the traceback.")
+
+
 def _save(run: Run) -> None:
-    trainer, root = run.trainer, run.out / "checkpoints"
-    trainer.save(root, {"identity": run.found.identity}, {journal.NAME: run.metrics.rows})
+    folder = _write_checkpoint(run)
+    event = CheckpointEvent(run.trainer.state.iteration, folder, complete=not run.trainer.writer.background)
+    _tell(run, run.hooks.checkpoint, event)
+
+
+def _write_checkpoint(run: Run) -> Path:
+    root = run.out / "checkpoints"
+    folder = run.trainer.save(root, {"identity": run.found.identity}, {journal.NAME: run.metrics.rows})
     _prune(run)
+    return folder
 
 
 def _prune(run: Run) -> None:
@@ -237,7 +247,7 @@ def _evaluate(run: Run) -> None:
 
     def leave_if_asked() -> None:
         # The last evaluation is finished: there is nothing to come back for.
-        if trainer.world.any(run.stop.signal is not None) and number < trainer.config.iterations:
+        if trainer.world.any(run.stop.asked) and number < trainer.config.iterations:
             raise Interrupted
 
     result = trainer.evaluate(leave_if_asked)
@@ -248,48 +258,22 @@ def _evaluate(run: Run) -> None:
     if trainer.world.is_main and len(result.clips):
         files = _keep(run, f"heldout-{number:06d}", result.clips, result.captions)
         run.metrics.show(number, Clips("held_out", result.clips, result.captions, trainer.model.video.fps, files))
-    total = result.metrics["eval/total"]
-    if total == total and total > state.best.get("score", float("-inf")):  # NaN is never the best
-        fault = _export(trainer, run.out / "best") if number > 0 else ""
-        if fault:
-            run.terminal.say(
-                f"The best weights so far could not be written ({fault}). The run goes on.", style="yellow"
-            )
-        else:
-            state.best = {"iteration": number, "score": total}
+    best = _keep_if_best(run, result.metrics["eval/total"])
+    event = EvaluationEvent(number, result.metrics, result.clips, result.captions, best)
+    _tell(run, run.hooks.evaluation, event)
 
 
-def _look_around(config: TrainConfig, out: Path) -> str:
-    """What is in the folder and whether this run may continue it; refuses before anything heavy is loaded."""
-    identity.check_names(config.allow_changes)
-    root, mode = out / "checkpoints", config.resume
-    if mode == "never" and root.is_dir() and any(root.iterdir()):
-        raise ValueError(
-            f"{out} holds checkpoints of another run. Choose another `out`, or resume: auto to continue it."
-        )
-    notes = checkpoint.recover(root)
-    folder = checkpoint.newest_good(root)
-    if folder is None and checkpoint.folders(root):
-        # Starting anew would overwrite the metrics of a run whose checkpoints someone may still be able to repair.
-        raise checkpoint.CheckpointError(
-            f"{root} has checkpoints, but every checkpoint there is damaged (see the warnings). Restore one from a copy, or "
-            "choose another `out` to start anew."
-        )
-    if mode == "must" and folder is None:
-        raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
-    prints = identity.identify(config)
-    found = Found("", prints, [], notes, None)
-    if folder is not None:
-        meta = checkpoint.read_meta(folder)
-        changed = identity.check(config, prints, meta, out)
-        done = int(meta["iteration"]) if int(meta["iteration"]) >= config.iterations and _is_final(out, meta) else None
-        found = dataclasses.replace(found, checkpoint=folder.name, changed=changed, finished=done)
-    return json.dumps(dataclasses.asdict(found))
-
-
-def _is_final(out: Path, meta: dict[str, Any]) -> bool:
-    marker = out / FINISHED
-    return (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(meta["iteration"])
+def _keep_if_best(run: Run, total: float) -> bool:
+    """Write the weights to best/ when no evaluation was better; NaN is never the best."""
+    state = run.trainer.state
+    if not total > state.best.get("score", float("-inf")):
+        return False
+    fault = _export(run.trainer, run.out / "best") if state.iteration > 0 else ""
+    if fault:
+        run.terminal.say(f"The best weights so far could not be written ({fault}). The run goes on.", style="yellow")
+        return False
+    state.best = {"iteration": state.iteration, "score": total}
+    return True
 
 
 def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> int | None:

@@ -16,6 +16,7 @@ from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.failures import check_failures, describe_failures
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.own import Own
 from sage_grpo.types import VideoSpec
 
 
@@ -35,14 +36,16 @@ class ScoreTable:
     """Failures with reward, prompt and reason, for people; empty when there is none."""
 
 
-def load_rewards(config: TrainConfig, prompt: Prompt, world: World) -> CompositeReward:
+def load_rewards(config: TrainConfig, prompt: Prompt, world: World, own: Own | None = None) -> CompositeReward:
     """The rewards of a run, tried out. They leave the accelerator to the policy between their calls."""
-    device = reward_device(config.model, world)
+    own = own or Own()
+    device = reward_device(config.model, world) if own.model is None else own.model.device
     reward = CompositeReward(
         config.rewards,
         max_failed_fraction=config.max_failed_fraction,
         device=device,
         offload_between=device.type != "cpu",
+        objects=own.rewards,
     )
     try_rewards(reward, prompt, config.model, world)
     return reward

@@ -7,18 +7,24 @@ import random
 from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt, load_prompts
+from sage_grpo.objects import refuse_object
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.own import Own
 from sage_grpo.video import read_image
 
 
-def load_sources(config: TrainConfig) -> tuple[list[Prompt], list[Prompt]]:
+def load_sources(config: TrainConfig, own: Own | None = None) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts and held-out prompts."""
-    held_out = config.data.held_out
-    return prompts_from(config.data.prompts, split="train"), [] if held_out is None else prompts_from(held_out)
+    own, source = own or Own(), config.data.held_out
+    prompts = own.prompts if own.prompts is not None else prompts_from(config.data.prompts, split="train")
+    if own.held_out is not None:
+        return list(prompts), list(own.held_out)
+    return list(prompts), [] if source is None else prompts_from(source)
 
 
 def prompts_from(source: str, *, split: str = "heldout") -> list[Prompt]:
     """The prompts of a file, or of a split of the embedded world."""
+    refuse_object(source, "its prompts", "Give a file (--prompts, --data.prompts)")
     return shapes_prompts(split) if source == "shapes" else load_prompts(source)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -78,7 +79,13 @@ class Outlet(io.TextIOBase):
 
 @contextmanager
 def outliving_output() -> Iterator[None]:
-    """Inside, printing never raises, whatever becomes of the terminal, the pipe or the log file."""
+    """Inside, printing never raises, whatever becomes of the terminal, the pipe or the log file.
+
+    The streams belong to the whole process: a thread that puts others in their place could undo what another one does.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = outlets = Outlet(before[0]), Outlet(before[1])
     try:
@@ -94,7 +101,8 @@ class Terminal:
     """A bar for the run (with reward and time left), a bar for the phase, and a line per iteration where there is no bar."""
 
     def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
-        self.console = Console(quiet=not enabled, highlight=False)
+        own = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
+        self.console = Console(quiet=not enabled, highlight=False, file=Outlet(sys.stdout) if own else None)
         self.total = total
         self._seconds: deque[float] = deque(maxlen=10)
         live = enabled and progress and sys.stdout.isatty()

@@ -19,6 +19,7 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.train.anchor import Anchor, Ema
+from sage_grpo.train.build import Parts
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.distribute import distribute
@@ -26,8 +27,8 @@ from sage_grpo.train.evaluate import Evaluation, evaluate
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.train.scoring import load_rewards, score_everywhere
-from sage_grpo.train.sources import first_frame, load_sources
+from sage_grpo.train.scoring import score_everywhere
+from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
 from sage_grpo.types import Conditioning
@@ -48,16 +49,13 @@ class Scored:
 
 
 class Trainer:
-    """Owns the model, the rewards and the training state. `step` is one iteration; files and signals are the runner's."""
+    """Trains what it is handed and owns the training state. `step` is one iteration; files and signals are the runner's."""
 
-    def __init__(self, config: TrainConfig, world: World | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, parts: Parts, world: World | None = None, clock: Clock | None = None
+    ) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
-        prompts, self.held_out = load_sources(config)
-        self.reward = load_rewards(
-            config, prompts[0], self.world
-        )  # first: it takes seconds to find out that one is broken
-        torch.manual_seed(config.seed)
-        self.model = config.model.load(self.world.device, sharded=self.world.control is not None)
+        self.model, self.reward, self.held_out = parts.model, parts.reward, parts.held_out
         self.model.gradient_checkpointing(config.update.gradient_checkpointing)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
@@ -75,7 +73,7 @@ class Trainer:
             else None,
             ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
             kl=config.kl.controller(),
-            stream=PromptStream(prompts, config.seed),
+            stream=PromptStream(parts.prompts, config.seed),
         )
         dims = 1
         for size in self.model.latent_shape():

@@ -19,7 +19,10 @@ import sage_grpo
 from sage_grpo.configure import ConfigError, leaves
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.checkpoint import fingerprint, read_index, resolve
+from sage_grpo.objects import PREFIX
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.own import Own
+from sage_grpo.train.prints import of_object, of_weights, stable
 from sage_grpo.train.sources import load_sources
 
 FREE = (
@@ -36,25 +39,37 @@ UNSAID = ("out", "resume", "allow_changes", "log")
 CONTENT = {
     "prompts": "the content of data.prompts",
     "eval_prompts": "the content of data.eval_prompts",
-    "weights": "the base model's files",
+    "weights": "the base model's files, or the frozen weights of a model object",
     "code": "the package's code",
-    "plugins": "the code of rewards or of a model family named by an import path",
+    "plugins": "the code of rewards or of a model of your own",
 }
 """What has a fingerprint: its name in `allow_changes` and what it is."""
-OUTSIDE = ("commands", "recipes", "report", "lab", "cli.py", "__main__.py", "inspector.py")
+OUTSIDE = ("commands", "recipes", "report", "lab", "api.py", "cli.py", "__init__.py", "__main__.py", "inspector.py")
 """Parts of the package that a run does not compute with."""
 
 
-def identify(config: TrainConfig) -> dict[str, str]:
-    """Fingerprints of everything that the configuration only names."""
-    prompts, held_out = load_sources(config)
+def identify(config: TrainConfig, own: Own | None = None) -> dict[str, str]:
+    """Fingerprints of everything that the configuration only names, and of what a program hands over in its place."""
+    own = own or Own()
+    prompts, held_out = load_sources(config, own)
     return {
         "prompts": _of_prompts(prompts),
         "eval_prompts": _of_prompts(held_out),
-        "weights": _of_weights(config),
+        "weights": _of_weights(config) if own.model is None else of_weights(own.model),
         "code": _of_code(),
-        "plugins": _of_plugins(config),
+        "plugins": _of_plugins(config, own),
     }
+
+
+def unsure(own: Own) -> list[str]:
+    """What a continued run cannot know about the objects that it is handed, for people."""
+    names = [name.removeprefix(PREFIX) for name in own.unknown()]
+    if not names:
+        return []
+    return [
+        f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
+        "cannot be told. A method fingerprint() would tell."
+    ]
 
 
 def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, Any], out: Path) -> list[str]:
@@ -126,7 +141,7 @@ def _short(text: str, most: int = 200) -> str:
 def _of_prompts(prompts: Sequence[Prompt]) -> str:
     sha = hashlib.sha256()
     for prompt in prompts:
-        sha.update(repr(dataclasses.replace(prompt, image=None)).encode())
+        sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}".encode())
         if prompt.image is not None:
             with prompt.image.open("rb") as stream:
                 sha.update(f"{prompt.image.stat().st_size}/".encode() + stream.read(1 << 16))
@@ -151,13 +166,15 @@ def _of_code() -> str:
     return f"{sage_grpo.__version__}/{sha.hexdigest()}"
 
 
-def _of_plugins(config: TrainConfig) -> str:
+def _of_plugins(config: TrainConfig, own: Own) -> str:
     names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
     names += [config.model.family] if config.model.family and "." in config.model.family else []
     sha = hashlib.sha256()
     for name in sorted(set(names)):
         file = _source(name)
         sha.update(name.encode() + (b"" if file is None else file.read_bytes()))
+    for name, thing in (*own.rewards.items(), *([] if own.model is None else [(config.model.family, own.model)])):
+        sha.update(f"{name} {of_object(thing)}".encode())
     return sha.hexdigest()
 
 

@@ -1,0 +1,204 @@
+"""The package from Python: train, evaluate and generate, with objects of your own in place of names. docs/api.md is the guide.
+
+The same names can be imported from `sage_grpo` itself; nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sage_grpo.configure import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sage_grpo.models.base import VelocityModel
+    from sage_grpo.models.spec import ModelSpec
+    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.train.evaluate import Evaluation
+    from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent, StopRequest
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What is left of a run."""
+
+    out: Path
+    """Its folder: config.yaml, metrics.jsonl, checkpoints, videos, and weights in best/ and final/."""
+    iteration: int
+    """Iterations completed."""
+    stopped: bool
+    """Whether it was asked to stop before its last iteration; the same call continues it."""
+    metrics: list[dict[str, float]]
+    """The rows of metrics.jsonl: one per iteration (`reward/total`, ...) and one per evaluation (`eval/total`, ...)."""
+    model: VelocityModel | None
+    """The model with its weights as training left them; None where the run was finished before and nothing was loaded."""
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Generated videos."""
+
+    videos: Tensor
+    """uint8 N x F x H x W x 3."""
+    prompts: list[str]
+    seeds: list[int]
+    fps: float
+    names: list[str]
+    """File names, as `sage-grpo generate` gives them."""
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write mp4 files and a contact sheet; returns the mp4 files."""
+        from sage_grpo.video import contact_sheet, write_mp4
+
+        files = [Path(folder) / name for name in self.names]
+        for file, video in zip(files, self.videos):
+            write_mp4(file, video, self.fps)
+        contact_sheet(Path(folder) / "contact_sheet.png", list(self.videos), self.prompts)
+        return files
+
+
+def train(
+    config: TrainConfig,
+    *,
+    model: VelocityModel | None = None,
+    rewards: Any = None,
+    prompts: Iterable[Any] | None = None,
+    held_out: Iterable[Any] | None = None,
+    on_iteration: Callable[[IterationEvent], None] | None = None,
+    on_evaluation: Callable[[EvaluationEvent], None] | None = None,
+    on_checkpoint: Callable[[CheckpointEvent], None] | None = None,
+    stop: StopRequest | None = None,
+    quiet: bool = False,
+) -> TrainResult:
+    """Train as `sage-grpo train` does, in any thread; a run that is in `config.out` is continued.
+
+    model: a VelocityModel in place of config.model; it is trained in place.
+    rewards: in place of config.rewards; a name, a RewardSpec, an object with `names` and `__call__`, a function, what
+        `own_reward` makes of one, or a list of such.
+    prompts, held_out: rows in place of config.data: strings, mappings, Prompts, a Hugging Face dataset, a data frame.
+    on_iteration, on_evaluation, on_checkpoint: called by the main process. What they raise ends the run, saved.
+    stop: `stop.set()` ends the run after the iteration that is under way, saved. In the main thread signals do so too.
+    quiet: print nothing; callbacks, metrics.jsonl and warnings remain.
+    """
+    from sage_grpo.parallel.world import RankLost, start
+    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.train.events import Hooks
+    from sage_grpo.train.folder.journal import read_rows
+    from sage_grpo.train.own import adopt
+    from sage_grpo.train.runner import run
+
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"train needs a TrainConfig, got {config!r:.100}: sage_grpo.recipe('shapes/sage') makes one.")
+    config, own = adopt(config, model=model, rewards=rewards, prompts=prompts, held_out=held_out)
+    hooks = Hooks(iteration=on_iteration, evaluation=on_evaluation, checkpoint=on_checkpoint)
+    world = start(config.parallel, config.model.device)
+    lost = False
+    try:
+        with world.watching():
+            ended = run(config, world, own, hooks, stop, quiet=quiet)
+    except RankLost:
+        lost = True
+        raise
+    finally:
+        if not lost:  # else to close would be to wait for the rank that is gone
+            world.close()
+    out = Path(config.out)
+    rows = read_rows(out / "metrics.jsonl")
+    return TrainResult(out, ended.iteration, ended.stopped, rows, ended.model)
+
+
+def evaluate(
+    run: str | Path | None = None,
+    *,
+    model: VelocityModel | ModelSpec | None = None,
+    rewards: Any = None,
+    prompts: str | Iterable[Any] | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Score clips of a model with the ODE and fixed seeds, as `sage-grpo evaluate` does.
+
+    run: the folder of a run, whose model, weights, rewards, prompts and settings count where nothing else is given.
+    model, rewards, prompts: as in `train`; a model object gets the run's weights. Prompts may also be the name of a file.
+    options: weights, checkpoint, ema, lora, settings (an EvalConfig), micro_batch, max_failed_fraction, trust_run.
+    """
+    from sage_grpo.commands import evaluate as command
+    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.train.own import adopt
+
+    allowed = ("weights", "checkpoint", "ema", "lora", "settings", "micro_batch", "max_failed_fraction", "trust_run")
+    _check_names("evaluate", options, allowed)
+    trust = bool(options.get("trust_run", False))
+    base = command.Options() if run is None else command.of_run(str(run), trust=trust, rewards=rewards is None)
+    if isinstance(prompts, str):
+        base, prompts = replace(base, prompts=prompts), None
+    spec, thing = _either(model)
+    config, own = adopt(
+        TrainConfig(rewards=base.rewards, model=spec or base.model), model=thing, rewards=rewards, prompts=prompts
+    )
+    if run is None and own.prompts is not None:  # all that were given; a run has a number of its own
+        options.setdefault("settings", replace(base.settings, prompts=len(own.prompts)))
+    chosen = replace(base, model=config.model, rewards=config.rewards, **options)
+    return command.measure(chosen, own)
+
+
+def generate(
+    prompts: str | Iterable[Any],
+    *,
+    run: str | Path | None = None,
+    model: VelocityModel | ModelSpec | None = None,
+    **options: Any,
+) -> Clips:
+    """Videos of prompts (one, rows as in `train`, or the name of a file), as `sage-grpo generate` makes them.
+
+    options: weights, checkpoint, ema, lora, kernel, solver, deterministic_last, steps, per_prompt, batch, seed, images, progress, trust_run.
+    """
+    import torch
+
+    from sage_grpo.commands import generate as command
+    from sage_grpo.commands.export import read_config
+    from sage_grpo.data.rows import prompts_of
+    from sage_grpo.train.own import check_model
+
+    allowed = [field.name for field in fields(command.Options) if field.name not in ("run", "model", "prompts", "out")]
+    _check_names("generate", options, allowed)
+    spec, thing = _either(model)
+    if thing is not None:
+        check_model(thing)
+    if spec is None and thing is None and run is not None:
+        spec = read_config(Path(run), trust=bool(options.get("trust_run", False)), rewards=False).model
+    chosen = command.Options(
+        run=None if run is None else str(run),
+        model=spec or (command.Options().model if thing is None else thing.spec),
+        prompts=prompts if isinstance(prompts, str) else "",
+        **{"progress": False, **options},
+    )
+    clips = command.plan(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
+    loaded = command.load(chosen, thing)
+    videos = torch.cat([batch for _, batch in command.sample(chosen, loaded, clips)])
+    return Clips(
+        videos=videos,
+        prompts=[clip.prompt for clip in clips],
+        seeds=[clip.seed for clip in clips],
+        fps=loaded.video.fps,
+        names=[clip.file for clip in clips],
+    )
+
+
+def _either(model: VelocityModel | ModelSpec | None) -> tuple[ModelSpec | None, VelocityModel | None]:
+    from sage_grpo.models.spec import ModelSpec
+
+    return (model, None) if isinstance(model, ModelSpec) else (None, model)
+
+
+def _check_names(function: str, options: dict[str, Any], allowed: Iterable[str]) -> None:
+    names = list(allowed)
+    for name in options:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{function} has no option {name!r}; it has {', '.join(names)}.{hint}")

@@ -1,0 +1,54 @@
+"""From a configuration to what a trainer works with: cheap parts first, the model last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.models.base import VelocityModel
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.own import Own
+from sage_grpo.train.scoring import load_rewards
+from sage_grpo.train.sources import load_sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a trainer is handed."""
+
+    model: VelocityModel
+    reward: CompositeReward
+    prompts: Sequence[Prompt]
+    """What it learns on."""
+    held_out: Sequence[Prompt] = ()
+    """What it is evaluated on; without any there is no evaluation."""
+
+
+def build(config: TrainConfig, world: World | None = None, own: Own | None = None) -> Parts:
+    """Everything that the configuration names, except what a program hands over.
+
+    Prompts and rewards come first (which are tried out): it takes seconds to find out that one is broken, and minutes to load a model.
+    """
+    world, own = world or World(), own or Own()
+    prompts, held_out = load_sources(config, own)
+    reward = load_rewards(config, prompts[0], world, own)
+    if own.model is not None:
+        _check_place(own.model, world)
+        return Parts(model=own.model, reward=reward, prompts=prompts, held_out=held_out)
+    torch.manual_seed(config.seed)
+    model = config.model.load(world.device, sharded=world.control is not None)
+    return Parts(model=model, reward=reward, prompts=prompts, held_out=held_out)
+
+
+def _check_place(model: VelocityModel, world: World) -> None:
+    if world.device is not None and model.device != world.device:
+        raise ConfigError(
+            f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
+            f"ModelSpec(...).load({str(world.device)!r})."
+        )
