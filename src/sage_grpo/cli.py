@@ -35,6 +35,9 @@ COMMANDS = {
     ),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
     "inspect": Command("inspect", "tables and a figure of what a sampler and a schedule will do"),
+    "probe": Command(
+        "probe", "which steps to branch at and with how much noise, from a few clips of a model", recipes=True
+    ),
     "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
     "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
     "shapes": Command("shapes", "the embedded world: pretrain, score and render it", positional="action"),

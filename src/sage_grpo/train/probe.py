@@ -1,0 +1,166 @@
+"""What `sage-grpo probe` estimates, as pure functions of rewards: where their variance comes from, and which settings follow.
+
+Members of a branch come in quadruples with the noises e, -e, f, -f, where f = c e + sqrt(1 - c²) g with g independent of e. Each of
+them is standard normal by itself. Half of the difference of an opposite pair is the odd part of the reward, and the product of
+the odd parts of e and f has the mean c V1 + c³ V3 + ..., where Vk is the variance of degree k (Hermite) in the noise. Divided by
+c it is V1, the variance that is linear in the noise, and a part c² or less of what is cubic or higher. The gradient of a policy
+step sees V1 alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+QUADRUPLE = 4
+CORRELATION = 0.5
+"""c: smaller lets less of the cubic part in and makes the estimate noisier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A number with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What exploring did: shares of the reward's variance over clips with start noises of their own, and changes of means."""
+
+    start: Estimate
+    """Share that comes from the start noise."""
+    explored: Estimate
+    """Share that comes from the exploration noise, in whatever way."""
+    linear: Estimate
+    """R: share that is linear in the exploration noise."""
+    std: Estimate
+    """Standard deviation of the reward within a branch."""
+    reward: Estimate
+    """Mean reward minus that of the deterministic clips from the same start noises."""
+    drift: Estimate | None
+    """The same of the reward part named drift; None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Recommended settings."""
+
+    steps: list[int]
+    """Where to branch; empty when no step's share is distinguishable from 0."""
+    weights: list[float]
+    """How often, summing to 1."""
+    eta: float
+    eta_is_safe: bool
+    """False: every eta costs reward or adds drift, and this is the smallest that was tried."""
+
+
+def split_variance(rewards: Tensor) -> dict[str, Tensor]:
+    """Unbiased variance components of rewards of shape (prompts, starts, members), one value per prompt.
+
+    `start`: of the mean reward of a start noise, over start noises; `explored`: within a branch; `linear`: V1 of it.
+    """
+    prompts, starts, members = rewards.shape
+    if starts < 2 or members % QUADRUPLE or members < 2 * QUADRUPLE:
+        raise ValueError(f"Need 2 starts and 8, 12, 16, ... members, got {starts} starts and {members} members.")
+    # No component depends on a branch's level; without it rounding stays small.
+    level = rewards.double().mean(2, keepdim=True)
+    own = (rewards.double() - level).view(prompts, starts, -1, 2, 2)
+    odd = (own[..., 0] - own[..., 1]) / 2
+    even = (own[..., 0] + own[..., 1]) / 2
+    quads = even.mean(-1)
+    count = quads.shape[2]
+    # Quadruples of a branch are independent: products of two different ones have the squared mean as their expectation.
+    square = (quads.sum(2).square() - quads.square().sum(2)) / (count * (count - 1))
+    between = level.squeeze(2).var(1) - (quads.var(2) / count).mean(1)
+    return {
+        "start": between,
+        "explored": odd.square().mean((1, 2, 3)) + (even.square().mean((2, 3)) - square).mean(1),
+        "linear": (odd[..., 0] * odd[..., 1]).mean((1, 2)) / CORRELATION,
+    }
+
+
+def bootstrap(
+    rows: Tensor, statistic: Callable[[Tensor], Tensor], *, level: float = 0.95, draws: int = 4000, seed: int = 0
+) -> Estimate:
+    """A statistic of the mean of rows, with its interval when rows (prompts) are drawn anew.
+
+    `statistic` maps (draws, columns) to (draws,). Deviations are stretched by sqrt(n / (n - 1)): a resample of n rows spreads by that
+    much too little.
+    """
+    count = len(rows)
+    if count < 2:
+        raise ValueError(f"An interval needs at least 2 prompts, got {count}.")
+    rows = rows.double()
+    value = float(statistic(rows.mean(0, keepdim=True))[0])
+    picked = torch.randint(count, (draws, count), generator=torch.Generator().manual_seed(seed))
+    drawn = statistic(rows[picked].mean(1))
+    ends = torch.quantile(drawn, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype))
+    low, high = (value + math.sqrt(count / (count - 1)) * (float(end) - value) for end in ends)
+    return Estimate(value=value, low=low, high=high)
+
+
+def effect(rewards: Tensor, still: Tensor, drifts: Tensor | None = None, still_drifts: Tensor | None = None) -> Effect:
+    """Compare clips that explored, of shape (prompts, starts, members), with deterministic ones, of shape (prompts, starts).
+
+    A prompt with a clip that has no reward is left out.
+    """
+    whole = rewards.isfinite().all(2).all(1) & still.isfinite().all(1)
+    if int(whole.sum()) < 2:
+        raise ValueError(
+            f"Only {int(whole.sum())} of {len(whole)} prompts have a reward for every clip, and 2 are needed: mend the reward or "
+            "raise probe.prompts."
+        )
+    parts = split_variance(rewards[whole])
+    rows = torch.stack([parts["start"], parts["explored"], parts["linear"]], 1)
+    if not float(rows[:, :2].clamp(min=0).mean(0).sum()) > 0:
+        raise ValueError(
+            "The reward is the same for all clips of a prompt: there is nothing to learn from, or to probe."
+        )
+
+    def share(column: int) -> Estimate:
+        return bootstrap(rows, lambda means: _shares(means)[:, column])
+
+    def change(ours: Tensor, theirs: Tensor) -> Estimate:
+        return bootstrap((ours[whole].mean(2) - theirs[whole]).mean(1, keepdim=True), lambda m: m[:, 0])
+
+    return Effect(
+        start=share(0),
+        explored=share(1),
+        linear=share(2),
+        std=bootstrap(rows, lambda m: m[:, 1].clamp(min=0).sqrt()),
+        reward=change(rewards, still),
+        drift=None if drifts is None or still_drifts is None else change(drifts, still_drifts),
+    )
+
+
+def _shares(means: Tensor) -> Tensor:
+    """Components over the variance of clips with start noises of their own; estimates of variances may fall below 0."""
+    parts = torch.cat([means[:, :2].clamp(min=0), means[:, 2:]], 1)
+    return parts / parts[:, :2].sum(1, keepdim=True).clamp(min=1e-30)
+
+
+def advise(steps: Sequence[tuple[int, Effect]], etas: Sequence[tuple[float, Effect]], *, most: int = 3) -> Advice:
+    """Branch where R is largest, and at other steps with at least half of that, drawn in proportion to sqrt(R).
+
+    Steps whose interval reaches 0 are left out. The eta is the largest at which the interval of the reward's change reaches 0 or
+    above and that of the drift's change 0 or below.
+    """
+    found = sorted((row for row in steps if row[1].linear.low > 0), key=lambda row: -row[1].linear.value)
+    chosen = sorted(
+        row for row in ((s, e.linear.value) for s, e in found[:most]) if 2 * row[1] >= found[0][1].linear.value
+    )
+    roots = [math.sqrt(value) for _, value in chosen]
+    safe = [eta for eta, row in etas if row.reward.high >= 0 and (row.drift is None or row.drift.low <= 0)]
+    return Advice(
+        steps=[step for step, _ in chosen],
+        weights=[round(root / sum(roots), 4) for root in roots],
+        eta=max(safe, default=min(eta for eta, _ in etas)),
+        eta_is_safe=bool(safe),
+    )
