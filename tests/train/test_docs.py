@@ -46,13 +46,13 @@ def commands(document: str) -> list[list[str]]:
     return [words[words.index("train") + 1 :] for words in found]
 
 
-@pytest.mark.parametrize("document", ["from-official.md", "config.md"])
+@pytest.mark.parametrize("document", ["from-official.md", "config.md", "probe.md"])
 def test_commands_in_the_documents_parse(document: str) -> None:
     found = commands(document)
     assert found
     for argv in found:
         assert argv[0] == "--recipe"
-        rest = [word for word in argv[2:] if word not in ("--config", "mine.yaml")]
+        rest = [word for word in argv[2:] if word not in ("--config", "mine.yaml", "probe/snippet.yaml")]
         parse(TrainConfig, rest, prog="train", defaults=recipe(argv[1]))
 
 

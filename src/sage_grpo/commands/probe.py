@@ -137,13 +137,7 @@ def _probe(prober: Prober, options: Options) -> Finding:
     branches = {step: prober.exploring(eta, step) for step in steps}
     first = passes(still) + passes(every) + sum(map(passes, branches.values()))
     later = [len(others) * passes(plans) for plans in branches.values()]
-    spec = options.probe
-    console.print(
-        f"{spec.prompts} prompts x {spec.starts} start noises x {spec.members} clips at {len(steps)} steps and at all, "
-        f"micro-batches of {options.batch.micro_batch}: {first} passes of the network; then {min(later)} to {max(later)} for "
-        f"{len(others)} more values of eta, by the step that is best.",
-        soft_wrap=True,
-    )
+    console.print(_forecast(options, len(steps), first, later), soft_wrap=True)
     with _bar(console, options, "steps", first) as advance:
         prober = dataclasses.replace(prober, progress=advance)
         base = prober.run(still, eta)
@@ -156,6 +150,15 @@ def _probe(prober: Prober, options: Options) -> Finding:
         etas = [(value, _effect(prober.run(prober.exploring(value, best), value), base)) for value in others]
     etas = sorted([*etas, (eta, own)], key=lambda row: row[0])
     return Finding(eta, rows, whole, best, etas, base, advise(rows, etas), first + second)
+
+
+def _forecast(options: Options, steps: int, first: int, later: Sequence[int]) -> str:
+    spec, least, most = options.probe, min(later), max(later)
+    span = f"{most}" if least == most else f"{least} to {most}"
+    return (
+        f"{spec.prompts} prompts x {spec.starts} start noises x {spec.members} clips, for each of {steps} steps and for all at once, in "
+        f"micro-batches of {options.batch.micro_batch}: {first} passes of the network, then {span} to compare eta at the best step."
+    )
 
 
 def _effect(clips: Clips, still: Clips) -> Effect:

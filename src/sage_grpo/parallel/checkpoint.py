@@ -288,13 +288,16 @@ def find_fault(folder: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        if not isinstance(manifest, dict) or "state.json" not in manifest:
+        if not isinstance(manifest, dict):
+            return f"{MANIFEST} does not list the files of a checkpoint"
+        strange = [name for name in manifest if Path(name).name != name]
+        if strange:
+            return f"its manifest names {strange[0]!r}, which is no file of its own"
+        if "state.json" not in manifest:
             return f"{MANIFEST} does not list the files of a checkpoint"
         if not any(name.endswith(".safetensors") for name in manifest):
             return f"{MANIFEST} lists no tensors"
         for name, wanted in manifest.items():
-            if Path(name).name != name:
-                return f"its manifest names {name!r}, which is no file of its own"
             if _fingerprint(folder / name) != wanted:
                 return f"{name} was changed or cut short"
     except (OSError, ValueError) as error:
