@@ -167,8 +167,9 @@ def probe_of(make_config):
         )
         prompts = prompts_from(config.data.prompts) * 5
         reward = load_rewards(config, prompts[0], World())
-        spec = spec or ProbeSpec(prompts=PROMPTS)
-        return Prober(config, spec, model or ToyModel(config.model), reward, prompts[: spec.prompts])
+        spec, model = spec or ProbeSpec(prompts=PROMPTS), model or ToyModel(config.model)
+        conditions = model.encode([prompt.text for prompt in prompts])
+        return Prober(config, spec, model, reward, prompts[: spec.prompts], conditions)
 
     return make
 
@@ -289,9 +290,12 @@ def test_from_the_command_to_training(files, tmp_path, capsys, monkeypatch) -> N
     assert trained["rollout"]["window"]["at"] == advised["steps"]
     assert trained["kernel"]["eta"] == advised["eta"]
     runs = []
+    own = ["probe", "--run", str(tmp_path / "run")]
+    assert main(own) == 2
+    assert "add --trust_run true" in capsys.readouterr().err
     for weights in ("final", "base"):
         few = ["--probe.prompts", "2", "--probe.etas", "[]", "--probe.out", str(tmp_path / weights)]
-        assert main(["probe", "--run", str(tmp_path / "run"), "--weights", weights, "--probe.json", *few]) == 0
+        assert main([*own, "--trust_run", "--weights", weights, "--probe.json", *few]) == 0
         runs.append(json.loads((tmp_path / weights / "probe.json").read_text()))
     assert runs[0]["deterministic"] != runs[1]["deterministic"]
 

@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sage_grpo.commands import train
-from sage_grpo.commands.export import read_config
+from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
+from sage_grpo.recipes import remarks
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.probe import Advice, Effect, advise, effect
 from sage_grpo.train.prober import Clips, Prober, ProbeSpec, passes
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+__all__ = ["Options", "defaults", "remarks", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Options(TrainConfig):
     """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None
     """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
+    trust_run: bool = False
+    """Also load Python code and call reward servers that the run's config.yaml names. Code runs with all your rights."""
     probe: ProbeSpec = ProbeSpec()
     """How much to sample."""
 
@@ -52,9 +57,10 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     if run is not None and "--recipe" in argv:
         raise ValueError(f"--run {run} and --recipe both say what to start from: give one of them.")
     if run is not None:
-        return _options(read_config(Path(run)), run=run), argv
-    config, argv = train.defaults(argv)
-    return (None if config is None else _options(config)), argv
+        config = read_config(Path(run), trust=trusted(argv), rewards=given(argv, "rewards") is None)
+        return _options(config, run=run), argv
+    start, argv = train.defaults(argv)
+    return (None if start is None else _options(start)), argv
 
 
 def _options(config: TrainConfig, **more: Any) -> Options:
@@ -112,11 +118,10 @@ def _prober(options: Options) -> Prober:
     found = choice.find(options.model)
     reward = load_rewards(options, prompts[0], World())
     model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
-    prober = Prober(options, spec, model, reward, prompts)
-    prober.steps()
-    model.encode([prompt.text for prompt in prompts], [first_frame(prompt) for prompt in prompts])
-    model.unload_text()
-    return prober
+    Prober(options, spec, model, reward, prompts, []).steps()
+    conditions = model.encode([prompt.text for prompt in prompts], [first_frame(prompt) for prompt in prompts])
+    model.unload_text()  # the network needs their memory
+    return Prober(options, spec, model, reward, prompts, conditions)
 
 
 def _etas(options: Options) -> list[float]:

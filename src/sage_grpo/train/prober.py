@@ -23,7 +23,7 @@ from sage_grpo.train.plan import Group, Plan, Planner
 from sage_grpo.train.probe import CORRELATION, QUADRUPLE
 from sage_grpo.train.rollout import NoiseKeys, Sampler, Storage
 from sage_grpo.train.scoring import score_everywhere
-from sage_grpo.train.sources import first_frame
+from sage_grpo.types import Conditioning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +109,8 @@ class Prober:
     model: VelocityModel
     reward: CompositeReward
     prompts: list[Prompt]
+    conditions: Sequence[Conditioning]
+    """One per prompt."""
     progress: Callable[[], None] = lambda: None
     failures: list[str] = field(default_factory=list)
     """What rewards said about clips that they could not score."""
@@ -175,7 +177,7 @@ class Prober:
     def _prompt(self, plan: Plan, eta: float) -> tuple[Tensor, Tensor | None]:
         kernel = replace(self.config.kernel, eta=eta).build()
         guidance = self.config.model.training_guidance
-        (condition,) = self.model.encode([plan.prompts[0].text], [first_frame(plan.prompts[0])])
+        condition = self.conditions[plan.iteration]
         rollout = Sampler(
             plan,
             0,
