@@ -125,6 +125,9 @@ def test_advice_on_eta() -> None:
     assert advise(rows, [*safe, (2.0, seen(reward=worse, drift=steady))]).eta == 1.0
     assert advise(rows, [*safe, (2.0, seen(reward=ok, drift=drifting))]).eta == 1.0
     assert advise(rows, [*safe, (2.0, seen(reward=ok))]).eta == 2.0
+    bad = [*safe, (2.0, seen(reward=worse, drift=drifting))]
+    assert advise(rows, bad, loss=0.11, drift=0.11).eta == 2.0
+    assert advise(rows, bad, loss=0.09, drift=0.11).eta == advise(rows, bad, loss=0.11, drift=0.09).eta == 1.0
     none = advise(rows, [(0.5, seen(reward=worse)), (1.0, seen(reward=worse))])
     assert (none.eta, none.eta_is_safe) == (0.5, False)
 

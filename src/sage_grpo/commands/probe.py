@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,13 +21,16 @@ from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.recipes import remarks
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.probe import Advice, Effect, advise, effect
+from sage_grpo.train.probe import Advice, Effect, advise, effect, spread
 from sage_grpo.train.prober import Clips, Prober, ProbeSpec, passes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["Options", "defaults", "remarks", "run"]
+
+TOLERANCE = 0.1
+"""Changes of reward and drift below this part of their standard deviation over start noises do not speak against an eta."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +156,9 @@ def _probe(prober: Prober, options: Options) -> Finding:
         prober = dataclasses.replace(prober, progress=advance)
         etas = [(value, _effect(prober.run(prober.exploring(value, best), value), base)) for value in others]
     etas = sorted([*etas, (eta, own)], key=lambda row: row[0])
-    return Finding(eta, rows, whole, best, etas, base, advise(rows, etas), first + second)
+    drift = 0.0 if base.drift is None else TOLERANCE * spread(base.drift[..., 0])
+    advice = advise(rows, etas, loss=TOLERANCE * spread(base.reward[..., 0]), drift=drift)
+    return Finding(eta, rows, whole, best, etas, base, advice, first + second)
 
 
 def _forecast(options: Options, steps: int, first: int, later: Sequence[int]) -> str:
@@ -217,7 +221,7 @@ def document(prober: Prober, finding: Finding, options: Options) -> dict[str, An
         "sampled": {"prompts": spec.prompts, "starts": spec.starts, "members": spec.members, "passes": finding.passes},
         "deterministic": {
             "reward": float(still.reward.nanmean()),
-            "start_std": math.sqrt(float(still.reward[..., 0].var(1).nanmean())),
+            "start_std": spread(still.reward[..., 0]),
             "drift": None if still.drift is None else float(still.drift.nanmean()),
         },
         "steps": steps,

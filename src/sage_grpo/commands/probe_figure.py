@@ -22,9 +22,8 @@ def save_figure(finding: Finding, options: Options, path: Path) -> Path:
     from matplotlib import pyplot
 
     has_drift = finding.every.drift is not None
-    figure, axes = pyplot.subplots(
-        1, 4 if has_drift else 3, figsize=(17 if has_drift else 13.5, 4.4), width_ratios=None
-    )
+    panels = 4 if has_drift else 3
+    figure, axes = pyplot.subplots(1, panels, figsize=(4 * panels + 1, 4.2), layout="constrained")
     _draw_shares(axes[0], finding)
     etas = [eta for eta, _ in finding.etas]
     rows = [row for _, row in finding.etas]
@@ -37,7 +36,6 @@ def save_figure(finding: Finding, options: Options, path: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].set_title(f"exploring at step {finding.best}", loc="left", fontsize=11)
     figure.suptitle(f"{options.kernel.name}, η = {finding.eta:.4g}, {options.rollout.steps} steps", x=0.012, ha="left")
-    figure.tight_layout()
     partial = path.with_name(f".{path.name}.partial.png")
     figure.savefig(partial, dpi=110)
     pyplot.close(figure)
@@ -58,7 +56,15 @@ def _draw_shares(axis: Any, finding: Finding) -> None:
     axis.set_xlabel("exploring step")
     axis.set_ylim(min(0, axis.get_ylim()[0]), max(1.02, axis.get_ylim()[1]))
     axis.set_title("share of the reward's variance", loc="left", fontsize=11)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False, fontsize=9)
+    axis.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.14),
+        ncols=3,
+        columnspacing=1.0,
+        handlelength=1.2,
+        frameon=False,
+        fontsize=9,
+    )
 
 
 def _draw_eta(axis: Any, etas: Sequence[float], values: Sequence[Estimate], name: str, label: str) -> None:

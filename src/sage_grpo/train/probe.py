@@ -146,18 +146,29 @@ def _shares(means: Tensor) -> Tensor:
     return parts / parts[:, :2].sum(1, keepdim=True).clamp(min=1e-30)
 
 
-def advise(steps: Sequence[tuple[int, Effect]], etas: Sequence[tuple[float, Effect]], *, most: int = 3) -> Advice:
+def spread(still: Tensor) -> float:
+    """Standard deviation over start noises of deterministic clips, of shape (prompts, starts), root mean square over prompts."""
+    return math.sqrt(float(still.double().var(1).nanmean()))
+
+
+def advise(
+    steps: Sequence[tuple[int, Effect]],
+    etas: Sequence[tuple[float, Effect]],
+    *,
+    loss: float = 0.0,
+    drift: float = 0.0,
+    most: int = 3,
+) -> Advice:
     """Branch where R is largest, and at other steps with at least half of that, drawn in proportion to sqrt(R).
 
-    Steps whose interval reaches 0 are left out. The eta is the largest at which the interval of the reward's change reaches 0 or
-    above and that of the drift's change 0 or below.
+    Steps whose interval reaches 0 are left out. The eta is the largest at which neither the whole interval of the reward's change
+    lies below -loss nor that of the drift's change above `drift`.
     """
     found = sorted((row for row in steps if row[1].linear.low > 0), key=lambda row: -row[1].linear.value)
-    chosen = sorted(
-        row for row in ((s, e.linear.value) for s, e in found[:most]) if 2 * row[1] >= found[0][1].linear.value
-    )
+    near = [(step, row.linear.value) for step, row in found[:most]]
+    chosen = sorted((step, value) for step, value in near if 2 * value >= near[0][1])
     roots = [math.sqrt(value) for _, value in chosen]
-    safe = [eta for eta, row in etas if row.reward.high >= 0 and (row.drift is None or row.drift.low <= 0)]
+    safe = [eta for eta, row in etas if row.reward.high >= -loss and (row.drift is None or row.drift.low <= drift)]
     return Advice(
         steps=[step for step, _ in chosen],
         weights=[round(root / sum(roots), 4) for root in roots],
