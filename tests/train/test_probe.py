@@ -25,7 +25,17 @@ from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import BatchConfig, TrainConfig
 from sage_grpo.train.plan import Planner
-from sage_grpo.train.probe import CORRELATION, Advice, Effect, Estimate, advise, bootstrap, effect, split_variance
+from sage_grpo.train.probe import (
+    CORRELATION,
+    Advice,
+    Effect,
+    Estimate,
+    advise,
+    best_step,
+    bootstrap,
+    effect,
+    split_variance,
+)
 from sage_grpo.train.prober import ProbeKeys, Prober, ProbeSpec, passes
 from sage_grpo.train.scoring import load_rewards
 from sage_grpo.train.sources import prompts_from
@@ -101,20 +111,24 @@ def seen(linear: Estimate = HALF, reward: Estimate = ZERO, drift: Estimate | Non
 
 def test_advice_on_steps() -> None:
     rows = [
-        (0, seen(fixed(0.50, -0.01, 0.9))),  # may be 0
-        (1, seen(fixed(0.16, 0.10, 0.2))),
+        (0, seen(fixed(0.30, 0.20, 0.4))),  # enough, but not beside the others
+        (1, seen(fixed(0.16, 0.10, 0.2))),  # less than half of the largest
         (2, seen(fixed(0.36, 0.20, 0.5))),
         (3, seen(fixed(0.18, 0.10, 0.2))),
-        (4, seen(fixed(0.17, 0.10, 0.2))),  # less than half of the largest
+        (4, seen(fixed(0.30, -0.01, 0.7))),  # may be 0
+        (5, replace(seen(fixed(0.90, 0.80, 1.0)), explored=fixed(0.05))),  # hardly moves the reward
     ]
     etas = [(1.0, seen())]
     advice = advise(rows, etas)
     assert advice.steps == [2, 3]
-    assert advice.weights == pytest.approx(
-        [0.6 / (0.6 + math.sqrt(0.18)), math.sqrt(0.18) / (0.6 + math.sqrt(0.18))], abs=1e-4
-    )
-    assert len(advise([(s, seen(fixed(0.3, 0.2, 0.4))) for s in range(9)], etas).steps) == 3
-    assert advise(rows[:1], etas).steps == []
+    total = 0.6 + math.sqrt(0.18)
+    assert advice.weights == pytest.approx([0.6 / total, math.sqrt(0.18) / total], abs=1e-4)
+    flat = [(step, seen(fixed(0.3 + 0.01 * (step == 4), 0.2, 0.4))) for step in range(9)]
+    assert 4 in advise(flat, etas).steps
+    assert len(advise(flat, etas).steps) == 3
+    assert advise(rows[4:], etas).steps == []
+    assert best_step(rows[4:]) == 4
+    assert best_step(rows[5:]) == 5
 
 
 def test_advice_on_eta() -> None:
@@ -196,8 +210,8 @@ def test_the_decomposition_of_a_linear_world(step, eta, probe_of) -> None:
     found = effect(clips.reward, still.reward[..., 0])
     start, noise = by_hand(prober, step, eta)
     wide = 1.0  # a second interval's half: one in twenty would miss it by chance
-    for estimate, truth in ((found.start, start), (found.explored, noise), (found.linear, noise)):
-        share = truth / (start + noise)
+    both = start + noise
+    for estimate, share in ((found.start, start / both), (found.explored, noise / both), (found.linear, 1.0)):
         slack = wide * (estimate.high - estimate.low) / 2 + 1e-6
         assert estimate.low - slack < share < estimate.high + slack
         assert estimate.high - estimate.low < 1.2

@@ -21,7 +21,7 @@ from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.recipes import remarks
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.probe import Advice, Effect, advise, effect, spread
+from sage_grpo.train.probe import Advice, Effect, advise, best_step, effect, spread
 from sage_grpo.train.prober import Clips, Prober, ProbeSpec, passes
 
 if TYPE_CHECKING:
@@ -150,12 +150,12 @@ def _probe(prober: Prober, options: Options) -> Finding:
         base = prober.run(still, eta)
         whole = _effect(prober.run(every, eta), base)
         rows = [(step, _effect(prober.run(plans, eta), base)) for step, plans in branches.items()]
-    best, own = max(rows, key=lambda row: row[1].linear.value)
+    best = best_step(rows)
     second = len(others) * passes(branches[best])
     with _bar(console, options, f"eta at step {best}", second) as advance:
         prober = dataclasses.replace(prober, progress=advance)
         etas = [(value, _effect(prober.run(prober.exploring(value, best), value), base)) for value in others]
-    etas = sorted([*etas, (eta, own)], key=lambda row: row[0])
+    etas = sorted([*etas, (eta, dict(rows)[best])], key=lambda row: row[0])
     drift = 0.0 if base.drift is None else TOLERANCE * spread(base.drift[..., 0])
     advice = advise(rows, etas, loss=TOLERANCE * spread(base.reward[..., 0]), drift=drift)
     return Finding(eta, rows, whole, best, etas, base, advice, first + second)
@@ -266,7 +266,7 @@ def _print(finding: Finding, options: Options, text: str | None) -> None:
     etas = [(f"{eta:.4g}", row) for eta, row in finding.etas]
     console.print(_table(f"exploring at step {finding.best} with", "eta", etas))
     console.print(
-        "start, explored: shares of the reward's variance, were start noises independent; R: the share linear in the noise\n"
+        "start, explored: shares of the reward's variance over clips with start noises of their own; R: part of the explored that is linear\n"
         "std: of the reward within a branch; reward, drift: change against deterministic clips; 95% intervals over prompts",
         style="dim",
     )

@@ -51,7 +51,7 @@ def _draw_shares(axis: Any, finding: Finding) -> None:
     axis.bar(places, start, 0.62, color=COLOURS["start"], label="start noise")
     explored = [row.explored.value for _, row in rows]
     axis.bar(places, explored, 0.62, bottom=start, color=COLOURS["explored"], label="exploration noise")
-    _points(axis, places, [row.linear for _, row in rows], "linear", "R: linear in it")
+    _points(axis, places, [row.linear for _, row in rows], "linear", "R: linear part of it")
     axis.set_xticks(places, [name for name, _ in rows])
     axis.set_xlabel("exploring step")
     axis.set_ylim(min(0, axis.get_ylim()[0]), max(1.02, axis.get_ylim()[1]))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 QUADRUPLE = 4
 CORRELATION = 0.5
 """c: smaller lets less of the cubic part in and makes the estimate noisier."""
+LEAST = 0.1
+"""Steps whose noise makes less than this share of the variance are not worth branching at: there is little to win."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class Effect:
     explored: Estimate
     """Share that comes from the exploration noise, in whatever way."""
     linear: Estimate
-    """R: share that is linear in the exploration noise."""
+    """R: of what comes from the exploration noise, the share that is linear in it."""
     std: Estimate
     """Standard deviation of the reward within a branch."""
     reward: Estimate
@@ -141,14 +144,22 @@ def effect(rewards: Tensor, still: Tensor, drifts: Tensor | None = None, still_d
 
 
 def _shares(means: Tensor) -> Tensor:
-    """Components over the variance of clips with start noises of their own; estimates of variances may fall below 0."""
+    """Start and exploration over their sum, the linear part over the exploration's; estimates of variances may fall below 0."""
     parts = torch.cat([means[:, :2].clamp(min=0), means[:, 2:]], 1)
-    return parts / parts[:, :2].sum(1, keepdim=True).clamp(min=1e-30)
+    start, explored = parts[:, 0], parts[:, 1]
+    both = (start + explored).clamp(min=1e-30)
+    return torch.stack([start / both, explored / both, parts[:, 2] / explored.clamp(min=1e-30)], 1)
 
 
 def spread(still: Tensor) -> float:
     """Standard deviation over start noises of deterministic clips, of shape (prompts, starts), root mean square over prompts."""
     return math.sqrt(float(still.double().var(1).nanmean()))
+
+
+def best_step(steps: Sequence[tuple[int, Effect]]) -> int:
+    """The step with the largest R among those that move the reward; among all where none does."""
+    moving = [row for row in steps if row[1].explored.value >= LEAST] or steps
+    return max(moving, key=lambda row: row[1].linear.value)[0]
 
 
 def advise(
@@ -159,14 +170,19 @@ def advise(
     drift: float = 0.0,
     most: int = 3,
 ) -> Advice:
-    """Branch where R is largest, and at other steps with at least half of that, drawn in proportion to sqrt(R).
+    """Branch where R is largest, and at steps beside it with at least half of that, drawn in proportion to sqrt(R).
 
     Steps whose interval reaches 0 are left out. The eta is the largest at which neither the whole interval of the reward's change
     lies below -loss nor that of the drift's change above `drift`.
     """
-    found = sorted((row for row in steps if row[1].linear.low > 0), key=lambda row: -row[1].linear.value)
-    near = [(step, row.linear.value) for step, row in found[:most]]
-    chosen = sorted((step, value) for step, value in near if 2 * value >= near[0][1])
+    best = best_step(steps)
+    known = {step: row.linear.value for step, row in steps if row.explored.value >= LEAST and row.linear.low > 0}
+    order = [step for step, _ in steps]
+    chosen = [(best, known[best])] if best in known else []
+    for side in (order[order.index(best) + 1 :], order[: order.index(best)][::-1]):
+        beside = takewhile(lambda step: 2 * known.get(step, 0.0) >= known.get(best, math.inf), side)
+        chosen += [(step, known[step]) for step in beside]
+    chosen = sorted(sorted(chosen, key=lambda row: -row[1])[:most])
     roots = [math.sqrt(value) for _, value in chosen]
     safe = [eta for eta, row in etas if row.reward.high >= -loss and (row.drift is None or row.drift.low <= drift)]
     return Advice(
