@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from trainer_zoo.toy import SIZE, ToyModel
 
 from sage_grpo.cli import main
-from sage_grpo.commands.probe import Finding, Options, snippet
+from sage_grpo.commands.probe import Finding, Options, _table, snippet
 from sage_grpo.configure import parse
 from sage_grpo.data.groups import Member
 from sage_grpo.flow.kernels import KernelSpec
@@ -144,6 +146,16 @@ def test_advice_on_eta() -> None:
     assert advise(rows, bad, loss=0.09, drift=0.11).eta == advise(rows, bad, loss=0.11, drift=0.09).eta == 1.0
     none = advise(rows, [(0.5, seen(reward=worse)), (1.0, seen(reward=worse))])
     assert (none.eta, none.eta_is_safe) == (0.5, False)
+
+
+def test_the_table_fits_a_narrow_terminal() -> None:
+    wide = fixed(-0.123, -0.123, 0.123)
+    row = seen(linear=wide, reward=wide, drift=wide)
+    console = Console(width=80, file=io.StringIO())
+    console.print(_table("title", "step", [("10", row), ("all", row)]))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert text.count("-0.123..+0.123") == 4
 
 
 def test_a_failed_clip_costs_its_prompt_and_no_other() -> None:
@@ -291,6 +303,7 @@ def test_from_the_command_to_training(files, tmp_path, capsys, monkeypatch) -> N
     text = capsys.readouterr().out
     first, second = map(int, re.search(r"(\d+) passes of the network, then (\d+) to compare", text).groups())
     assert "no part named drift" in text
+    assert "…" not in text
     found = json.loads((out / "probe.json").read_text())
     assert len(calls) == found["sampled"]["passes"] == first + second
     assert [row["step"] for row in found["steps"]] == [1, 2]
