@@ -52,6 +52,7 @@ def test_cache_depends_on_all_that_matters(fresh_model, tmp_path, loads) -> None
     assert count(guidance_scale=1.0) == 1
     assert count(guidance_scale=2.0) == 2
     assert count(guidance_scale=2.0, negative_prompt="bad") == 3
+    assert count(guidance_scale=1.0, dtype="bfloat16", train=False) == 4  # an encoder of another precision
     other = tiny.build("wan_t2v", tmp_path / "other weights", seed=1)  # same shapes, other text encoder
     ModelSpec(path=str(other), cache=str(tmp_path / "c"), guidance_scale=1.0).load("cpu").encode(["a cat"])
     moved = other.rename(tmp_path / "moved")

@@ -176,3 +176,13 @@ def test_adapters_start_alike_everywhere(fresh_model) -> None:
     assert all(torch.equal(p, q) for p, q in zip(a.trainable().values(), b.trainable().values()))
     c = fresh_model("wan_t2v", lora=LoraSpec(rank=3, seed=1))
     assert not all(torch.equal(p, q) for p, q in zip(a.trainable().values(), c.trainable().values()))
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [(None, 1.0), (6.0, 2.0)])
+def test_alpha_over_rank_scales_the_adapter(alpha: float | None, scale: float, fresh_model) -> None:
+    layer = fresh_model("wan_t2v", lora=LoraSpec(rank=3, alpha=alpha)).transformer.blocks[0].attn1.to_q
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    with torch.no_grad():
+        up.copy_(torch.randn_like(up))
+        x = torch.randn(2, down.shape[1])
+        torch.testing.assert_close(layer(x) - layer.base_layer(x), scale * x @ down.T @ up.T, rtol=1e-4, atol=1e-5)

@@ -79,6 +79,12 @@ def test_scores_do_not_depend_on_the_batch_size(size):
     assert max(toy_rewards.CALLS) == min(size or 5, 5)
 
 
+def test_the_reward_of_a_clip_belongs_to_its_own_prompt_in_every_batch():
+    prompts = ["a", "bb", "ccc", "dddd", "eeeee"]
+    scores = CompositeReward([toy("as_list", batch_size=2)])(clips(), prompts, FPS)
+    assert scores.total.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 def test_out_of_memory_halves_the_batch_and_loses_nothing():
     toy_rewards.CALLS.clear()
     scores = CompositeReward([toy("out_of_memory_above_two", batch_size=5)])(clips(), PROMPTS, FPS)

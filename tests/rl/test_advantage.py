@@ -91,6 +91,9 @@ def test_scales_differ_as_they_say() -> None:
     together = math.sqrt((0.25 + 25.0) / 2)
     torch.testing.assert_close(group_advantage(rewards, GROUPS, scale="global"), none / (together + 1e-6))
     assert group_advantage(rewards, GROUPS).abs().tolist() == pytest.approx([1.0] * 8, abs=1e-4)
+    alive = torch.tensor([True, True, False, False, True, True, True, True])
+    masked = group_advantage(rewards, GROUPS, valid=alive, scale="global")
+    torch.testing.assert_close(masked[alive], none[alive] / (math.sqrt((2 * 0.25 + 4 * 25.0) / 6) + 1e-6))
 
 
 def test_clip_bounds_the_advantage() -> None:
@@ -98,8 +101,11 @@ def test_clip_bounds_the_advantage() -> None:
     groups = torch.zeros(100, dtype=torch.long)
     assert float(group_advantage(rewards, groups).max()) > 5
     assert float(group_advantage(rewards, groups, clip=5.0).max()) == 5.0
-    parts = {"a": rewards, "b": rewards}
-    assert float(decoupled_advantage(parts, {"a": 1.0, "b": 1.0}, groups, clip=5.0).max()) == 5.0
+    assert float(group_advantage(-rewards, groups, clip=5.0).min()) == -5.0
+    for sign in (1.0, -1.0):
+        parts = {"a": sign * rewards, "b": sign * rewards}
+        clipped = decoupled_advantage(parts, {"a": 1.0, "b": 1.0}, groups, clip=5.0)
+        assert float((sign * clipped).max()) == 5.0
 
 
 def _normalised(total: torch.Tensor, ok: torch.Tensor | None = None) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -75,3 +76,38 @@ def test_the_configured_learning_rate_is_the_one_used() -> None:
         take(Optimizer(params, OptimizerConfig(lr=lr, weight_decay=0.0), total_updates=1), range(1))
     moved = [(params["bias"].detach() - start).abs().mean() for params in (small, large)]
     assert float(moved[1] / moved[0]) == pytest.approx(10, rel=1e-3)
+
+
+def test_adamw_is_its_formula_with_every_option() -> None:
+    config = OptimizerConfig(lr=0.1, betas=(0.5, 0.8), eps=0.3, weight_decay=0.4)
+    params = parameters()
+    p, m, v = params["bias"].detach().clone().double(), 0.0, 0.0
+    optimizer = Optimizer(params, config, total_updates=3)
+    for update in range(3):
+        g = 0.2 * (update + 1)  # what `take` gives to the second parameter
+        m, v = 0.5 * m + 0.5 * g, 0.8 * v + 0.2 * g * g
+        step = (m / (1 - 0.5 ** (update + 1))) / (math.sqrt(v / (1 - 0.8 ** (update + 1))) + 0.3)
+        p = p * (1 - 0.1 * 0.4) - 0.1 * step
+        take(optimizer, range(update, update + 1))
+        torch.testing.assert_close(params["bias"].detach().double(), p, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # Muon computes in bfloat16, which not every CPU has
+def test_muon_decays_matrices_too() -> None:
+    params = parameters()
+    start = params["matrix"].detach().clone()
+    optimizer = Optimizer(params, OptimizerConfig(kind="muon", lr=0.1, weight_decay=0.4), total_updates=1)
+    params["matrix"].grad = torch.zeros_like(start)
+    optimizer.step(0)
+    torch.testing.assert_close(params["matrix"].detach(), start * (1 - 0.1 * 0.4))
+
+
+def test_updates_use_the_rate_of_their_number() -> None:
+    config = OptimizerConfig(lr=1.0, warmup_updates=10, weight_decay=0.0)
+    moved = []
+    for update in (0, 4):
+        params = parameters()
+        start = params["bias"].detach().clone()
+        take(Optimizer(params, config, total_updates=10), range(update, update + 1))
+        moved.append(float((params["bias"].detach() - start).abs().mean()))
+    assert moved == pytest.approx([0.1, 0.5], rel=1e-4)  # AdamW's first step is the learning rate

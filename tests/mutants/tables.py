@@ -1,0 +1,14 @@
+"""All planted errors."""
+
+from __future__ import annotations
+
+from mutants import flow_errors, learning_errors, model_errors, process_errors, reward_errors, training_errors
+
+MUTANTS = (
+    *flow_errors.MUTANTS,
+    *learning_errors.MUTANTS,
+    *training_errors.MUTANTS,
+    *model_errors.MUTANTS,
+    *reward_errors.MUTANTS,
+    *process_errors.MUTANTS,
+)
