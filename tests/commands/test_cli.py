@@ -7,7 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from sage_grpo.cli import COMMANDS, main
 from sage_grpo.models.spec import LoraSpec, ModelSpec
@@ -18,6 +20,7 @@ from sage_grpo.train.config import (
     EvalConfig,
     KeepConfig,
     LogConfig,
+    OptimizerConfig,
     RolloutConfig,
     TrainConfig,
 )
@@ -40,6 +43,7 @@ def finished(checkpoint, tmp_path_factory) -> Path:
         data=DataConfig(prompts=str(prompts), eval_prompts=str(prompts)),
         batch=BatchConfig(prompts=2, group_size=2, micro_batch=2),
         rollout=RolloutConfig(steps=4),
+        optimizer=OptimizerConfig(lr=0.3),  # far enough that trained and base weights cannot be mistaken
         evaluate=EvalConfig(every=0, prompts=2, steps=2, show=2),
         keep=KeepConfig(checkpoint_every=1, videos_every=1, videos=1),
         log=LogConfig(tensorboard=False, progress=False),
@@ -113,6 +117,7 @@ def test_written_config_reads_back_as_the_same_run(finished: Path) -> None:
 
 def test_evaluate_a_run_repeats_its_last_evaluation(finished: Path, tmp_path: Path, capsys) -> None:
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert abs(rows[-1]["eval/brightness"] - rows[0]["eval/brightness"]) > 1e-3
     settings = ["--settings.prompts", "2", "--settings.steps", "2", "--micro_batch", "2"]
     for weights, row in (("final", rows[-1]), ("base", rows[0])):
         assert main(["evaluate", "--run", str(finished), "--weights", weights, *settings, "--json"]) == 0
@@ -134,7 +139,11 @@ def test_evaluate_scores_existing_files(finished: Path, tmp_path: Path) -> None:
 
 def test_export_writes_a_lora_and_a_merged_model(finished: Path, tmp_path: Path) -> None:
     assert main(["export", "--run", str(finished), "--out", str(tmp_path / "lora")]) == 0
-    assert (tmp_path / "lora" / "pytorch_lora_weights.safetensors").is_file()
+    name = "pytorch_lora_weights.safetensors"
+    exported, trained = load_file(tmp_path / "lora" / name), load_file(finished / "final" / name)
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[key], trained[key]) for key in trained)
+    assert any(tensor.any() for key, tensor in exported.items() if ".lora_B." in key)
     assert main(["export", "--run", str(finished), "--merged", "--out", str(tmp_path / "merged")]) == 0
     assert (tmp_path / "merged" / "model_index.json").is_file()
     assert main(["export", "--run", str(finished), "--checkpoint", "77", "--out", str(tmp_path / "none")]) == 2

@@ -63,6 +63,10 @@ def test_images_reach_their_prompts(tmp_path) -> None:
     for name in ("0000-a.mp4", "0001-a.mp4"):
         a, b = (read_video(tmp_path / out / name)[0] for out in ("out", "file"))
         assert (a.int() - b.int()).abs().max() <= 2
+    run(options(folder, tmp_path / "swapped", prompts=["a", "a"], images=images[::-1]))
+    for name in ("0000-a.mp4", "0001-a.mp4"):  # images matter, so that a wrong one would show
+        a, b = (read_video(tmp_path / out / name)[0] for out in ("out", "swapped"))
+        assert (a.int() - b.int()).abs().max() > 5
     with pytest.raises(ValueError, match="one per prompt"):
         plan(options(folder, tmp_path, prompts=["a", "b", "c"], images=images))
 

@@ -71,7 +71,9 @@ def test_bfloat16_deviation_is_bounded(fields: dict, model) -> None:
     prompts = ["a cat", "a small dog"]  # no quotes: the glyph projection is 2048 wide, and a CPU's bfloat16 is slow
     conditions = rough.encode(prompts)
     policy = Policy(rough, Sage(0.5), Schedule.shifted(2, 5.0))
-    for index, x, x_next, log_prob_old in roll_out(policy, conditions):
+    kept = roll_out(policy, conditions)
+    assert len(kept) == 2
+    for index, x, x_next, log_prob_old in kept:
         with torch.no_grad():
             again = policy.step(index, x, conditions).gaussian.log_prob(x_next)
             sigma = policy.schedule.pair(index)[0]
@@ -86,7 +88,9 @@ def test_bfloat16_log_ratio_in_another_batch_is_bounded(model) -> None:
     rough = model("hunyuan15_t2v", guidance_scale=1.0, dtype="bfloat16", train=False)
     conditions = rough.encode(["a cat"] * 3)
     policy = Policy(rough, Sage(0.5), Schedule.shifted(2, 5.0))
-    for index, x, x_next, log_prob_old in roll_out(policy, conditions):
+    kept = roll_out(policy, conditions)
+    assert len(kept) == 2
+    for index, x, x_next, log_prob_old in kept:
         with torch.no_grad():
             alone = torch.cat(
                 [

@@ -36,7 +36,7 @@ MUTANTS = (
         "train/trainer.py",
         "weight=torch.zeros_like(items[0].weight))",
         "weight=items[0].weight)",
-        ("parallel/test_branching_layouts.py::test_branching_is_the_same_run_in_every_layout[hunyuan15_t2v-True-2.0-2-1]",),
+        ("train/test_settings_arrive.py::test_passes_that_only_keep_ranks_in_step_have_no_weight",),
     ),
     Mutant(
         "tokens are split as if all ranks had equally many",
@@ -64,7 +64,7 @@ MUTANTS = (
         "train/trainer.py",
         "order = torch.argsort((table.places[:, 0] * plan.group_size + table.places[:, 1]).long())",
         "order = torch.arange(len(table.total))",
-        (f"{EQUAL}[hunyuan15_t2v-False-1.0-4-2-1]",),
+        SEQUENCE,
     ),
     Mutant(
         "ranks of one clip score it twice",

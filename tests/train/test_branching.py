@@ -186,6 +186,7 @@ def test_members_of_a_group_share_what_comes_before_the_branch_and_nothing_after
     trainer = make_trainer(branching(make_config, share=True, window=Window(kind="drawn", at=[2])))
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
+    assert len(rollout.records) == 2
     for record in rollout.records.values():
         assert len(record.x) == 1
         assert len(record.x_next) == 4

@@ -18,6 +18,8 @@ from trainer_zoo import toy
 
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.spec import Layout
+from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
@@ -30,7 +32,7 @@ from sage_grpo.train.config import (
 )
 from sage_grpo.train.evaluate import Evaluation
 from sage_grpo.train.runner import train
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.train.trainer import Scored, Trainer
 from sage_grpo.types import Conditioning
 
 DIMS = math.prod(toy.SHAPE)
@@ -162,6 +164,21 @@ def test_updates_of_unequal_size_are_means_over_their_own_steps(make_config, mak
     for update in range(2):
         items = trainer.items(plan, rollout, scored, trainer.advantages(scored), update)
         assert float(sum(item.weight.sum() for item in items)) == pytest.approx(1.0)
+
+
+def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None:
+    """Three rollouts on two ranks: both replay twice as often as the steps of an update, one of them for nothing."""
+    config = make_config(batch=BatchConfig(prompts=1, group_size=3, micro_batch=1))
+    total, counts, weight = torch.tensor([1.0, 2.0, 4.0]), [], 0.0
+    for rank in range(2):
+        trainer = Trainer(config, World(rank=rank, size=2, layout=Layout(1, 2, 1)))
+        plan = plan_of(trainer)
+        scored = Scored(torch.zeros(3, dtype=torch.long), total, total > 0, {"bright": total}, {}, "")
+        items = trainer.items(plan, trainer.roll_out(plan), scored, trainer.advantages(scored), 0)
+        counts.append(len(items))
+        weight += float(sum(item.weight.sum() for item in items))
+    assert counts == [2 * len(plan.groups[0].trained[0])] * 2
+    assert weight == pytest.approx(1.0)
 
 
 def test_advantages_are_clipped_and_scaled_as_asked(make_config, make_trainer) -> None:
