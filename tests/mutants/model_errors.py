@@ -21,8 +21,8 @@ MUTANTS = (
     Mutant(
         "the negative prompt is ignored",
         "models/family.py",
-        "self._branch_inputs(self.spec.negative_prompt, image, key[1])",
-        'self._branch_inputs("", image, key[1])',
+        "self._branch_inputs(self.spec.negative_prompt, image, key)",
+        'self._branch_inputs("", image, key)',
         WAN,
     ),
     Mutant(
@@ -168,8 +168,8 @@ MUTANTS = (
     Mutant(
         "a LoRA is saved without its alpha",
         "models/lora.py",
-        'transformer_lora_adapter_metadata=metadata.get(f"{PREFIX}_lora_adapter_metadata"),',
-        "transformer_lora_adapter_metadata=None,",
+        'metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(packed, indent=2, sort_keys=True)}',
+        'metadata = {"format": "pt"}',
         (f"{LORA}test_saved_lora_gives_the_trained_velocities[wan_t2v-high]",),
     ),
     Mutant(
@@ -182,8 +182,8 @@ MUTANTS = (
     Mutant(
         "saving ignores the weights that it is given",
         "models/lora.py",
-        '_plain(name): weights.get(name, parameter).detach().to("cpu")',
-        '_plain(name): parameter.detach().to("cpu")',
+        '_plain(name)}": weights.get(name, parameter).detach().to("cpu")',
+        '_plain(name)}": parameter.detach().to("cpu")',
         (f"{LORA}test_weights_replace_parameters_without_touching_the_model",),
     ),
     Mutant(

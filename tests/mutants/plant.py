@@ -49,6 +49,7 @@ class Try:
     options: tuple[str, ...] = ("-x",)
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
+    original: str = ""
 
     @property
     def output(self) -> Path:
@@ -59,9 +60,8 @@ class Try:
         """Plant the error and fork."""
         if self.mutant is not None:
             place = self.folder / PACKAGE / self.mutant.file
-            text = self.mutant.source(self.folder)
-            place.unlink()
-            place.write_text(text, encoding="utf-8")
+            self.original = place.read_text(encoding="utf-8")
+            place.write_text(self.mutant.source(self.folder), encoding="utf-8")
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -83,6 +83,11 @@ class Try:
             os.waitpid(self.pid, 0)
             return -1
         return os.waitstatus_to_exitcode(status)
+
+    def restore(self) -> None:
+        """Take the error out again. The tree that was copied may have moved on since."""
+        if self.mutant is not None:
+            (self.folder / PACKAGE / self.mutant.file).write_text(self.original, encoding="utf-8")
 
     def first_failure(self) -> str:
         """The test that failed, or the end of what pytest said."""
@@ -201,14 +206,14 @@ def check_baseline(mutants: Sequence[Mutant], folders: list[Path]) -> list[str]:
     return wrong
 
 
-def plant(mutants: Sequence[Mutant], folders: list[Path], root: Path) -> list[str]:
+def plant(mutants: Sequence[Mutant], folders: list[Path]) -> list[str]:
     """Plant each error and print what became of it; returns the lines of those that were not noticed."""
     bad = []
     waiting = iter([Try(Path(), mutant.tests, mutant) for mutant in mutants])
     for number, (one, code) in enumerate(finished(waiting, list(folders)), 1):
         mutant = one.mutant
         assert mutant is not None
-        shutil.copy2(root / PACKAGE / mutant.file, one.folder / PACKAGE / mutant.file)
+        one.restore()
         noticed = code == 1 or (code == -1 and mutant.hangs)
         word = "TIMED OUT" if code == -1 else WORDS.get(code, f"BROKEN (pytest {code})")
         line = f"{word:9} {time.monotonic() - one.started:5.1f} s  {mutant.file}: {mutant.what}"
@@ -242,7 +247,7 @@ def main(arguments: Sequence[str] | None = None, mutants: Sequence[Mutant] = MUT
             print("The tests do not pass on the tree as it is, so they would say nothing about errors:", *wrong, sep="\n")
             return 2
         print(f"The tree as it is passes ({time.monotonic() - start:.0f} s).", flush=True)
-        bad = plant(chosen, folders, root)
+        bad = plant(chosen, folders)
     print(f"{len(chosen)} errors planted, {len(bad)} not noticed, {time.monotonic() - start:.0f} s.")
     print(*bad, sep="\n", end="\n" if bad else "")
     return 1 if bad else 0

@@ -394,7 +394,7 @@ ROLLOUT = (
         "train/plan.py",
         "max(c[kind] for c in counts) - counts[rank][kind]",
         "min(c[kind] for c in counts) - counts[rank][kind]",
-        ("parallel/test_branching_layouts.py::test_branching_is_the_same_run_in_every_layout[hunyuan15_t2v-True-2.0-2-1]",),
+        (f"{WIRING}test_passes_that_only_keep_ranks_in_step_have_no_weight",),
     ),
 )
 

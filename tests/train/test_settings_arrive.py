@@ -167,16 +167,20 @@ def test_updates_of_unequal_size_are_means_over_their_own_steps(make_config, mak
 
 
 def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None:
-    """Three rollouts on two ranks: both replay twice as often as the steps of an update, one of them for nothing."""
+    """Three rollouts on two ranks: both sample and replay as often as the one with two, the other partly for nothing."""
     config = make_config(batch=BatchConfig(prompts=1, group_size=3, micro_batch=1))
-    total, counts, weight = torch.tensor([1.0, 2.0, 4.0]), [], 0.0
+    total, counts, passes, weight = torch.tensor([1.0, 2.0, 4.0]), [], [], 0.0
     for rank in range(2):
         trainer = Trainer(config, World(rank=rank, size=2, layout=Layout(1, 2, 1)))
-        plan = plan_of(trainer)
+        plan, velocity, calls = plan_of(trainer), trainer.model.velocity, []
+        trainer.model.velocity = lambda *a, v=velocity, c=calls, **named: c.append(1) or v(*a, **named)
+        rollout = trainer.roll_out(plan)
+        passes.append(len(calls))
         scored = Scored(torch.zeros(3, dtype=torch.long), total, total > 0, {"bright": total}, {}, "")
-        items = trainer.items(plan, trainer.roll_out(plan), scored, trainer.advantages(scored), 0)
+        items = trainer.items(plan, rollout, scored, trainer.advantages(scored), 0)
         counts.append(len(items))
         weight += float(sum(item.weight.sum() for item in items))
+    assert passes == [2 * 5] * 2  # sharded networks take all ranks to run one
     assert counts == [2 * len(plan.groups[0].trained[0])] * 2
     assert weight == pytest.approx(1.0)
 
