@@ -81,7 +81,9 @@ def test_network_never_sees_a_mask(model, monkeypatch) -> None:
 
 
 def test_sub_batches_keep_the_order() -> None:
-    inputs = [{"a": torch.full((n,), float(row))} for row, n in enumerate([2, 3, 1, 2, 3])]  # an order that is not its own inverse
+    inputs = [
+        {"a": torch.full((n,), float(row))} for row, n in enumerate([2, 3, 1, 2, 3])
+    ]  # an order that is not its own inverse
     calls = []
 
     def run(x, batch):

@@ -244,7 +244,9 @@ def main(arguments: Sequence[str] | None = None, mutants: Sequence[Mutant] = MUT
     with copies(root, max(1, options.jobs)) as folders:
         wrong = check_baseline(chosen, folders)
         if wrong:
-            print("The tests do not pass on the tree as it is, so they would say nothing about errors:", *wrong, sep="\n")
+            print(
+                "The tests do not pass on the tree as it is, so they would say nothing about errors:", *wrong, sep="\n"
+            )
             return 2
         print(f"The tree as it is passes ({time.monotonic() - start:.0f} s).", flush=True)
         bad = plant(chosen, folders)

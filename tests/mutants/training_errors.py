@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-ORACLE = (
-    "train/test_update_oracle.py::test_gradients_of_every_update_are_those_of_the_formulas[hunyuan15_t2v]",
-)
+ORACLE = ("train/test_update_oracle.py::test_gradients_of_every_update_are_those_of_the_formulas[hunyuan15_t2v]",)
 WIRING = "train/test_settings_arrive.py::"
 MASKING = "train/test_trainer_masking.py::"
 RESUME = ("train/test_runner_resume.py::test_interrupted_twice_is_the_same_run[adamw]",)

@@ -274,7 +274,10 @@ def test_a_second_order_rollout_starts_anew_after_every_exploring_step(make_conf
         (record,) = (r for replay, r in rollout.records.items() if (replay.step, replay.members) == (2, batch.members))
         x, before = record.x_next, None
         for step in range(3, 6):
-            v, h = trainer.model.velocity(x, torch.tensor(sigmas[step]), record.conditions), sigmas[step + 1] - sigmas[step]
+            v, h = (
+                trainer.model.velocity(x, torch.tensor(sigmas[step]), record.conditions),
+                sigmas[step + 1] - sigmas[step],
+            )
             x = x + h * v if before is None else x + h * v + 0.5 * h * h / before[1] * (v - before[0])
             before = v, h
         torch.testing.assert_close(latents, x, rtol=1e-4, atol=1e-5)
