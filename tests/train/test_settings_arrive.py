@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from trainer_helpers import plan_of, same, weights_of
+from trainer_helpers import plan_of, same, steps_of, weights_of
 from trainer_zoo import toy
 
 from sage_grpo.flow.windows import Window
@@ -29,6 +29,7 @@ from sage_grpo.train.config import (
     EvalConfig,
     OptimizerConfig,
     SurrogateConfig,
+    UpdateConfig,
 )
 from sage_grpo.train.evaluate import Evaluation
 from sage_grpo.train.runner import train
@@ -75,6 +76,15 @@ class Lettered(toy.ToyModel):
     def velocity(self, x, sigma, conditions, *, guidance=None):
         levels = torch.tensor([level_of(" " * len(c.tensors["letters"])) for c in conditions])
         return (x - levels.view(-1, 1, 1, 1, 1)) / sigma
+
+
+class LowNoise(toy.ToyModel):
+    """Another network runs at high noise."""
+
+    BOUNDARY = 0.9
+
+    def trains(self, sigma):
+        return float(sigma) < self.BOUNDARY
 
 
 @pytest.fixture
@@ -261,6 +271,62 @@ def test_a_prompts_own_seed_gives_the_same_start_in_every_iteration(make_config,
     assert torch.equal(*starts["a cat"])
     assert not torch.equal(*starts["a dog"])
     assert not torch.equal(starts["a cat"][0][0], starts["a cat"][0][1])  # members still differ
+
+
+def test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself(make_config, make_trainer, tmp_path) -> None:
+    file = tmp_path / "seeds.jsonl"
+    file.write_text('{"prompt": "a cat", "seed": 7}\n' + "".join(f'"prompt {n}"\n' for n in range(20)))
+    config = make_config(rollout={"steps": 9}, update=UpdateConfig(step_fraction=0.5))
+    config = replace(config, data=replace(config.data, prompts=str(file)))
+    one, other = (make_trainer(replace(config, seed=seed)) for seed in (0, 1))
+    assert one.state.stream.peek(21) != other.state.stream.peek(21)
+    assert [steps_of(one, n) for n in range(9)] != [steps_of(other, n) for n in range(9)]
+    own, free = one.state.stream.prompts[:2]
+    records = []
+    for trainer in (one, other):
+        plan = one.planner.plan(0, [own, free])
+        plan = replace(plan, groups=tuple(replace(group, trained=((0,), (1,))) for group in plan.groups))
+        records.append([record for replay, record in trainer.roll_out(plan).records.items() if replay.step == 0])
+    (fixed, moved), (fixed_other, moved_other) = records
+    assert not torch.equal(moved.x, moved_other.x)
+    assert torch.equal(fixed.x, fixed_other.x)  # the prompt's own seed ...
+    assert not torch.equal(fixed.x_next, fixed_other.x_next)  # ... does not fix what is explored
+
+
+def test_trajectories_are_kept_in_the_precision_that_was_asked_for(make_config, make_trainer) -> None:
+    for storage in ("float32", "bfloat16"):
+        trainer = make_trainer(make_config(rollout={"storage": storage}))
+        kept = {r.x.dtype for r in trainer.roll_out(plan_of(trainer)).records.values()}
+        kept |= {r.x_next.dtype for r in trainer.roll_out(plan_of(trainer)).records.values()}
+        assert kept == {getattr(torch, storage)}
+
+
+def test_steps_of_an_expert_that_is_not_trained_are_not_trained(family, make_config, make_trainer) -> None:
+    trainer = make_trainer(replace(make_config(rollout={"steps": 9}), model=family(LowNoise)))
+    sigmas = trainer.planner.grid.sigmas[:-2].tolist()  # the last step is deterministic
+    expected = [step for step, sigma in enumerate(sigmas) if sigma < LowNoise.BOUNDARY]
+    assert 2 <= len(expected) < len(sigmas)
+    assert sorted(step for part in steps_of(trainer) for step in part) == expected
+    trainer.step()
+
+
+def test_branches_of_one_prompt_start_from_one_noise(make_config, make_trainer) -> None:
+    window = Window(kind="drawn", at=[1, 2], branches=2)
+    rollout = {"same_noise": True, "share": False, "window": window}
+    trainer = make_trainer(make_config(rollout=rollout, update=UpdateConfig(updates_per_rollout=1)))
+    starts, velocity = [], trainer.model.velocity
+
+    def watched(x, sigma, conditions, **options):
+        if float(sigma) == 1:
+            starts.append(x)
+        return velocity(x, sigma, conditions, **options)
+
+    trainer.model.velocity = watched
+    trainer.roll_out(plan_of(trainer))
+    assert len(starts) == 4  # two prompts with two branches each
+    assert torch.equal(starts[0], starts[1])
+    assert torch.equal(starts[2], starts[3])
+    assert not torch.equal(starts[0], starts[2])
 
 
 def test_a_second_order_rollout_starts_anew_after_every_exploring_step(make_config, make_trainer) -> None:
