@@ -122,6 +122,27 @@ UPDATE = (
         SHARED,
     ),
     Mutant(
+        "the KL's share is taken of the policy's gradient instead of both",
+        "train/update.py",
+        "kl / (policy + kl) if policy + kl > 0 else 0.0",
+        "kl / policy if policy > 0 else 0.0",
+        (f"{WIRING}test_spread_and_shares_are_made_of_their_sums",),
+    ),
+    Mutant(
+        "the spread of the ratio is taken around 1",
+        "train/update.py",
+        'metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2',
+        'metrics.pop("ratio/square")',
+        (f"{WIRING}test_spread_and_shares_are_made_of_their_sums",),
+    ),
+    Mutant(
+        "the logged loss is not the one that is sent",
+        "train/update.py",
+        'sums["loss/policy"] += item.equalizer * loss.value',
+        'sums["loss/policy"] += loss.value',
+        (f"{WIRING}test_the_logged_loss_is_the_equalised_one",),
+    ),
+    Mutant(
         "the log-ratio's largest value includes masked members",
         "train/update.py",
         "live = loss.log_ratio[w > 0]",
@@ -251,6 +272,37 @@ TRAINER = (
         (f"{WIRING}test_exports_hold_the_average_where_there_is_one",),
     ),
     Mutant(
+        "gradients of one update stay for the next",
+        "train/trainer.py",
+        "state.optimizer.step(state.updates)\n        state.optimizer.zero_grad()\n",
+        "state.optimizer.step(state.updates)\n",
+        ORACLE,
+    ),
+    Mutant(
+        "the spread of rewards in a group counts failed members",
+        "train/trainer.py",
+        "scored.total[ok & (scored.groups == g)].std(correction=0)",
+        "scored.total[scored.groups == g].std(correction=0)",
+        (f"{WIRING}test_the_spread_of_rewards_is_that_of_the_valid_ones",),
+    ),
+    Mutant(
+        "the EMA lags one update behind",
+        "train/trainer.py",
+        """        metrics["optimizer/lr"] = state.optimizer.step(state.updates)
+        state.optimizer.zero_grad()
+        state.updates += 1
+        if state.ema is not None:
+            state.ema.advance()
+""",
+        """        if state.ema is not None:
+            state.ema.advance()
+        metrics["optimizer/lr"] = state.optimizer.step(state.updates)
+        state.optimizer.zero_grad()
+        state.updates += 1
+""",
+        ("train/test_trainer_anchor.py::test_ema_follows_its_recursion_and_is_what_evaluation_sees",),
+    ),
+    Mutant(
         "the learning rate decays over iterations instead of updates",
         "train/trainer.py",
         "total_updates=config.iterations * config.update.updates_per_rollout",
@@ -308,6 +360,69 @@ ROLLOUT = (
         "0 if self.same_start else member.index",
         "member.index",
         (f"{PRESETS}test_members_of_a_group_start_from_the_same_noise_only_when_asked",),
+    ),
+    Mutant(
+        "branches of one prompt start from different noises",
+        "train/rollout.py",
+        "(self.seed, self.iteration, group.place) if",
+        "(self.seed, self.iteration, group.index) if",
+        (f"{WIRING}test_branches_of_one_prompt_start_from_one_noise",),
+    ),
+    Mutant(
+        "the same exploration in every iteration",
+        "train/rollout.py",
+        '"step", self.seed, self.iteration, m.group',
+        '"step", self.seed, m.group',
+        ORACLE,
+    ),
+    Mutant(
+        "the run's seed does not reach the noise",
+        "train/trainer.py",
+        "NoiseKeys(self.config.seed, plan.iteration",
+        "NoiseKeys(0, plan.iteration",
+        (f"{WIRING}test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself",),
+    ),
+    Mutant(
+        "the run's seed does not reach the order of prompts",
+        "train/trainer.py",
+        "stream=PromptStream(prompts, config.seed)",
+        "stream=PromptStream(prompts, 0)",
+        (f"{WIRING}test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself",),
+    ),
+    Mutant(
+        "the run's seed does not reach the choice of steps",
+        "train/plan.py",
+        'random.Random(f"steps/{self.config.seed}/{iteration}{own}")',
+        'random.Random(f"steps/{iteration}{own}")',
+        (f"{WIRING}test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself",),
+    ),
+    Mutant(
+        "the precision of stored trajectories is ignored",
+        "train/trainer.py",
+        "dtype=getattr(torch, config.storage)",
+        "dtype=torch.float32",
+        (f"{WIRING}test_trajectories_are_kept_in_the_precision_that_was_asked_for",),
+    ),
+    Mutant(
+        "steps of the expert that is not trained are planned",
+        "train/plan.py",
+        " and self.trains(float(schedule.sigmas[step]))",
+        "",
+        (f"{WIRING}test_steps_of_an_expert_that_is_not_trained_are_not_trained",),
+    ),
+    Mutant(
+        "groups with windows of their own draw the same steps",
+        "train/plan.py",
+        'own = f"/{index}" if rollout.window.kind == "drawn" else ""',
+        'own = ""',
+        (f"{WIRING}test_groups_with_a_window_of_their_own_draw_their_own_steps",),
+    ),
+    Mutant(
+        "first frames do not reach rollouts",
+        "train/trainer.py",
+        "[first_frame(g.prompt) for g in groups])",
+        "[None for g in groups])",
+        (f"{WIRING}test_first_frames_reach_rollouts_and_evaluations",),
     ),
     Mutant(
         "states are stored rounded but the rollout goes on with the exact ones",
@@ -510,7 +625,14 @@ STATE = (
         "train/state.py",
         'int(meta["updates"]), dict(meta["best"])',
         'int(meta["updates"]), {}',
-        (f"{WIRING}test_a_resumed_run_remembers_its_best",),
+        (f"{WIRING}test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated",),
+    ),
+    Mutant(
+        "a continued run does its last evaluation again",
+        "train/state.py",
+        'self.evaluated = int(meta.get("evaluated", self.iteration))',
+        "self.evaluated = -1",
+        (f"{WIRING}test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated",),
     ),
     Mutant(
         "the worst evaluation becomes the best",
@@ -562,6 +684,20 @@ EVALUATION = (
         "train/evaluate.py",
         '"eval", seed, member.group, member.index)',
         '"eval", seed, member.index)',
+        (f"{WIRING}test_every_evaluated_clip_starts_from_a_noise_of_its_own",),
+    ),
+    Mutant(
+        "first frames do not reach evaluations",
+        "train/evaluate.py",
+        "[images(p) for p in prompts]",
+        "[None for p in prompts]",
+        (f"{WIRING}test_first_frames_reach_rollouts_and_evaluations",),
+    ),
+    Mutant(
+        "evaluation makes one clip per prompt, however many were asked for",
+        "train/evaluate.py",
+        "for index in range(config.per_prompt)]",
+        "for index in range(1)]",
         (f"{WIRING}test_every_evaluated_clip_starts_from_a_noise_of_its_own",),
     ),
     Mutant(

@@ -26,6 +26,7 @@ from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import (
     AdvantageConfig,
     BatchConfig,
+    DataConfig,
     EvalConfig,
     OptimizerConfig,
     SurrogateConfig,
@@ -34,6 +35,7 @@ from sage_grpo.train.config import (
 from sage_grpo.train.evaluate import Evaluation
 from sage_grpo.train.runner import train
 from sage_grpo.train.trainer import Scored, Trainer
+from sage_grpo.train.update import Tally, summarize
 from sage_grpo.types import Conditioning
 
 DIMS = math.prod(toy.SHAPE)
@@ -245,6 +247,44 @@ def test_the_learning_rate_decays_over_all_updates_of_the_run(make_config, make_
     assert [log["optimizer/lr"] for log in trainer.log] == pytest.approx([0.6, 0.5, 0.4, 0.3])
 
 
+# What is logged -----------------------------------------------------------------------------------------------------
+
+
+def test_the_logged_loss_is_the_equalised_one(make_config, make_trainer) -> None:
+    """On policy every ratio is 1, so a step's loss is minus its weight times the mean advantage (not 0, as advantages are clipped)."""
+    trainer = make_trainer(
+        make_config(update=UpdateConfig(updates_per_rollout=1), advantage=AdvantageConfig(clip=0.3), seed=3)
+    )
+    plan, _, scored = run_up_to_scores(trainer)
+    mean = float(trainer.advantages(scored).mean())
+    (steps,) = plan.groups[0].trained
+    weight = sum(plan.equalizer[step] for step in steps) / len(steps)
+    assert abs(mean) > 0.01
+    assert abs(weight - 1) > 0.05
+    assert trainer.step()["loss/policy"] == pytest.approx(-mean * weight, rel=1e-4)
+
+
+def test_spread_and_shares_are_made_of_their_sums() -> None:
+    tally = Tally()
+    tally.sums |= {"ratio/mean": 0.03, "ratio/square": 0.0025, "gradient/policy": 9.0, "gradient/kl": 16.0}
+    metrics = summarize(tally, World(), [])
+    assert metrics["ratio/mean"] == pytest.approx(1.03)
+    assert metrics["ratio/std"] == pytest.approx(0.04)
+    assert metrics["gradient/kl_share"] == pytest.approx(4 / 7)
+
+
+def test_the_spread_of_rewards_is_that_of_the_valid_ones(make_config, make_trainer) -> None:
+    trainer = make_trainer(make_config())
+    total = torch.tensor([0.0, 2.0, math.nan, 4.0, 1.0, 1.0, 1.0, 5.0])
+    groups = torch.tensor([0] * 4 + [1] * 4)
+    scored = Scored(groups, total, torch.isfinite(total), {"bright": total}, {"bright": 1}, "")
+    metrics = trainer.describe(scored, torch.tensor([1.0, -3.0] * 4))
+    assert metrics["reward/total"] == metrics["reward/bright"] == 2.0
+    assert metrics["reward/std"] == pytest.approx(math.sqrt((4 + 0 + 4 + 1 + 1 + 1 + 9) / 7))
+    assert metrics["reward/group_std"] == pytest.approx((math.sqrt(8 / 3) + math.sqrt(3)) / 2)
+    assert (metrics["advantage/std"], metrics["advantage/largest"]) == (2.0, 3.0)
+
+
 # Rollouts -----------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +350,14 @@ def test_steps_of_an_expert_that_is_not_trained_are_not_trained(family, make_con
     trainer.step()
 
 
+def test_groups_with_a_window_of_their_own_draw_their_own_steps(make_config, make_trainer) -> None:
+    window = Window(kind="drawn", at=[1], length=3)
+    update = UpdateConfig(updates_per_rollout=1, step_fraction=0.3)
+    trainer = make_trainer(make_config(rollout={"steps": 6, "window": window}, update=update))
+    drawn = [[group.trained for group in plan_of(trainer, n).groups] for n in range(10)]
+    assert any(first != second for first, second in drawn)
+
+
 def test_branches_of_one_prompt_start_from_one_noise(make_config, make_trainer) -> None:
     window = Window(kind="drawn", at=[1, 2], branches=2)
     rollout = {"same_noise": True, "share": False, "window": window}
@@ -357,6 +405,28 @@ def test_evaluation_guides_whatever_training_does(family, make_config, make_trai
     trainer = make_trainer(replace(make_config(), model=model))
     trainer.evaluate()
     assert set(trainer.model.seen) == {3.0}
+
+
+def test_first_frames_reach_rollouts_and_evaluations(make_config, make_trainer, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (4, 3), (9, 8, 7)).save(tmp_path / "first.png")
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a cat", "image": "first.png"}\n{"prompt": "a dog"}\n')
+    config = make_config(data=DataConfig(prompts=str(file), eval_prompts=str(file)))
+    trainer = make_trainer(config)
+    given, encode = {}, trainer.model.encode
+
+    def watched(prompts, images=None):
+        given.update(zip(prompts, images or [None] * len(prompts)))
+        return encode(prompts, images)
+
+    trainer.model.encode = watched
+    for act in (lambda: trainer.roll_out(plan_of(trainer)), trainer.evaluate):
+        given.clear()
+        act()
+        assert given["a dog"] is None
+        assert given["a cat"].tolist() == [[[9, 8, 7]] * 4] * 3
 
 
 def test_every_evaluated_clip_starts_from_a_noise_of_its_own(make_config, make_trainer) -> None:
@@ -419,14 +489,15 @@ def test_exports_hold_the_average_where_there_is_one(make_config, make_trainer, 
         assert ema is None or same(saved, trainer.state.ema.copies)
 
 
-def test_a_resumed_run_remembers_its_best(make_config, make_trainer, tmp_path: Path) -> None:
+def test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated(make_config, make_trainer, tmp_path: Path) -> None:
     first, second = make_trainer(make_config()), make_trainer(make_config())
     first.step()
-    first.state.best = {"iteration": 1, "score": 0.9}
+    first.state.best, first.state.evaluated = {"iteration": 1, "score": 0.9}, 1
     first.save(tmp_path)
     first.writer.finish()
     assert second.resume(tmp_path) is not None
     assert second.state.best == {"iteration": 1, "score": 0.9}
+    assert second.state.evaluated == 1  # else the continued run would begin with an evaluation that was done
 
 
 def test_the_best_weights_are_those_of_the_highest_score(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
