@@ -115,5 +115,5 @@ def test_solver_that_a_model_does_not_bring() -> None:
     toy = Toy(ModelSpec(), "cpu")
     with pytest.raises(ModelError, match='solver "checkpoint" needs a model that brings one, and Toy has no'):
         build_solver(toy, "checkpoint", 4)
-    with pytest.raises(ModelError, match='"heun" is unknown: use euler or checkpoint'):
+    with pytest.raises(ModelError, match='"heun" is unknown: use euler, ab2 or checkpoint'):
         build_solver(toy, "heun", 4)  # type: ignore[arg-type]

@@ -635,6 +635,13 @@ STATE = (
         (f"{WIRING}test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated",),
     ),
     Mutant(
+        "an evaluation without a score becomes the best",
+        "train/runner.py",
+        "if total == total and total >",
+        "if total != total or total >",
+        (f"{WIRING}test_the_best_weights_are_those_of_the_highest_score",),
+    ),
+    Mutant(
         "the worst evaluation becomes the best",
         "train/runner.py",
         'total > state.best.get("score", float("-inf"))',

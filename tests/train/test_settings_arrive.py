@@ -500,8 +500,11 @@ def test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated(make_config,
     assert second.state.evaluated == 1  # else the continued run would begin with an evaluation that was done
 
 
-def test_the_best_weights_are_those_of_the_highest_score(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores, history = [0.1, 0.3, 0.9, 0.5], []
+@pytest.mark.parametrize(("scores", "best"), [([0.1, math.nan, 0.9, 0.5], 2), ([0.9, 0.1, 0.3, 0.5], 0)])
+def test_the_best_weights_are_those_of_the_highest_score(
+    scores: list[float], best: int, make_config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = []
 
     def evaluate(self: Trainer, *arguments) -> Evaluation:
         history.append(weights_of(self))
@@ -512,6 +515,9 @@ def test_the_best_weights_are_those_of_the_highest_score(make_config, monkeypatc
     config = make_config(evaluate=EvalConfig(every=1))
     assert train(config) == 0
     assert len(history) == 4
-    assert same(load_file(Path(config.out) / "best" / "toy.safetensors"), history[2])
     state = json.loads((Path(config.out) / "checkpoints" / "000003" / "state.json").read_text())
-    assert state["best"] == {"iteration": 2, "score": 0.9}
+    assert state["best"] == {"iteration": best, "score": 0.9}
+    if best:
+        assert same(load_file(Path(config.out) / "best" / "toy.safetensors"), history[best])
+    else:  # the weights that the run started from
+        assert not (Path(config.out) / "best").exists()
