@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import tiny
-from sage_grpo.commands.generate import Options, plan, run
+from sage_grpo.commands.generate import Options, _policy, plan, run
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.video import read_video
@@ -38,6 +38,12 @@ def test_clips_do_not_depend_on_the_batch(wan, tmp_path) -> None:
         assert (fps, a.shape) == (8.0, (5, 32, 32, 3))
         clips.append(a)
     assert not torch.equal(clips[0], clips[1])
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_the_last_step_explores_only_where_its_noise_may_stay(last: bool, wan, tmp_path) -> None:
+    given = options(wan, tmp_path, prompts="a cat", kernel=KernelSpec(name="sage"), deterministic_last=last)
+    assert _policy(given, given.model.load("cpu")).schedule.stochastic == (True, not last)
 
 
 def test_lora_changes_the_clips(wan, tmp_path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from sage_grpo.cli import main
 from sage_grpo.commands.evaluate import of_run
@@ -179,6 +180,15 @@ def test_exported_weights_of_a_full_run_are_found(copied: Run, evaluated) -> Non
     run = copied("full")
     shutil.rmtree(run / "checkpoints")
     assert evaluated(run) == own(run, 2)
+
+
+def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -> None:
+    run, file = finished("full"), "transformer/diffusion_pytorch_model.safetensors"
+    for words in (["--ema"], []):
+        out = tmp_path / f"export{len(words)}"
+        assert main(["export", "--run", str(run), "--out", str(out), *words]) == 0
+        exported, final = load_file(out / file), load_file(run / "final" / file)  # which is the average
+        assert all(torch.equal(exported[name], final[name]) for name in final) == bool(words)
 
 
 def test_damaged_checkpoints_are_refused(copied: Run, capsys) -> None:

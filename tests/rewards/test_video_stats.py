@@ -42,6 +42,14 @@ def test_blur_lowers_sharpness_and_an_even_picture_has_none():
     assert measure("sharpness", torch.full((1, 3, 16, 16, 3), 77, dtype=torch.uint8)) < 1e-6
 
 
+def test_sharpness_is_the_variance_of_the_laplacian():
+    levels = torch.randint(0, 256, (16, 16), generator=torch.Generator().manual_seed(2))
+    grey = levels.to(torch.uint8)[None, None, :, :, None].expand(1, 2, 16, 16, 3).contiguous()
+    x = levels / 255
+    edges = x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:] - 4 * x[1:-1, 1:-1]
+    assert measure("sharpness", grey) == pytest.approx(1000 * float(edges.var(correction=0)), rel=1e-4)
+
+
 def test_grey_has_no_saturation_and_a_pure_colour_has_all():
     grey = picture().float().mean(dim=-1, keepdim=True).round().to(torch.uint8).expand(-1, -1, 3)
     assert measure("saturation", grey.expand(1, 3, -1, -1, -1)) == 0
