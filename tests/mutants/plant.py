@@ -77,12 +77,16 @@ class Try:
         late = time.monotonic() - self.started > LIMIT * (1 if self.mutant else 20)
         if not done and not late:
             return None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # also what its tests have started
+        self.kill()
         if not done:
             os.waitpid(self.pid, 0)
             return -1
         return os.waitstatus_to_exitcode(status)
+
+    def kill(self) -> None:
+        """End the fork and what its tests have started; they have a session of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def restore(self) -> None:
         """Take the error out again. The tree that was copied may have moved on since."""
@@ -108,6 +112,7 @@ def run_tests(folder: Path, tests: Sequence[str], options: Sequence[str], output
     sys.path[:] = [str(folder / "src"), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "tests")]
     for name in [name for name in sys.modules if name.split(".")[0] == "mutants"]:
         del sys.modules[name]
+    vars(sys.modules["__main__"]).pop("__file__", None)  # else processes that tests start would import this script
     os.environ.update(PYTHONPATH=str(folder / "src"), PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(scratch))
     sys.dont_write_bytecode = True
     tempfile.tempdir = None
@@ -171,23 +176,25 @@ def finished(waiting: Iterator[Try], free: list[Path]) -> Iterator[tuple[Try, in
     """Run tries, one per free copy at a time; yields each with its exit code."""
     running: list[Try] = []
     exhausted = False
-    while running or not exhausted:
-        while free and not exhausted:
-            one = next(waiting, None)
-            if one is None:
-                exhausted = True
-                break
-            one.folder = free.pop()
-            one.started = time.monotonic()
-            one.start()
-            running.append(one)
-        for one in list(running):
-            code = one.poll()
-            if code is not None:
-                running.remove(one)
-                yield one, code
-                free.append(one.folder)
-        time.sleep(0.02)
+    try:
+        while running or not exhausted:
+            while free and not exhausted:
+                one = next(waiting, None)
+                exhausted = one is None
+                if one is not None:
+                    one.folder, one.started = free.pop(), time.monotonic()
+                    one.start()
+                    running.append(one)
+            for one in list(running):
+                code = one.poll()
+                if code is not None:
+                    running.remove(one)
+                    yield one, code
+                    free.append(one.folder)
+            time.sleep(0.02)
+    finally:  # an interrupt does not reach forks in sessions of their own
+        for one in running:
+            one.kill()
 
 
 def check_baseline(mutants: Sequence[Mutant], folders: list[Path]) -> list[str]:
