@@ -385,8 +385,8 @@ ROLLOUT = (
     Mutant(
         "the run's seed does not reach the order of prompts",
         "train/trainer.py",
-        "stream=PromptStream(prompts, config.seed)",
-        "stream=PromptStream(prompts, 0)",
+        "stream=PromptStream(parts.prompts, config.seed)",
+        "stream=PromptStream(parts.prompts, 0)",
         (f"{WIRING}test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself",),
     ),
     Mutant(
@@ -637,8 +637,8 @@ STATE = (
     Mutant(
         "an evaluation without a score becomes the best",
         "train/runner.py",
-        "if total == total and total >",
-        "if total != total or total >",
+        "if not total > state.best",
+        "if total <= state.best",
         (f"{WIRING}test_the_best_weights_are_those_of_the_highest_score",),
     ),
     Mutant(

@@ -23,6 +23,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.train.build import build
 from sage_grpo.train.config import (
     AdvantageConfig,
     BatchConfig,
@@ -183,7 +184,8 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
     config = make_config(batch=BatchConfig(prompts=1, group_size=3, micro_batch=1))
     total, counts, passes, weight = torch.tensor([1.0, 2.0, 4.0]), [], [], 0.0
     for rank in range(2):
-        trainer = Trainer(config, World(rank=rank, size=2, layout=Layout(1, 2, 1)))
+        world = World(rank=rank, size=2, layout=Layout(1, 2, 1))
+        trainer = Trainer(config, build(config, world), world)
         plan, velocity, calls = plan_of(trainer), trainer.model.velocity, []
         trainer.model.velocity = lambda *a, v=velocity, c=calls, **named: c.append(1) or v(*a, **named)
         rollout = trainer.roll_out(plan)
