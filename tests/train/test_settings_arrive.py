@@ -502,7 +502,7 @@ def test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated(make_config,
     assert second.state.evaluated == 1  # else the continued run would begin with an evaluation that was done
 
 
-@pytest.mark.parametrize(("scores", "best"), [([0.1, math.nan, 0.9, 0.5], 2), ([0.9, 0.1, 0.3, 0.5], 0)])
+@pytest.mark.parametrize(("scores", "best"), [([0.1, 0.9, math.nan, 0.5], 1), ([0.9, 0.1, 0.3, 0.5], 0)])
 def test_the_best_weights_are_those_of_the_highest_score(
     scores: list[float], best: int, make_config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
