@@ -1,52 +1,22 @@
-"""The command `sage-grpo`: a table of subcommands; only the one that is called is imported."""
+"""The command `sage-grpo`: of the subcommands only the one that is called is imported."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Sequence
 
 from sage_grpo import __version__
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: a module with `Options`, `run` and optionally `recipe(name) -> Options`."""
-
-    module: str
-    summary: str
-    positional: Literal["", "action", "command"] = ""
-    """What a first word without dashes means: nothing, the option `action`, or another command to run."""
-    recipes: bool = False
-    """Whether the module's function `defaults` takes a `--recipe NAME` out of the words, and `remarks` compares with it."""
-    runs: bool = False
-    """Whether the module's function `defaults` reads what the options start from in the folder of a `--run`."""
-
-
-COMMANDS = {
-    "demo": Command("demo", "train the miniature video model on this machine and show what changed"),
-    "train": Command("train", "align a video model with a reward (SAGE-GRPO and its baselines)", recipes=True),
-    "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True),
-    "evaluate": Command(
-        "evaluate", "score a model on held-out prompts, or existing mp4 files, with any rewards", runs=True
-    ),
-    "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
-    "inspect": Command("inspect", "tables and a figure of what a sampler and a schedule will do"),
-    "probe": Command(
-        "probe", "which steps to branch at and with how much noise, from a few clips of a model", recipes=True
-    ),
-    "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
-    "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
-    "shapes": Command("shapes", "the embedded world: pretrain, score and render it", positional="action"),
-}
+from sage_grpo.commands import COMMANDS
+from sage_grpo.hints import did_you_mean
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["help"] and len(argv) > 1:  # `help train model` is `train --help model`
+        argv = [argv[1], "--help", *argv[2:]]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help())
         return 0
@@ -55,57 +25,86 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
-        return _fail(f"there is no command {name!r}.{_nearest(name, list(COMMANDS))} Try: sage-grpo --help")
-    return _run(name, rest)
+        return _fail(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} sage-grpo --help lists them.")
+    try:
+        return _run(name, rest)
+    except (ValueError, FileNotFoundError) as error:
+        # What a user can mend is said in one message; anything else keeps its traceback.
+        return _fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror or error}.")
+    except KeyboardInterrupt:
+        return _fail("interrupted.", 130)
 
 
 def _run(name: str, argv: list[str]) -> int:
-    from sage_grpo.configure import ConfigError, parse
-
     command = COMMANDS[name]
+    topic, argv = _asked(argv, before=COMMANDS if command.positional == "command" else ())
+    if command.slow and topic is None and "--print_config" not in argv and _is_first():
+        # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
+        print(f"sage-grpo {__version__} {name}: starting ...", file=sys.stderr, flush=True)
     module = importlib.import_module(f"sage_grpo.commands.{command.module}")
-    try:
-        defaults = None
-        if command.positional == "command":
-            argv = module.arguments(argv, COMMANDS)
-        elif command.positional == "action" and argv and not argv[0].startswith("-"):
-            argv = ["--action", *argv]
-        if command.recipes or command.runs:
-            defaults, argv = module.defaults(argv)
-        options = parse(
-            module.Options, argv, prog=f"sage-grpo {name}", description=module.__doc__ or "", defaults=defaults
-        )
-        if command.recipes and defaults is not None and os.environ.get("RANK", "0") == "0":
-            for remark in module.remarks(options, defaults):
-                print(f"sage-grpo: {remark}", file=sys.stderr)
-        return module.run(options)
-    except (ConfigError, ValueError, FileNotFoundError) as error:
-        # What a user can mend is said in one message; anything else keeps its traceback.
-        return _fail(str(error))
+    defaults = None
+    if command.positional == "command":
+        argv = module.arguments(argv, COMMANDS)
+    elif command.positional and argv and not argv[0].startswith("-"):
+        argv = [f"--{command.positional}", *argv]
+    if command.recipes or command.runs:
+        defaults, argv = module.defaults(argv)
+    if topic is not None:
+        from sage_grpo.manual import manual
+
+        recipes = module.meanings() if command.recipes else None
+        about = module.__doc__ or ""
+        print(manual(module.Options, topic, prog=f"sage-grpo {name}", about=about, values=defaults, recipes=recipes))
+        return 0
+    from sage_grpo.configure import parse
+
+    options = parse(module.Options, argv, prog=f"sage-grpo {name}", defaults=defaults, recipes=command.recipes)
+    if command.recipes and defaults is not None and _is_first():
+        for remark in module.remarks(options, defaults):
+            print(f"sage-grpo: {remark}", file=sys.stderr)
+    return module.run(options)
 
 
-def _nearest(name: str, names: list[str]) -> str:
-    import difflib
+def _asked(argv: list[str], before: Collection[str]) -> tuple[str | None, list[str]]:
+    """What the words ask help on (None: nothing), and the words without that; words from one of `before` on are another's."""
+    for place, word in enumerate(argv):
+        if word in before:
+            break
+        if word in ("-h", "--help"):
+            topic = "".join(one for one in argv[place + 1 : place + 2] if not one.startswith("-"))
+            return topic, argv[:place] + argv[place + 1 + bool(topic) :]
+        name, _, value = word.partition("=")
+        if name == "--help" or (name.startswith("--") and name.endswith(".help")):  # --help=model, --model.lora.help
+            return value or name[2:].removesuffix(".help"), argv[:place] + argv[place + 1 :]
+    return None, argv
 
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+
+def _is_first() -> bool:
+    """Of several processes, one speaks."""
+    return os.environ.get("RANK", "0") == "0"
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, status: int = 2) -> int:
     print(f"sage-grpo: {message}", file=sys.stderr)
-    return 2
+    return status
 
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
-    return f"""sage-grpo {__version__}: reinforcement-learning post-training of flow-matching video generators
+    return f"""sage-grpo {__version__}: reinforcement-learning post-training of flow-matching
+video generators
 
 usage: sage-grpo COMMAND [--config FILE.yaml] [--option value ...]
 
 {rows}
 
-`sage-grpo COMMAND --help` lists a command's options; `--print_config` prints them as YAML to start from."""
+`sage-grpo COMMAND --help` says what a command takes, `--help GROUP` lists a group
+of its options; `--print_config` prints them as YAML to start from."""
 
 
 if __name__ == "__main__":

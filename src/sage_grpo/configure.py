@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
-import re
-import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin
 
-from sage_grpo.ranges import faults, ranges
+from sage_grpo.hints import explain, leaves
+from sage_grpo.ranges import faults
+
+__all__ = ["ConfigError", "check_yaml", "explain", "given", "leaves", "parse"]
 
 T = TypeVar("T")
 
@@ -24,31 +24,22 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message says what to change."""
 
 
-def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str = "", defaults: T | None = None) -> T:
+def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | None = None, recipes: bool = False) -> T:
     """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults.
 
-    `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right.
+    `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right. With `recipes`
+    the words and files may name a recipe: whoever made `defaults` has read it.
     """
     from jsonargparse import ArgumentParser
     from jsonargparse import set_parsing_settings as settings
 
-    class Parser(ArgumentParser):
-        """Ends the help of a field with its range."""
-
-        def add_class_arguments(self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
-            added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
-            limits = dict(ranges(theclass, f"{nested_key}." if nested_key else ""))
-            for action in self._actions:
-                if action.dest in limits:
-                    action.help = f"{(action.help or '').rstrip()} Must be {limits[action.dest]}.".lstrip()
-            return added
-
-    settings(docstring_parse_attribute_docstrings=True)
-    parser = Parser(prog=prog, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
-    parser.add_argument("--config", action="config", help="A YAML file with any of the options below.")
+    settings(docstring_parse_attribute_docstrings=False)  # manual.py writes the help
+    parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
+    parser.add_argument("--config", action="config")
+    if recipes:
+        parser.add_argument("--recipe", type=str | None)
     parser.add_class_arguments(options)  # type: ignore[type-var]
-    if defaults is not None:
-        parser.set_defaults(dataclasses.asdict(defaults))  # type: ignore[call-overload]
+    parser.set_defaults(_lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults))  # type: ignore[call-overload]
     try:
         given = parser.parse_args(_friendly(argv, options))
         wrong = list(faults(options, given))  # here, because a part does not know its place in the whole
@@ -56,8 +47,24 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
             raise ConfigError("\n".join(wrong))
         namespace = parser.instantiate_classes(given)
         return options(**{field.name: namespace[field.name] for field in dataclasses.fields(options)})  # type: ignore[arg-type]
+    except ConfigError:
+        raise
     except (argparse.ArgumentError, ValueError, TypeError) as error:
         raise ConfigError(explain(str(error), options)) from error
+
+
+def _lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
+    """Defaults that are lists of dataclasses, as plain data: the parser could not print them."""
+    made = {
+        field.name: field.default_factory()
+        for field in dataclasses.fields(options)
+        if field.default_factory is not dataclasses.MISSING
+    }
+    return {
+        name: [dataclasses.asdict(item) for item in value]
+        for name, value in made.items()
+        if isinstance(value, list) and value and dataclasses.is_dataclass(value[0])
+    }
 
 
 def _friendly(argv: Sequence[str], options: type) -> list[str]:
@@ -82,7 +89,7 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         file = (values or [value])[0] if name == "--config" else ""
         if file:
             check_yaml(Path(file))
-        result += [f"{key}=[]" for key in lists if name == key or (file and _holds(file, key.removeprefix("--")))]
+        result += [f"{key}=[]" for key in lists if name == key or (file and in_file(file, key.removeprefix("--")))]
         if kinds.get(word) in (bool, bool | None) and not values:
             result.append(f"{word}=true")
         elif kinds.get(word) == list[str] and values and not values[0].startswith("["):
@@ -102,7 +109,7 @@ def given(argv: Sequence[str], key: str) -> str | None:
         value = value if equals else "".join(argv[place + 1 : place + 2])
         if name == f"--{key}":
             found = value
-        elif name == "--config" and _holds(value, key):
+        elif name == "--config" and in_file(value, key):
             found = str(_lookup(value, key))
     return found
 
@@ -146,7 +153,7 @@ def _twice(node: Any, prefix: str = "") -> str | None:
     return None
 
 
-def _holds(file: str, key: str) -> bool:
+def in_file(file: str, key: str) -> bool:
     """Whether a YAML file sets a dotted key."""
     return _lookup(file, key) is not _NOTHING
 
@@ -216,45 +223,3 @@ def _yaml_fault(events: Iterable[Any]) -> str:
         if stack[-1][1] > MAX_YAML_VALUES:
             return f"with its aliases it holds more than {MAX_YAML_VALUES} values"
     return ""
-
-
-def explain(message: str, options: type) -> str:
-    """Add the nearest valid key or value to a parser's message."""
-    keys = dict(leaves(options))
-    unknown = re.search(r"unrecognized arguments?: (?:--)?([\w.+-]+)", message) or re.search(
-        r"[Kk]ey ['\"]?([\w.]+)['\"]? is not expected", message
-    )
-    group = re.search(r"Group '([\w.]+)' does not accept (?:option|nested key) '([\w.]+)'", message)
-    hints = []
-    if unknown:
-        hints = _nearest_key(unknown.group(1).split("=")[0], list(keys))
-    elif group:
-        hints = _nearest_key(f"{group.group(1)}.{group.group(2)}", list(keys))
-    else:
-        literal = re.search(r"Expected a (?:typing\.)?Literal\[(.+?)\]. Got value: (\S+)", message)
-        if literal:
-            choices = [choice.strip(" '\"") for choice in literal.group(1).split(",")]
-            hints = difflib.get_close_matches(literal.group(2), choices, n=1, cutoff=0.5)
-    text = message.strip()
-    return f"{text}\nDid you mean {hints[0]!r}?" if hints else text
-
-
-def leaves(options: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key of an options dataclass with its type."""
-    hints = get_type_hints(options)
-    for field in dataclasses.fields(options):
-        key, kind = prefix + field.name, hints[field.name]
-        yield key, kind
-        for inner in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
-            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
-                yield from leaves(inner, key + ".")
-
-
-def _nearest_key(given: str, keys: list[str]) -> list[str]:
-    """The nearest whole key, else the nearest by its last part (people forget the prefix)."""
-    near = difflib.get_close_matches(given, keys, n=1, cutoff=0.75)
-    if near:
-        return near
-    tails = {key.rsplit(".", 1)[-1]: key for key in keys}
-    tail = difflib.get_close_matches(given.rsplit(".", 1)[-1], tails, n=1, cutoff=0.6)
-    return [tails[tail[0]]] if tail else []

@@ -350,13 +350,14 @@ def test_the_snippet_fits_every_recipe(name, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("more", "answer"),
     [
-        (["--probe.members", "6"], "probe.members must be 8, 12, 16, ..., got 6"),
+        (["--probe.members", "6"], "probe.members must be at least 8, got 6"),
+        (["--probe.members", "10"], "probe.members must be 8, 12, 16, ..., got 10"),
         (["--probe.prompts", "1"], "probe.prompts must be at least 2, got 1"),
         (["--probe.prompts", "9"], "has only 5 prompts"),
         (["--probe.starts", "1"], "probe.starts must be at least 2"),
         (["--probe.steps", "[7]"], "steps 0 to 4"),
         (["--probe.steps", "[1, 1]"], "must name different values"),
-        (["--probe.etas", "[0.0]"], "probe.etas must be positive"),
+        (["--probe.etas", "[0.0]"], "probe.etas[0] must be positive"),
         (["--kernel.name", "cps", "--probe.etas", "[1.5]"], "eta"),
         (["--kernel.name", "ode"], "no step of a window there can be trained"),
         (["--rewards", '[{"name": "trainer_toys:flat"}]'], "the same for all clips"),

@@ -1,1 +1,41 @@
-"""The subcommands: each module has an Options dataclass and a run function."""
+"""The subcommands, as a table: each module has an Options dataclass and a run function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: a module with `Options` and `run`."""
+
+    module: str
+    summary: str
+    positional: str = ""
+    """The option that a first word without dashes is the value of; "command" is another command to run."""
+    recipes: bool = False
+    """Whether there is a `--recipe NAME`: the module's `defaults` reads it, `remarks` compares with it, `meanings` lists them."""
+    runs: bool = False
+    """Whether the module's function `defaults` reads what the options start from in the folder of a `--run`."""
+    slow: bool = False
+    """Whether it takes seconds until it has something to say."""
+
+
+COMMANDS = {
+    "demo": Command("demo", "train the miniature video model here and show what changed", slow=True),
+    "train": Command("train", "align a video model with a reward", recipes=True, slow=True),
+    "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True, slow=True),
+    "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", runs=True, slow=True),
+    "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
+    "inspect": Command("inspect", "tables and a figure of what a sampler and a schedule will do"),
+    "probe": Command(
+        "probe",
+        "which steps to branch at and with how much noise, from a few clips of a model",
+        recipes=True,
+        slow=True,
+    ),
+    "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
+    "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
+    "shapes": Command("shapes", "the embedded world: pretrain, score and render it", positional="action"),
+    "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
+}

@@ -32,12 +32,14 @@ def run(options: Options) -> int:
     from sage_grpo.recipes import recipe
     from sage_grpo.report.picture import draw_run
     from sage_grpo.train.folder.journal import read_rows
+    from sage_grpo.train.preflight import preflight
     from sage_grpo.train.runner import train
 
     start, out = time.perf_counter(), Path(options.out)
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed)
     if options.iterations is not None:
         config = replace(config, iterations=options.iterations)
+    preflight(config)
     status = train(config)
     rows = [row for row in read_rows(out / "metrics.jsonl") if "eval/total" in row]
     if status != 0 or len(rows) < 2 or rows[-1]["iteration"] < config.iterations:

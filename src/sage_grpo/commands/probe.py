@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from sage_grpo.commands import train
 from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
-from sage_grpo.recipes import remarks
+from sage_grpo.ranges import Natural
+from sage_grpo.recipes import meanings, remarks
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.probe import Advice, Effect, advise, best_step, effect, spread
 from sage_grpo.train.prober import Clips, Prober, ProbeSpec, passes
@@ -27,7 +28,7 @@ from sage_grpo.train.prober import Clips, Prober, ProbeSpec, passes
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Options", "defaults", "remarks", "run"]
+__all__ = ["Options", "defaults", "meanings", "remarks", "run"]
 
 TOLERANCE = 0.1
 """Changes of reward and drift below this part of their standard deviation over start noises do not speak against an eta."""
@@ -41,7 +42,7 @@ class Options(TrainConfig):
     """Folder of a run: its configuration becomes the defaults of all options, and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
     """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
-    checkpoint: int | None = None
+    checkpoint: Natural | None = None
     """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None
     """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""

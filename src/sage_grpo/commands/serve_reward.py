@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -42,11 +43,15 @@ def run(options: Options) -> int:
     """Serve until SIGINT or SIGTERM; running batches are finished first."""
     token = os.environ.get(options.token_env, "").strip()
     check_binding(options.host, token)
+    from sage_grpo.models.family import choose_device
+
     try:
         import uvicorn
     except ModuleNotFoundError as error:
         raise RewardConfigError('The reward server needs: pip install "sage-grpo[server]".') from error
-    composite = CompositeReward(options.rewards, device=options.device, require_weights=False)
+    check_port(options.host, options.port)
+    device = choose_device(options.device)
+    composite = CompositeReward(options.rewards, device=device, require_weights=False)
     app = create_app(composite_scorer(composite), token=token, limits=options.limits)
     kept = "with a token" if token else "without a token"
     print(f"Serving {', '.join(composite.names)} on http://{options.host}:{options.port}, {kept}.", flush=True)
@@ -63,3 +68,18 @@ def run(options: Options) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn after its orderly end
         server.run()
     return 0 if server.started else 1
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before rewards are loaded for it."""
+    if not 0 <= port <= 65535:  # some systems take the remainder
+        raise ValueError(f"port must be in [0, 65535], got {port}.")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            probe.bind(address)
+    except OSError as error:
+        raise ValueError(
+            f"Nothing can listen on {host}:{port} ({error}). Choose another --port (0 takes any that is free) or --host."
+        ) from error

@@ -1,27 +1,62 @@
-"""Align a video model with a reward. `--recipe NAME` starts from a whole configuration (shapes/sage, hunyuan15/sage, ...)."""
+"""Align a video model with a reward. `--recipe NAME` (or `recipe: NAME` in a YAML file) starts from a whole configuration."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from sage_grpo.recipes import recipe, remarks
+from sage_grpo.configure import given, in_file
+from sage_grpo.recipes import meanings, recipe, remarks
 from sage_grpo.train.config import TrainConfig as Options
 
-__all__ = ["Options", "defaults", "remarks", "run"]
+__all__ = ["Options", "defaults", "meanings", "remarks", "run"]
+
+EMBEDDED = "shapes/sage"
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What the options start from, and the words without `--recipe NAME`.
+    """What the options start from, and the words with the recipe, if there is one, at their end.
 
-    Without a recipe, a file or a model it is the embedded world's recipe, which runs on any machine; with a model or a file,
-    the options' own defaults, which are the paper's.
+    A recipe on the command line wins over that of a file. Without a recipe, a file or a model it is the embedded world's, which
+    runs on any machine; with a model or a file, the options' own defaults, which are the paper's.
     """
-    if "--recipe" in argv:
-        at = argv.index("--recipe")
-        return recipe(argv[at + 1] if at + 1 < len(argv) else ""), argv[:at] + argv[at + 2 :]
-    chosen = any(word.split("=")[0] in ("--config", "--model", "--model.path", "--model.family") for word in argv)
-    return (None if chosen else recipe("shapes/sage")), argv
+    words, named = _without_recipe(argv)
+    if named is None:
+        named = given(words, "recipe")
+    files = [value for value in (given(words, "config"),) if value]
+    chosen = any(word.split("=")[0] in ("--model", "--model.path", "--model.family") for word in words)
+    if named is None and not files and not chosen:
+        named = EMBEDDED
+    if named in (None, "None", "null"):
+        _say_what_it_stands_on(files)
+        return None, words
+    return recipe(str(named)), [*words, f"--recipe={named}"]
+
+
+def _without_recipe(argv: list[str]) -> tuple[list[str], str | None]:
+    """The words without `--recipe NAME` and `--recipe=NAME`, and the last name."""
+    words, rest, named = [], list(argv), None
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--recipe="):
+            named = word.partition("=")[2]
+        elif word == "--recipe":
+            named = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+        else:
+            words.append(word)
+    return words, named
+
+
+def _say_what_it_stands_on(files: list[str]) -> None:
+    """Without a recipe most options have defaults that nobody chose; a whole file, as a run writes it, leaves none."""
+    if any(all(in_file(file, name) for name in Options.__dataclass_fields__) for file in files):
+        return
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"sage-grpo: no recipe is named: what {files[-1] if files else 'the options'} leaves out has the paper's defaults "
+            "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe.",
+            file=sys.stderr,
+        )
 
 
 def run(options: Options) -> int:
@@ -29,12 +64,14 @@ def run(options: Options) -> int:
     from sage_grpo.parallel.checkpoint import SaveFailed
     from sage_grpo.parallel.world import RankLost, start
     from sage_grpo.rewards.base import RewardFailure
+    from sage_grpo.train.preflight import preflight
     from sage_grpo.train.runner import train
     from sage_grpo.train.terminal import outliving_output
     from sage_grpo.train.update import Diverged
 
     with outliving_output():
         world = start(options.parallel, options.model.device)
+        preflight(options, world.size)
         try:
             with world.watching():
                 status = train(options, world)

@@ -367,9 +367,18 @@ def choose_device(name: str | torch.device) -> torch.device:
     """The device of a spec; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError('model.device is "cuda", but PyTorch sees no CUDA device. Use "auto" or "cpu".')
+    use = 'Use "auto", "cpu", "cuda" or "cuda:1".'
+    try:
+        device = torch.device(name)
+        if device.type != "cuda":
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # whatever a kind of device has to say
+        raise ModelError(f'There is no device "{name}" here. {use}') from error
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type == "meta" or (device.index or 0) >= max(1, count):
+        raise ModelError(f'There is no device "{name}" here: PyTorch sees {count} of that kind. {use}')
+    if not count:
+        raise ModelError(f'The device is "{name}", but PyTorch sees no CUDA device. Use "auto" or "cpu".')
     return device
 
 

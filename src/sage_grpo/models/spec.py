@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import is_object, refuse_object
 from sage_grpo.ranges import Count, Fps, Positive, Range, Seed, check
 
@@ -139,15 +140,7 @@ class ModelSpec:
             from sage_grpo.models.checkpoint import detect_family
 
             family = detect_family(self)
-        name = family if "." in family else f"sage_grpo.models.{family}"
-        try:
-            module = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise  # the module exists, something that it imports does not
-            raise ModelError(
-                f'model.family "{family}": there is no module {name}. Is it on the Python path?'
-            ) from error
+        module = find_family(family)
         import torch
 
         # Constructors draw weights that the checkpoint then replaces: loading must not move the run's random numbers.
@@ -157,3 +150,16 @@ class ModelSpec:
         if not sharded:
             model.place("network", model.device)
         return model
+
+
+def find_family(family: str) -> ModuleType:
+    """The module of a family: one that ships with the package, or a user's, by its import path."""
+    try:
+        module = import_named(family if "." in family else f"sage_grpo.models.{family}")
+    except NoSuchModule as error:
+        raise ModelError(f'model.family "{family}": {error}') from error
+    if not callable(vars(module).get("load")):
+        raise ModelError(
+            f'model.family "{family}": the module has no function load(spec, device=None); see docs/extending.md.'
+        )
+    return module

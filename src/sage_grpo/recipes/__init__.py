@@ -8,10 +8,10 @@ code's own run. Where the reward is VideoAlign, `/a` or `/b` at the end takes th
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from sage_grpo.hints import did_you_mean
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
 from sage_grpo.train.config import TrainConfig
@@ -25,6 +25,18 @@ def names() -> list[str]:
     return [f"{target}/{method}" for target in TARGETS for method in METHODS] + list(WHOLE)
 
 
+def meanings() -> dict[str, dict[str, str]]:
+    """What every part of a recipe's name means, for people."""
+
+    def lines(parts: Mapping[str, Callable[..., TrainConfig]]) -> dict[str, str]:
+        return {name: (part.__doc__ or "").split("\n")[0] for name, part in parts.items()}
+
+    return {
+        "recipes are TARGET/METHOD, with the targets (alone: with sage)": {**lines(TARGETS), **lines(WHOLE)},
+        "and the methods (alone: on shapes; /a or /b at the end: VideoAlign's weights)": lines(METHODS),
+    }
+
+
 def recipe(name: str) -> TrainConfig:
     """The configuration of this name; a method alone is meant on the shapes world, a target alone with SAGE."""
     base, _, setting = name.rpartition("/")
@@ -35,11 +47,10 @@ def recipe(name: str) -> TrainConfig:
     elif base in TARGETS:
         base = f"{base}/sage"
     if base not in names():
-        near = difflib.get_close_matches(name, [*TARGETS, *METHODS, *names()], n=1)
         raise ValueError(
             f"There is no recipe {name!r}. Targets: {', '.join(TARGETS)}; methods: {', '.join(METHODS)}; besides: "
             f"{', '.join(WHOLE)}; reward settings at the end: {', '.join(f'/{key}' for key in SETTINGS)}."
-            + (f" Did you mean {near[0]!r}?" if near else "")
+            + did_you_mean(name, [*TARGETS, *METHODS, *names()])
         )
     target, _, method = base.partition("/")
     config = WHOLE[base]() if base in WHOLE else METHODS[method](TARGETS[target]())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import refuse_object
 from sage_grpo.ranges import Finite, Natural, check
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
@@ -77,6 +77,14 @@ class RewardSpec:
 
 def load_reward(spec: RewardSpec) -> Reward:
     """Build the reward that a spec names; RewardConfigError (a ValueError) names the nearest valid choice."""
+    target, options = find_reward(spec), dict(spec.options)
+    if inspect.isclass(target):
+        return _construct(target, options, spec)
+    return FunctionReward(target, **{"parts": list(spec.weights), **options})
+
+
+def find_reward(spec: RewardSpec) -> Any:
+    """The function or class that a spec names, which is not called yet."""
     refuse_object(spec.name, "a reward", "Give other rewards (--rewards)")
     path = spec.name if ":" in spec.name else BUILT_IN.get(spec.name)
     if path is None:
@@ -85,11 +93,9 @@ def load_reward(spec: RewardSpec) -> Reward:
         )
     module_name, _, attribute = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise RewardConfigError(
-            f"Reward {spec.name!r}: cannot import {error.name!r}. Is it installed and on the Python path?"
-        ) from error
+        module = import_named(module_name)
+    except NoSuchModule as error:
+        raise RewardConfigError(f"Reward {spec.name!r}: {error}") from error
     public = [name for name in vars(module) if not name.startswith("_")]
     if attribute not in public:
         raise RewardConfigError(f"Module {module_name} has no {attribute!r}.{nearest(attribute, public)}")
@@ -97,10 +103,7 @@ def load_reward(spec: RewardSpec) -> Reward:
     if not callable(target):
         raise RewardConfigError(f"{path} is a {type(target).__name__}, neither a function nor a class.")
     _check_kind(target, spec)
-    options = dict(spec.options)
-    if inspect.isclass(target):
-        return _construct(target, options, spec)
-    return FunctionReward(target, **{"parts": list(spec.weights), **options})
+    return target
 
 
 def _check_kind(target: Any, spec: RewardSpec) -> None:

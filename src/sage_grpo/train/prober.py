@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel.world import World
+from sage_grpo.ranges import Folder, Natural, Positive, Range, check
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import BatchConfig, TrainConfig, UpdateConfig
 from sage_grpo.train.plan import Group, Plan, Planner
@@ -30,28 +32,24 @@ from sage_grpo.types import Conditioning
 class ProbeSpec:
     """How much to sample."""
 
-    prompts: int = 8
+    prompts: Annotated[int, Range(2)] = 8
     """The first so many training prompts; intervals are over prompts."""
-    starts: int = 2
+    starts: Annotated[int, Range(2)] = 2
     """Start noises per prompt."""
-    members: int = 8
+    members: Annotated[int, Range(8)] = 8
     """Clips per branch: 8, 12, 16, ..."""
-    steps: list[int] | None = None
+    steps: list[Natural] | None = None
     """Steps to branch at; None is every step that can be trained."""
-    etas: list[float] | None = None
+    etas: list[Positive] | None = None
     """Values of kernel.eta to compare at the best step, besides the configuration's; None is half and one and a half of it."""
-    out: str = "probe"
+    out: Folder = "probe"
     """Folder for probe.json, probe.png and snippet.yaml."""
     json: bool = False
     """Print JSON only."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "starts"):
-            if getattr(self, name) < 2:
-                raise ValueError(
-                    f"probe.{name} must be at least 2, got {getattr(self, name)}: a variance needs two of them."
-                )
-        if self.members < 2 * QUADRUPLE or self.members % QUADRUPLE:
+        check(self)
+        if self.members % QUADRUPLE:
             raise ValueError(
                 f"probe.members must be 8, 12, 16, ..., got {self.members}: clips of a branch come in quadruples of noises, and a "
                 "variance needs two of them."
@@ -60,8 +58,6 @@ class ProbeSpec:
             values = getattr(self, name)
             if values is not None and (len(set(values)) < len(values) or (name == "steps" and not values)):
                 raise ValueError(f"probe.{name} must name different values, got {values}.")
-        if self.etas is not None and not all(math.isfinite(eta) and eta > 0 for eta in self.etas):
-            raise ValueError(f"probe.etas must be positive, got {self.etas}: without noise there is nothing to probe.")
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,16 @@ def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> in
     if found.checkpoint:
         trainer.state.load(folder, trainer.world)
     plan = trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts))
-    terminal.console.print(plan_table(trainer.config, plan, dims=trainer.objective.dims, clip=trainer.objective.clip))
+    terminal.console.print(
+        plan_table(
+            trainer.config,
+            plan,
+            dims=trainer.objective.dims,
+            clip=trainer.objective.clip,
+            device=str(trainer.model.device),
+            parameters=trainer.state.size,
+        )
+    )
     if not found.checkpoint:
         return None
     terminal.say(f"Resumed from {folder} at iteration {trainer.state.iteration}.")

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,6 +18,9 @@ from rich.table import Table
 
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.plan import Plan
+
+WIDTH = 80
+"""Columns that every terminal has; lines that people compare do not wrap."""
 
 
 class Outlet(io.TextIOBase):
@@ -98,7 +101,7 @@ def outliving_output() -> Iterator[None]:
 
 
 class Terminal:
-    """A bar for the run (with reward and time left), a bar for the phase, and a line per iteration where there is no bar."""
+    """A line per iteration, and below it, where a person looks, a bar for the run and one for the phase."""
 
     def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
         own = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
@@ -115,7 +118,6 @@ class Terminal:
             console=self.console,
             disable=not live,
         )
-        self._live = live
         self._run = self._progress.add_task("run", total=total, note="")
         self._phase = self._progress.add_task("", total=1, note="")
 
@@ -140,23 +142,18 @@ class Terminal:
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
         """One iteration is done."""
-        note = f"reward {metrics['reward/total']:.3f} ± {metrics['reward/group_std']:.3f}"
-        self._progress.update(self._run, completed=number, note=note)
-        if not self._live:
-            self._seconds.append(metrics["time/total"])
-            left = sum(self._seconds) / len(self._seconds) * (self.total - number)
-            self.say(
-                f"iteration {number}/{self.total}  {note}  kl {metrics['kl/total']:.2e}  "
-                f"clip {metrics['ratio/clip_fraction']:.0%}  grad {metrics['gradient/norm']:.3g}  "
-                f"{metrics['time/total']:.1f} s  {_minutes(left)} left"
-            )
+        self._progress.update(self._run, completed=number, note=f"reward {metrics['reward/total']:.3f}")
+        self._seconds.append(metrics["time/total"])
+        left = sum(self._seconds) / len(self._seconds) * (self.total - number)
+        self.say(iteration_line(number, self.total, metrics, left))
 
     def evaluation(self, number: int, metrics: Mapping[str, float]) -> None:
         """An evaluation is done."""
         shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
-        text = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
-        self.say(f"held-out after {number}  {text}", style="bold")
+        order = sorted(shown, key=lambda name: name != "total")  # the total first
+        parts = [f"{name} {shown[name]:.3f}" for name in order]
+        self.say("\n".join(lines_of([f"held-out after {number}", *parts])), style="bold")
 
     def failures(self, report: str) -> None:
         """Rewards that failed, below the limit at which a run stops."""
@@ -164,7 +161,43 @@ class Terminal:
             self.say(report, style="yellow")
 
 
-def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float) -> Table:
+def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
+    """An iteration in one line of a terminal; where figures are long, the least important ones go."""
+    must = [f"{number}/{total}", f"reward {metrics['reward/total']:.3f} ± {metrics['reward/group_std']:.3f}"]
+    may = [
+        f"kl {metrics['kl/total']:.1e}",
+        f"clip {metrics['ratio/clip_fraction']:.0%}",
+        f"grad {metrics['gradient/norm']:.2g}",
+    ]
+    end = [f"{metrics['time/total']:.1f} s", f"{_minutes(left)} left"]
+    while may and len("  ".join([*must, *may, *end])) > WIDTH:
+        may.pop()
+    return "  ".join([*must, *may, *end])
+
+
+def lines_of(parts: Sequence[str]) -> list[str]:
+    """Parts, which stay whole, in as few lines of a terminal as they need."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) > WIDTH:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f"  {part}"
+    return lines
+
+
+def model_rows(config: TrainConfig, device: str, parameters: int) -> list[tuple[str, str]]:
+    """What is trained, where and in which precision."""
+    model = config.model
+    kind = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
+    return [
+        ("model", model.path or "shapes (comes with the package)"),
+        ("device", f"{device}, computes in {model.dtype}"),
+        ("trains", f"{parameters:,} parameters: {kind}"),
+    ]
+
+
+def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float, device: str, parameters: int) -> Table:
     """The arithmetic of an iteration, for people; read off the plan that it executes."""
     batch, ranks = config.batch, len(plan.shares)
     rollouts = len(plan.groups) * plan.group_size
@@ -177,6 +210,7 @@ def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float) -> Ta
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = [
+        *model_rows(config, device, parameters),
         ("rollouts", f"{batch.prompts} prompts{branches} x {batch.group_size} = {rollouts} clips per iteration"),
         (
             "micro-batches",

@@ -1,0 +1,47 @@
+"""Import a module that a user names, installed or in the current folder."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+
+class NoSuchModule(ValueError):
+    """A module that was named cannot be imported; the message says why and what to do."""
+
+
+def import_named(name: str) -> ModuleType:
+    """The module of this name; NoSuchModule in one line where it is not there or does not import.
+
+    The console script does not look into the current folder, as `python -m` does. A name that a user gives may mean a file there;
+    the folder goes to the end of the path, so that it hides nothing that is installed, and only once a name needs it.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise NoSuchModule(f"{name!r} is no name of a module: write it as in `import`, without .py and slashes.")
+    top, here = name.split(".")[0], Path.cwd()
+    try:
+        installed = top in sys.modules or find_spec(top) is not None
+    except ValueError:  # a module without a spec, such as __main__
+        installed = True
+    if not installed and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
+        sys.path.append(str(here))
+    cause: Exception
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing, cause = error.name or name, error
+        if name == missing or name.startswith(f"{missing}."):
+            fault = f"there is no module {name}, neither installed nor in {here}. Is its folder on PYTHONPATH?"
+        else:
+            fault = f"module {name!r} needs {missing!r}, which is not installed."
+    except Exception as error:  # noqa: BLE001 - users' code may raise anything when it is imported
+        frame, cause = traceback.extract_tb(error.__traceback__)[-1], error
+        file, line, text = frame.filename, frame.lineno, str(error)
+        if isinstance(error, SyntaxError):
+            file, line, text = error.filename or file, error.lineno, error.msg
+        fault = f"module {name!r} does not import: {type(error).__name__}: {text} ({file}, line {line})."
+    raise NoSuchModule(fault) from cause

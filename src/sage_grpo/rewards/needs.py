@@ -1,0 +1,64 @@
+"""Which files a built-in reward reads, and where they come from: so that all that is missing is said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_grpo.rewards.spec import RewardSpec
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something on disk that an option names."""
+
+    key: str
+    """The option, as errors call it."""
+    value: str
+    source: str
+    """Where it comes from."""
+    hub: str = ""
+    """A file of it by which to find it in the hub's cache; empty where only a path will do."""
+
+    @property
+    def is_hub_id(self) -> bool:
+        """Whether the value can be a name on the hub: owner/name, and no path."""
+        return bool(self.hub) and self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine, as a path or in the hub's cache."""
+        if Path(self.value).expanduser().exists():
+            return True
+        if not self.is_hub_id:
+            return False
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(self.value, self.hub), str)
+
+
+_CLIP = "a CLIP model in transformers' format, a folder or a hub name (openai/clip-vit-large-patch14)"
+_QWEN = "Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name"
+SOURCES: dict[str, dict[str, tuple[str, str]]] = {
+    "videoalign": {
+        "checkpoint": ("the authors' release: hf download KwaiVGI/VideoReward --local-dir {value}", ""),
+        "base": (_QWEN, "config.json"),
+        "template": ("prompt_template.py of https://github.com/KwaiVGI/VideoAlign", ""),
+    },
+    "clip": {"model": (_CLIP, "config.json"), "tokenizer": (_CLIP, "config.json")},
+    "pickscore": {"model": ("a hub name (yuvalkirstain/PickScore_v1) or a folder with it", "config.json")},
+    "aesthetic": {
+        "model": (_CLIP, "config.json"),
+        "head": ("the layers of an aesthetic predictor, as safetensors or .pth", ""),
+    },
+}
+"""Reward -> option -> where its file comes from, and the file by which to find it in the hub's cache."""
+
+
+def reward_needs(spec: RewardSpec) -> Iterator[Need]:
+    """The files that the options of a reward name."""
+    for option, (source, hub) in SOURCES.get(spec.name, {}).items():
+        value = spec.options.get(option)
+        if isinstance(value, str) and value:
+            yield Need(f"rewards {spec.title}: {option}", value, source.format(value=value), hub)

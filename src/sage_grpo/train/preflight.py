@@ -1,0 +1,104 @@
+"""Everything that can be refused without weights is refused before any are loaded or downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.checkpoint import detect_family
+from sage_grpo.models.family import choose_device
+from sage_grpo.models.spec import ModelError, ModelSpec, find_family
+from sage_grpo.rewards.needs import Need, reward_needs
+from sage_grpo.rewards.spec import BUILT_IN, find_reward
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.plan import Planner
+from sage_grpo.train.sources import load_sources
+
+
+def preflight(config: TrainConfig, ranks: int = 1) -> None:
+    """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do.
+
+    What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
+    """
+    check_plan(config, ranks)
+    choose_device(config.model.device)
+    if not config.rewards:
+        raise ValueError("rewards is empty: a run needs at least one reward.")
+    check_files(config)
+    load_sources(config)  # prompts that cannot be read
+    check_model(config.model)
+    check_code(config)
+
+
+def check_model(model: ModelSpec) -> None:
+    """A checkpoint that is on this machine: whether it is one, and of which family. What is on the hub has to be fetched first."""
+    place = None if model.path in (None, "shapes") else Path(str(model.path)).expanduser()
+    if place is not None and place.exists() and not place.is_dir():
+        raise ModelError(
+            f'model.path "{model.path}" is a file: give the folder of a diffusers checkpoint (model_index.json).'
+        )
+    if model.family is None and (place is None or place.is_dir()):
+        detect_family(model)
+
+
+def check_code(config: TrainConfig) -> None:
+    """Rewards and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
+    if config.model.family is not None and "." in config.model.family:
+        find_family(config.model.family)
+    for spec in config.rewards:
+        if spec.device:
+            choose_device(spec.device)
+        if spec.name not in BUILT_IN:
+            find_reward(spec)
+
+
+def check_plan(config: TrainConfig, ranks: int = 1) -> None:
+    """Windows, steps and updates on an even grid, and rollouts against ranks."""
+    Planner(
+        config=config,
+        grid=Schedule.shifted(config.rollout.steps, 1.0),
+        kernel=config.kernel.build(),
+        trains=lambda sigma: True,
+        ranks=ranks,
+    ).check()
+
+
+def check_files(config: TrainConfig) -> None:
+    """One message with everything that is missing, and where each comes from."""
+    absent = [need for need in needs(config) if not need.is_here]
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    fetched = [need for need in absent if need.is_hub_id and not offline]
+    missing = [need for need in absent if need not in fetched]
+    if not missing:
+        return
+    lines = [f"  {need.key} {need.value}\n      {need.source}" for need in missing]
+    lines += [f"Would be downloaded from the hub: {', '.join(need.value for need in fetched)}."] if fetched else []
+    many = f"{len(missing)} files or folders are" if len(missing) > 1 else "A file or folder is"
+    raise FileNotFoundError(f"{many} missing:\n" + "\n".join(lines))
+
+
+def needs(config: TrainConfig) -> Iterator[Need]:
+    """Every file that a configuration names."""
+    data, model = config.data, config.model
+    form = "one a line in a .txt, or a .csv or .jsonl with a column prompt"
+    if data.prompts != "shapes":
+        yield Need("data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE")
+    if data.held_out not in (None, "shapes"):
+        yield Need(
+            "data.eval_prompts",
+            str(data.held_out),
+            f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing",
+        )
+    if model.path not in (None, "shapes"):
+        yield Need(
+            "model.path",
+            str(model.path),
+            "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)",
+            hub="model_index.json",
+        )
+    if model.lora is not None and model.lora.path is not None:
+        yield Need("model.lora.path", model.lora.path, "a folder with a saved LoRA to start from; null starts at zero")
+    for spec in config.rewards:
+        yield from reward_needs(spec)

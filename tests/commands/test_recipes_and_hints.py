@@ -1,0 +1,169 @@
+"""Naming a recipe, hints for what other programs call an option, and what is said before anything heavy happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sage_grpo.cli import main
+from sage_grpo.recipes import recipe
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    with pytest.raises(SystemExit):
+        main(["train", *argv, "--print_config"])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_a_file_names_its_recipe_and_the_command_line_wins(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: shapes/cps\nseed: 7\n")
+    of_file = printed(capsys, "--config", str(file))
+    assert (of_file["recipe"], of_file["kernel"]["name"], of_file["seed"]) == ("shapes/cps", "cps", 7)
+    assert of_file["optimizer"]["lr"] == recipe("shapes/cps").optimizer.lr
+    for words in (["--recipe", "flow_grpo"], ["--recipe=flow_grpo"]):
+        for order in ([*words, "--config", str(file)], ["--config", str(file), *words]):
+            both = printed(capsys, *order)
+            assert (both["recipe"], both["kernel"]["name"], both["seed"]) == ("flow_grpo", "flow", 7)
+
+
+def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, capsys) -> None:
+    first = printed(capsys, "--recipe", "shapes/mix_grpo", "--seed", "3")
+    (tmp_path / "printed.yaml").write_text(yaml.safe_dump(first))
+    assert printed(capsys, "--config", str(tmp_path / "printed.yaml")) == first
+    (tmp_path / "short.yaml").write_text("seed: 7\n")  # with no recipe at all, too
+    assert printed(capsys, "--config", str(tmp_path / "short.yaml"))["rewards"][0]["name"] == "shapes"
+
+
+def test_a_file_without_a_recipe_says_what_it_stands_on(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("seed: 7\n")
+    with pytest.raises(SystemExit):
+        main(["train", "--config", str(file), "--print_config"])
+    assert f"what {file} leaves out has the paper's defaults" in capsys.readouterr().err
+    plain = dataclasses.asdict(recipe("shapes/sage"))
+    file.write_text(yaml.safe_dump({**plain, "optimizer": {**plain["optimizer"], "betas": [0.9, 0.99]}}))
+    with pytest.raises(SystemExit):  # whole, as a run writes it: nothing is left out
+        main(["train", "--config", str(file), "--print_config"])
+    assert "no recipe is named" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["--learning_rate", "1e-4"], "optimizer.lr"),
+        (["--learning-rate", "1e-4"], "optimizer.lr"),
+        (["--optmizer.lr", "1e-4"], "optimizer.lr"),
+        (["--Optimizer.LR", "1e-4"], "optimizer.lr"),
+        (["--batch_size", "4"], "batch.prompts"),
+        (["--num_generations", "4"], "batch.group_size"),
+        (["--output_dir", "x"], "out"),
+        (["--lora_rank", "8"], "model.lora.rank"),
+        (["--model.lora.rnk", "8"], "model.lora.rank"),
+        (["--kernel.name", "SAGE"], "sage"),
+        (["--resume", "Never"], "never"),
+        (["--recipe", "SAGE"], "sage"),
+        (["--recipe=Shapes/Flow_GRPO"], "shapes/flow_grpo"),
+    ],
+)
+def test_hints(argv: list[str], hint: str, capsys) -> None:
+    assert main(["train", *argv]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sage-grpo: ")]
+    assert f"Did you mean {hint!r}?" in line
+
+
+def test_keys_of_files_are_hinted_too(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "mine.yaml"
+    for text, hint in (
+        ("optmizer: {lr: 1}", "optimizer.lr"),
+        ("learning_rate: 1", "optimizer.lr"),
+        ("Seed: 1", "seed"),
+    ):
+        file.write_text(f"recipe: sage\n{text}\n")
+        assert main(["train", "--config", str(file)]) == 2
+        assert f"Did you mean {hint!r}?" in capsys.readouterr().err
+    assert main(["Train"]) == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_a_missing_model_needs_all_its_files_named_at_once(tmp_path: Path, capsys, monkeypatch) -> None:
+    """The README's first command, in an empty folder; nothing is fetched or loaded to find that out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("sage_grpo.models.spec.ModelSpec.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("sage_grpo.models.checkpoint._download", lambda *_: pytest.fail("a model was downloaded"))
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    command = readme.split("sage-grpo train --recipe hunyuan15_lora")[1].split("```")[0].replace("\\\n", " ").split()
+    assert main(["train", "--recipe", "hunyuan15_lora", *command]) == 2
+    said = capsys.readouterr().err
+    for name in (
+        "data.prompts prompts.txt",
+        "data.eval_prompts held_out.txt",
+        "checkpoint ckpts/VideoReward",
+        "base Qwen/Qwen2-VL-2B-Instruct",
+        "template ckpts/prompt_template.py",
+        "model.path hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+    ):
+        assert name in said
+    for source in ("hf download KwaiVGI/VideoReward", "https://github.com/KwaiVGI/VideoAlign"):
+        assert source in said
+        assert source in readme
+    assert not (tmp_path / "runs").exists()
+
+
+def test_something_is_said_before_anything_is_imported() -> None:
+    """The first line comes while no library is loaded yet; torch and its friends take seconds."""
+    script = """
+import sys
+class Ear:
+    def write(self, text):
+        if text.strip():
+            sys.__stdout__.write(f"{text.strip()} {'torch' in sys.modules} {'jsonargparse' in sys.modules}\\n")
+            sys.__stdout__.flush()
+            raise SystemExit(0)
+    def flush(self): pass
+sys.stderr = Ear()
+from sage_grpo.cli import main
+main([sys.argv[1], "--iterations", "none"])
+"""
+    for command in ("train", "demo"):
+        done = subprocess.run([sys.executable, "-c", script, command], capture_output=True, text=True, check=True)
+        assert done.stdout.strip().endswith("starting ... False False")
+
+
+REWARD = """
+from helper_beside_it import level
+
+def bright(videos, prompts, fps):
+    return videos.float().mean(dim=(1, 2, 3, 4)) / level
+"""
+
+
+def test_a_reward_in_the_current_folder_is_found_by_the_console_script(tmp_path: Path) -> None:
+    """The console script's sys.path starts with its own folder, not with the current one; what is installed is not hidden."""
+    (tmp_path / "my_reward.py").write_text(REWARD)
+    (tmp_path / "helper_beside_it.py").write_text("level = 255\n")
+    (tmp_path / "yaml.py").write_text("raise SystemExit('the wrong yaml')\n")
+    script = """
+import os, sys
+from sage_grpo.rewards.spec import RewardSpec, load_reward
+assert os.getcwd() not in sys.path and "" not in sys.path
+try:
+    load_reward(RewardSpec(name="your_reward:bright"))
+except ValueError as error:
+    assert "there is no module your_reward" in str(error), error
+assert os.getcwd() not in sys.path  # only for a name that is there
+names = load_reward(RewardSpec(name="my_reward:bright")).names
+import yaml
+print(names, yaml.safe_load("[1]"))
+"""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "console_script.py").write_text(script)
+    words = [sys.executable, str(tmp_path / "bin" / "console_script.py")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "('bright',) [1]", done.stderr
