@@ -137,12 +137,12 @@ def evaluate(
     if isinstance(prompts, str):
         base, prompts = replace(base, prompts=prompts), None
     spec, thing = _either(model)
-    config, own = adopt(
-        TrainConfig(rewards=base.rewards, model=spec or base.model), model=thing, rewards=rewards, prompts=prompts
-    )
+    start = spec or base.model
+    config = TrainConfig(rewards=base.rewards, model=replace(start, train=True))  # a run's configuration trains
+    config, own = adopt(config, model=thing, rewards=rewards, prompts=prompts)
     if run is None and own.prompts is not None:  # all that were given; a run has a number of its own
         options.setdefault("settings", replace(base.settings, prompts=len(own.prompts)))
-    chosen = replace(base, model=config.model, rewards=config.rewards, **options)
+    chosen = replace(base, model=replace(config.model, train=start.train), rewards=config.rewards, **options)
     return command.measure(chosen, own)
 
 

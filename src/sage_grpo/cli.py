@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from sage_grpo import __version__
 from sage_grpo.commands import COMMANDS
@@ -44,7 +45,7 @@ def _run(name: str, argv: list[str]) -> int:
     topic, argv = _asked(argv, before=COMMANDS if command.positional == "command" else ())
     if command.slow and topic is None and "--print_config" not in argv and _is_first():
         # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
-        print(f"sage-grpo {__version__} {name}: starting ...", file=sys.stderr, flush=True)
+        _say(f"sage-grpo {__version__} {name}: starting ...")
     module = importlib.import_module(f"sage_grpo.commands.{command.module}")
     defaults = None
     if command.positional == "command":
@@ -65,8 +66,14 @@ def _run(name: str, argv: list[str]) -> int:
     options = parse(module.Options, argv, prog=f"sage-grpo {name}", defaults=defaults, recipes=command.recipes)
     if command.recipes and defaults is not None and _is_first():
         for remark in module.remarks(options, defaults):
-            print(f"sage-grpo: {remark}", file=sys.stderr)
+            _say(f"sage-grpo: {remark}")
     return module.run(options)
+
+
+def _say(text: str) -> None:
+    """Tell the person at the terminal, if there is one: a run must not die because nobody reads."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _asked(argv: list[str], before: Collection[str]) -> tuple[str | None, list[str]]:

@@ -112,7 +112,7 @@ def test_a_rerun_of_the_written_configuration_is_the_same_run(
     [
         (["--recipe", "flow_gpro"], "Did you mean 'flow_grpo'"),
         (["--optimizer.lrr", "1"], "optimizer.lr"),
-        (["--data.prompts", "nowhere.txt", "--model.path", "{model}"], "There is no prompt file nowhere.txt"),
+        (["--data.prompts", "nowhere.txt", "--model.path", "{model}"], "nowhere.txt\n      your training prompts"),
         (["--batch.group_size", "1"], "group_size must be at least 2"),
         (["--kernel.eta", "0", "--model.path", "{model}", "--data.prompts", "{prompts}"], "kernel.eta is 0"),
     ],

@@ -16,7 +16,7 @@ import toy_rewards
 from reward_servers import call, thread_server
 
 from sage_grpo.rewards import server
-from sage_grpo.rewards.functions import PartScores, RewardConfigError
+from sage_grpo.rewards.functions import PartScores
 from sage_grpo.rewards.server import ServerLimits
 from sage_grpo.rewards.wire import WireError, content_checksum, decode_request, decode_response, encode_request
 
@@ -246,5 +246,5 @@ def test_health_minds_clips_without_a_score_but_not_a_few() -> None:
 @pytest.mark.parametrize("name", ["max_connections", "header_timeout_s", "idle_timeout_s", "max_queue"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_limits_are_positive(name: str, value: float) -> None:
-    with pytest.raises(RewardConfigError, match=name):
+    with pytest.raises(ValueError, match=name):
         ServerLimits(**{name: value})

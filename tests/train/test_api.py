@@ -267,7 +267,7 @@ def test_fingerprints_tell_code_apart_and_nothing_else() -> None:
         ({"model": ToyModel}, "ToyModel is a class"),
         ({"prompts": "prompts.txt"}, "prompts must be rows, got 'prompts.txt'"),
         ({"held_out": []}, "held_out: there is no row"),
-        ({"rewards": []}, "at least one reward"),
+        ({"rewards": []}, "none of them counts"),
         ({"rewards": "clpi"}, "Unknown reward 'clpi'. Did you mean 'clip'"),
     ],
 )

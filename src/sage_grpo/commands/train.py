@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from sage_grpo.configure import given, in_file
 from sage_grpo.recipes import meanings, recipe, remarks
@@ -52,11 +53,13 @@ def _say_what_it_stands_on(files: list[str]) -> None:
     if any(all(in_file(file, name) for name in Options.__dataclass_fields__) for file in files):
         return
     if os.environ.get("RANK", "0") == "0":
-        print(
-            f"sage-grpo: no recipe is named: what {files[-1] if files else 'the options'} leaves out has the paper's defaults "
-            "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe.",
-            file=sys.stderr,
-        )
+        with suppress(OSError, ValueError):  # nobody may be reading
+            print(
+                f"sage-grpo: no recipe is named: what {files[-1] if files else 'the options'} leaves out has the paper's defaults "
+                "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def run(options: Options) -> int:

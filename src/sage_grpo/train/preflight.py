@@ -10,6 +10,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.checkpoint import detect_family
 from sage_grpo.models.family import choose_device
 from sage_grpo.models.spec import ModelError, ModelSpec, find_family
+from sage_grpo.objects import refuse_object
 from sage_grpo.rewards.needs import Need, reward_needs
 from sage_grpo.rewards.spec import BUILT_IN, find_reward
 from sage_grpo.train.config import TrainConfig
@@ -24,8 +25,8 @@ def preflight(config: TrainConfig, ranks: int = 1) -> None:
     """
     check_plan(config, ranks)
     choose_device(config.model.device)
-    if not config.rewards:
-        raise ValueError("rewards is empty: a run needs at least one reward.")
+    for source in (config.data.prompts, config.data.eval_prompts):
+        refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
     check_files(config)
     load_sources(config)  # prompts that cannot be read
     check_model(config.model)
