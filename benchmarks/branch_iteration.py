@@ -1,0 +1,62 @@
+"""Seconds of one HunyuanVideo-1.5 iteration by method: the passes that its plan states times the seconds that a pass was measured to take.
+
+    PYTHONPATH=src python benchmarks/branch_iteration.py benchmarks/results/full_size_h200.json
+
+Passes come from the same plan that training executes (4 prompts x 4 clips, 20 steps, recipe hunyuan15_lora/METHOD); seconds from
+`benchmarks/full_size.py measure`: a guided forward pass is two of its forward passes, a guided replay is its backward pass, which includes
+the forward ones. Rewards and the optimizer are left out: they are the same for all methods and small beside this.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.recipes import recipe
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.plan import Planner
+
+
+def configurations() -> dict[str, TrainConfig]:
+    """Methods to compare, at equal prompts, clips and steps."""
+    branch = recipe("hunyuan15_lora/branch")
+    quick = replace(branch, rollout=replace(branch.rollout, solver="ab2", after_steps=7))
+    return {
+        "sage": recipe("hunyuan15_lora/sage"),
+        "mix_grpo": recipe("hunyuan15_lora/mix_grpo"),
+        "flash_grpo": recipe("hunyuan15_lora/flash_grpo"),
+        "branch": branch,
+        "branch, ab2, 7 steps after": quick,
+    }
+
+
+def main() -> int:
+    """Print a table."""
+    measured = json.loads(Path(sys.argv[1]).read_text())
+    lora = measured["backward_lora"]["plain"]
+    forward, backward, decode = 2 * lora["forward_seconds"], lora["seconds"], measured["decode"]["seconds"]
+    print(
+        f"{measured['device']}: guided forward {forward:.2f} s, forward and backward {backward:.2f} s, decode {decode:.2f} s\n"
+    )
+    print("| method | sampling passes | anchor passes | forward and backward | seconds | times as fast as sage |")
+    print("|---|---|---|---|---|---|")
+    slowest = None
+    for name, config in configurations().items():
+        grid = Schedule.shifted(config.rollout.steps, 5.0)
+        planner = Planner(config, grid, config.kernel.build(), trains=lambda sigma: True)
+        plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
+        sample, replay = plan.rollout_passes(0).total(), sum(plan.rounds)
+        anchor = replay if config.trust_region.uses_anchor else 0
+        clips = len(plan.groups) * plan.group_size
+        seconds = (sample + anchor) * forward + replay * backward + clips * decode
+        slowest = slowest or seconds
+        print(f"| {name} | {sample} | {anchor} | {replay} | {seconds:.0f} | {slowest / seconds:.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
