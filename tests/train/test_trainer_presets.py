@@ -211,3 +211,20 @@ def test_facts_that_stay_with_another_checkpoint_are_named() -> None:
     assert not list(recipes.remarks(chosen, start))
     left = replace(other, model=replace(other.model, height=None, width=None))
     assert not list(recipes.remarks(left, start))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_resumes_to_the_bit(method: str, make_config, make_trainer, tmp_path) -> None:
+    config = METHODS[method](make_config(rollout={"steps": 6}, iterations=4))
+    whole, first = make_trainer(config), make_trainer(config)
+    for _ in range(4):
+        whole.step()
+    for _ in range(2):
+        first.step()
+    first.save(tmp_path / "checkpoints")
+    first.writer.finish()
+    second = make_trainer(config)
+    assert second.resume(tmp_path / "checkpoints") is not None
+    for _ in range(2):
+        second.step()
+    assert same(weights_of(whole), weights_of(second))
