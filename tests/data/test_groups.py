@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sage_grpo.data.groups import Member, deal, share_out, split_updates
@@ -57,6 +57,7 @@ def test_impossible_batches_are_refused(arguments: tuple[int, int, int]) -> None
 
 
 @given(steps=st.lists(st.integers(0, 99), min_size=1, max_size=30, unique=True), updates=st.integers(1, 30))
+@example(list(range(8)), 3)
 def test_steps_are_dealt_out_evenly_and_in_order(steps: list[int], updates: int) -> None:
     if updates > len(steps):
         with pytest.raises(ValueError, match="use fewer updates"):
