@@ -5,31 +5,18 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import sys
-import textwrap
 import types
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from sage_grpo.manual import field_docs
 from sage_grpo.ranges import ranges
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 BEGIN, END = "<!-- options: written by tests/train/docs_options.py -->", "<!-- end of options -->"
-
-
-def field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring literal under it."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
-    docs = {}
-    for field, text in zip(body.body, body.body[1:]):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            docs[field.target.id] = " ".join(str(text.value.value).split())
-    return docs
 
 
 def inner_dataclass(annotation: Any) -> type | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trainer_helpers import plan_of, same, weights_of
+from trainer_helpers import assert_resumes_to_the_bit, plan_of
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
@@ -267,19 +267,7 @@ def test_branches_of_one_prompt_are_groups_of_their_own(make_config, make_traine
 def test_resumed_branching_continues_to_the_bit(make_config, make_trainer, tmp_path) -> None:
     window = Window(kind="drawn", at=[1, 2, 3], weights=[0.2, 0.5, 0.3])
     config = branching(make_config, share=True, window=window, iterations=4)
-    whole = make_trainer(config)
-    for _ in range(4):
-        whole.step()
-    first = make_trainer(config)
-    for _ in range(2):
-        first.step()
-    first.save(tmp_path / "checkpoints")
-    first.writer.finish()
-    second = make_trainer(config)
-    assert second.resume(tmp_path / "checkpoints") is not None
-    for _ in range(2):
-        second.step()
-    assert same(weights_of(whole), weights_of(second))
+    assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")
 
 
 def test_what_cannot_be_drawn_is_refused_by_name(make_config, make_trainer) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from trainer_helpers import plan_of, same, steps_of, weights_of
+from trainer_helpers import assert_resumes_to_the_bit, plan_of, same, steps_of, weights_of
 
 from sage_grpo import recipes
 from sage_grpo.data.prompts import Prompt
@@ -216,15 +216,4 @@ def test_facts_that_stay_with_another_checkpoint_are_named() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_resumes_to_the_bit(method: str, make_config, make_trainer, tmp_path) -> None:
     config = METHODS[method](make_config(rollout={"steps": 6}, iterations=4))
-    whole, first = make_trainer(config), make_trainer(config)
-    for _ in range(4):
-        whole.step()
-    for _ in range(2):
-        first.step()
-    first.save(tmp_path / "checkpoints")
-    first.writer.finish()
-    second = make_trainer(config)
-    assert second.resume(tmp_path / "checkpoints") is not None
-    for _ in range(2):
-        second.step()
-    assert same(weights_of(whole), weights_of(second))
+    assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
 
+from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.plan import Plan
 from sage_grpo.train.trainer import Trainer
 
@@ -26,3 +30,19 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     """Equal to the bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def assert_resumes_to_the_bit(make_trainer: Callable[[TrainConfig], Trainer], config: TrainConfig, root: Path) -> None:
+    """Four iterations in one go, and two, a checkpoint and two more, end with the same weights."""
+    whole, first = make_trainer(config), make_trainer(config)
+    for _ in range(4):
+        whole.step()
+    for _ in range(2):
+        first.step()
+    first.save(root)
+    first.writer.finish()
+    second = make_trainer(config)
+    assert second.resume(root) is not None
+    for _ in range(2):
+        second.step()
+    assert same(weights_of(whole), weights_of(second))

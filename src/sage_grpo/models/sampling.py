@@ -36,11 +36,10 @@ def solve(
     x: Tensor,
     conditions: Sequence[Conditioning],
     *,
-    guidance: float | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
     """Carry noise x to data."""
-    velocity = partial(model.velocity, conditions=conditions, guidance=guidance)
+    velocity = partial(model.velocity, conditions=conditions)
     for index in range(solver.num_steps):
         x = solver.step(index, x, velocity)
         if progress is not None:
