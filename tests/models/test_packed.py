@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tiny
+from sage_grpo.models import attention
 from sage_grpo.models.attention import PackedAttention, choose_backend, set_backend
 from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.hunyuan15 import PackedTransformer, _dead, _pack, causal_mask
@@ -123,6 +124,25 @@ def test_tiled_decoding_agrees_far_from_seams(model) -> None:
     assert not torch.equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({"_native_cudnn": 10.0, "_native_flash": 17.0}, "_native_cudnn"),
+        ({"_native_cudnn": 10.0, "_native_flash": 9.0}, "_native_cudnn"),  # about equal: always the same choice
+        ({"_native_cudnn": 10.0, "_native_flash": 8.0}, "_native_flash"),
+        ({"_native_flash": 8.0}, "_native_flash"),
+        ({}, "native"),
+    ],
+)
+def test_the_fastest_kernel_is_taken(times: dict[str, float], best: str, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "_milliseconds", lambda backend, *_: times.get(backend.value))
+    attention._fastest.cache_clear()
+    backend, why = choose_backend("auto", torch.device("cuda"), torch.bfloat16, attention.Shape(7, 2, 8))
+    attention._fastest.cache_clear()
+    assert backend.value == best
+    assert all(f"{ms:.1f} ms" in why for ms in times.values())
+
+
 def test_backend_is_the_models_own(model) -> None:
     from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
@@ -131,10 +151,9 @@ def test_backend_is_the_models_own(model) -> None:
     backends = [m.blocks()[0].attn.processor._attention_backend for m in (a, b)]
     assert backends == [AttentionBackendName._NATIVE_MATH, AttentionBackendName.NATIVE]
     assert _AttentionBackendRegistry.get_active_backend()[0] == before
-    cuda = torch.device("cuda")
-    assert choose_backend("auto", cuda, torch.bfloat16) == AttentionBackendName._NATIVE_CUDNN
-    assert choose_backend("auto", cuda, torch.float32) == AttentionBackendName.NATIVE
+    cuda, shape = torch.device("cuda"), attention.Shape(7, 2, 8)
+    assert choose_backend("auto", cuda, torch.float32, shape)[0] == AttentionBackendName.NATIVE
     for name in ("flash_hub", "nativ"):
         with pytest.raises(ModelError, match=r"native"):
-            choose_backend(name, cuda, torch.bfloat16)
+            choose_backend(name, cuda, torch.bfloat16, shape)
     set_backend(nn.Linear(1, 1), AttentionBackendName.NATIVE)  # nothing to set is fine

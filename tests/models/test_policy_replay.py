@@ -8,6 +8,7 @@ import torch
 from sage_grpo.flow.kernels import Cps, Dance, Flow, Ode, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.spec import LoraSpec
 
 KERNELS = [Flow(0.5), Dance(0.5), Sage(0.5), Cps(0.5), SageExact(0.5)]
 PROMPTS = ["a cat", "a small dog", "a cat"]
@@ -30,11 +31,11 @@ def roll_out(policy: Policy, conditions, seed: int = 0):
     return kept
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kept", ["all", "attention", "input"])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
-def test_first_log_ratio_is_exactly_zero(kernel, checkpointing: bool, replay_model) -> None:
+def test_first_log_ratio_is_exactly_zero(kernel, kept: str, replay_model) -> None:
     ours, conditions = replay_model
-    ours.gradient_checkpointing(checkpointing)
+    ours.keep([kept] * len(ours.blocks()))
     policy = Policy(ours, kernel, Schedule.shifted(4, 5.0))
     kept = roll_out(policy, conditions)
     assert len(kept) >= 3
@@ -48,19 +49,22 @@ def test_first_log_ratio_is_exactly_zero(kernel, checkpointing: bool, replay_mod
 def replay_model(request, model):
     ours = model(request.param, guidance_scale=3.0)
     yield ours, ours.encode(PROMPTS)
-    ours.gradient_checkpointing(False)
+    ours.keep(["all"] * len(ours.blocks()))
 
 
-def test_gradient_checkpointing_gives_equal_gradients(fresh_model) -> None:
-    ours = fresh_model("hunyuan15_t2v")
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=2)], ids=["all weights", "lora"])
+def test_what_blocks_keep_does_not_change_gradients(kind: str, lora: LoraSpec | None, fresh_model) -> None:
+    ours = fresh_model(kind, lora=lora)
     x, conditions = torch.randn(2, *ours.latent_shape()), ours.encode(PROMPTS[:2])
     gradients = []
-    for on in (False, True):
-        ours.gradient_checkpointing(on)
+    for levels in (("all", "all"), ("input", "input"), ("attention", "attention"), ("attention", "all")):
+        ours.keep(levels)
         ours.network.zero_grad()
         ours.velocity(x, torch.tensor(0.6), conditions).square().sum().backward()
         gradients.append([parameter.grad.clone() for parameter in ours.trainable().values()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+    for other in gradients[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(gradients[0], other))
 
 
 @pytest.mark.parametrize("fields", [{"train": False}, {}], ids=["bf16 weights", "float32 master weights"])

@@ -188,7 +188,7 @@ def test_the_official_recipe_is_the_released_codes_run() -> None:
     assert (config.evaluate.every, config.evaluate.steps, config.keep.checkpoint_every) == (100, 40, 100)
     assert (config.model.dtype, config.model.lora, config.model.negative_prompt) == ("bfloat16", None, "")
     assert (config.model.height, config.model.width) == (352, 624)
-    assert config.update.gradient_checkpointing
+    assert config.update.gradient_checkpointing == "auto"
 
 
 @pytest.mark.parametrize("target", ["hunyuan15", "hunyuan15_lora", "wan"])

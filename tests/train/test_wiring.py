@@ -229,7 +229,7 @@ def anchor(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
 def checkpointing(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
     from trainer_zoo.toy import ToyModel
 
-    calls = _catch(patch, ToyModel, "gradient_checkpointing")
+    calls = _catch(patch, ToyModel, "keep")
     with pytest.raises(Caught):
         wiring.trainer_of(config)
     return calls[0][0][-1]

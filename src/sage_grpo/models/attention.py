@@ -1,7 +1,9 @@
-"""Attention backends, chosen per model, and the attention of HunyuanVideo-1.5 without a mask."""
+"""Attention backends, chosen per model, and the attention of HunyuanVideo-1.5 and Wan without masks and copies."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15AttnProcessor2_0
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sage_grpo.models.sequence import SequenceSplit, SplitRotary
 from sage_grpo.models.spec import ModelError
@@ -56,73 +60,145 @@ class PackedAttention:
         key = torch.cat([key, attn.norm_added_k(heads(attn.add_k_proj(encoder_hidden_states)))], dim=1)
         value = torch.cat([heads(attn.to_v(hidden_states)), heads(attn.add_v_proj(encoder_hidden_states))], dim=1)
 
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            # Under autocast the norms give float32 while the values stay in the network's dtype.
-            return dispatch_attention_fn(
-                query.to(value.dtype),
-                key.to(value.dtype),
-                value,
-                backend=self._attention_backend,
-                parallel_config=self._parallel_config,
-            )
-
+        kernel = partial(attend, backend=self._attention_backend)
         if self.sequence is None:
-            attended = attend(query, key, value).flatten(2, 3)
+            attended = kernel(query, key, value).flatten(2, 3)
         else:
-            attended = self.sequence.attend(attend, query, key, value, image_rotary_emb.counts).flatten(2, 3)
+            attended = self.sequence.attend(kernel, query, key, value, image_rotary_emb.counts).flatten(2, 3)
         video, text = attended.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
         return attn.to_out[1](attn.to_out[0](video)), attn.to_add_out(text)
 
 
-class SplitSelfAttention:
-    """Wan's self-attention where other ranks have the other tokens."""
+class PlainAttention:
+    """Wan's attention without copies around the kernel, on all tokens or on this rank's.
 
-    def __init__(self, sequence: SequenceSplit, backend: AttentionBackendName | None) -> None:
-        self.sequence, self._attention_backend = sequence, backend
+    What it does not know (an image beside the text, a mask) goes to the stock processor.
+    """
+
+    _attention_backend: AttentionBackendName | None = None
+    _parallel_config: Any = None
+    sequence: SequenceSplit | None = None
+    """Set where other ranks have the other tokens; `rotary_emb` is then a SplitRotary."""
+
+    def __init__(self) -> None:
+        self._stock = WanAttnProcessor()
 
     def __call__(
         self,
         attn: nn.Module,
         hidden_states: Tensor,
-        encoder_hidden_states: None = None,
-        attention_mask: None = None,
-        rotary_emb: SplitRotary | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | SplitRotary | None = None,
     ) -> Tensor:
         """Attend."""
+        if attn.add_k_proj is not None or attention_mask is not None:
+            self._stock._attention_backend = self._attention_backend
+            return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         query = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
-        key = attn.norm_k(attn.to_k(hidden_states)).unflatten(2, (attn.heads, -1))
-        value = attn.to_v(hidden_states).unflatten(2, (attn.heads, -1))
+        key = attn.norm_k(attn.to_k(source)).unflatten(2, (attn.heads, -1))
+        value = attn.to_v(source).unflatten(2, (attn.heads, -1))
+        if rotary_emb is not None:
+            query, key = rotate_pairs(query, rotary_emb), rotate_pairs(key, rotary_emb)
+        kernel = partial(attend, backend=self._attention_backend)
+        if self.sequence is None or encoder_hidden_states is not None:
+            attended = kernel(query, key, value)
+        else:
+            attended = self.sequence.attend(kernel, query, key, value, rotary_emb.counts)
+        return attn.to_out[1](attn.to_out[0](attended.flatten(2, 3)))
 
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return dispatch_attention_fn(query, key, value, backend=self._attention_backend)
 
-        query, key = rotate_pairs(query, rotary_emb), rotate_pairs(key, rotary_emb)
-        attended = self.sequence.attend(attend, query, key, value, rotary_emb.counts)
-        return attn.to_out[1](attn.to_out[0](attended.flatten(2, 3).type_as(query)))
+KERNELS = {
+    AttentionBackendName._NATIVE_CUDNN: SDPBackend.CUDNN_ATTENTION,
+    AttentionBackendName._NATIVE_FLASH: SDPBackend.FLASH_ATTENTION,
+    AttentionBackendName._NATIVE_EFFICIENT: SDPBackend.EFFICIENT_ATTENTION,
+}
+"""PyTorch's own kernels, called without the copies that diffusers makes around them."""
 
 
-def rotate_pairs(tokens: Tensor, rotary: SplitRotary) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, backend: AttentionBackendName | None) -> Tensor:
+    """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast)."""
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if backend not in KERNELS:
+        return dispatch_attention_fn(query, key, value, backend=backend)
+    with sdpa_kernel(KERNELS[backend]):
+        attended = F.scaled_dot_product_attention(*(tokens.transpose(1, 2) for tokens in (query, key, value)))
+    return attended.transpose(1, 2)
+
+
+def rotate_pairs(tokens: Tensor, rotary: tuple[Tensor, Tensor] | SplitRotary) -> Tensor:
     """Wan's rotary embedding: neighbouring channels are the two coordinates of one rotation."""
     first, second = tokens.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = rotary.cos[..., 0::2], rotary.sin[..., 1::2]
+    cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
     return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2).type_as(tokens)
 
 
-def choose_backend(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackendName:
-    """The backend of a spec; "auto" is cuDNN where it runs (CUDA, bfloat16), PyTorch's own choice elsewhere."""
+@dataclass(frozen=True)
+class Shape:
+    """What attention is computed on."""
+
+    tokens: int
+    heads: int
+    channels: int
+
+
+CLEARLY = 0.85
+"""Another kernel than cuDNN's is taken when it needs at most this share of its time: between kernels that are about equally fast
+a measurement would choose now the one and now the other, and a run could not be continued to the bit."""
+
+
+def choose_backend(
+    name: str, device: torch.device, dtype: torch.dtype, shape: Shape
+) -> tuple[AttentionBackendName, str]:
+    """The backend of a spec, and why. "auto" measures on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
     if name == "auto":
-        fast = device.type == "cuda" and dtype == torch.bfloat16
-        return AttentionBackendName._NATIVE_CUDNN if fast else AttentionBackendName.NATIVE
+        if device.type != "cuda" or dtype != torch.bfloat16:
+            return AttentionBackendName.NATIVE, "PyTorch's own choice"
+        return _fastest(device, dtype, shape)
     known = [backend.value for backend in AttentionBackendName if not backend.value.endswith("_hub")]
     if name not in known:
         why = " Backends that fetch code from the hub are not supported." if name.endswith("_hub") else ""
         raise ModelError(f'model.attention "{name}" is not a backend.{why} Use "auto" or one of {", ".join(known)}.')
-    return AttentionBackendName(name)
+    return AttentionBackendName(name), f"{name}, as asked"
+
+
+@cache
+def _fastest(device: torch.device, dtype: torch.dtype, shape: Shape) -> tuple[AttentionBackendName, str]:
+    """cuDNN's kernel, or PyTorch's flash attention where that is clearly faster or the other does not run."""
+    both = (AttentionBackendName._NATIVE_CUDNN, AttentionBackendName._NATIVE_FLASH)
+    times = {backend: ms for backend in both if (ms := _milliseconds(backend, device, dtype, shape)) is not None}
+    if not times:
+        return AttentionBackendName.NATIVE, "PyTorch's own choice: neither cuDNN nor flash attention runs here"
+    first, *others = times
+    best = min([first, *(other for other in others if times[other] < CLEARLY * times[first])], key=times.__getitem__)
+    told = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())
+    return best, f"{best.value.removeprefix('_native_')} (measured, {shape.tokens} tokens forward and backward: {told})"
+
+
+def _milliseconds(
+    backend: AttentionBackendName, device: torch.device, dtype: torch.dtype, shape: Shape
+) -> float | None:
+    """One forward and backward pass, the second of two; None where the kernel does not run."""
+    size = (1, shape.tokens, shape.heads, shape.channels)
+    tokens = [torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    try:
+        with torch.enable_grad():
+            for _ in range(2):
+                start.record()
+                attended = attend(*tokens, backend=backend)
+                torch.autograd.grad(attended, tokens, torch.ones_like(attended))
+                end.record()
+    except RuntimeError:  # not for this GPU, or not for these heads
+        return None
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end)
 
 
 def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:
     """Set the backend of one network; diffusers' set_attention_backend would also change the process's default."""
     for module in network.modules():
         processor = getattr(module, "processor", None)
-        if isinstance(processor, PackedAttention | WanAttnProcessor):
+        if isinstance(processor, PackedAttention | PlainAttention):
             processor._attention_backend = backend

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
+from sage_grpo.models.blocks import Keep
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
@@ -72,8 +73,8 @@ class VelocityModel(Protocol):
         """The parameters that training changes, by stable names in a stable order."""
         ...
 
-    def gradient_checkpointing(self, on: bool) -> None:
-        """Trade compute for memory in the backward pass."""
+    def keep(self, levels: Sequence[Keep]) -> None:
+        """What each block keeps for its backward pass: "input", "attention" or "all"; what is not kept is computed again."""
         ...
 
     def place(self, part: Part, device: str | torch.device) -> None:
@@ -91,6 +92,13 @@ class VelocityModel(Protocol):
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write what a user of diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
         ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A model that says what it decided while loading."""
+
+    choices: dict[str, str]
 
 
 @runtime_checkable

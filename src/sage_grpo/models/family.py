@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import export, lora
-from sage_grpo.models.attention import choose_backend, set_backend
+from sage_grpo.models.attention import Shape, choose_backend, set_backend
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.batching import in_equal_batches
+from sage_grpo.models.blocks import Keep, compile_blocks, keep_activations
 from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
-from sage_grpo.models.gradients import compile_blocks, one_after_another
+from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.guidance import read_guidance
 from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
-from sage_grpo.models.sizes import check_video, choose_video, first_given
+from sage_grpo.models.sizes import check_video, choose_video, count_tokens, first_given
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
@@ -44,8 +45,14 @@ class Traits:
     """Modules that a LoRA adapts unless told otherwise."""
     encoders: tuple[str, ...]
     """Components that only encoding needs; they load on demand."""
+    ragged: tuple[tuple[int, int], ...] = ()
+    """Inputs of a block (position, dimension) whose length differs between prompts."""
     even_sigmas: bool = False
     """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
+
+
+TOGETHER = 4096
+"""On CUDA both branches of guidance are one batch up to so many tokens; a GPU that is busy gains nothing by more rows."""
 
 
 class FamilyModel(ABC):
@@ -92,11 +99,20 @@ class FamilyModel(ABC):
         self._prepare_training(dead or set())
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
-        backend = choose_backend(spec.attention, self.device, self.dtype)
+        self.choices: dict[str, str] = {}
+        """What was decided while loading and why, for people."""
+        self._set_attention()
+        if spec.compile:
+            compile_blocks(self.network, self.blocks(), train=spec.train, ragged=self.traits.ragged)
+            for other in self.others:
+                compile_blocks(other, getattr(other, self.traits.blocks), train=False, ragged=self.traits.ragged)
+
+    def _set_attention(self) -> None:
+        config = self.transformer.config
+        shape = Shape(self.tokens, config.num_attention_heads, config.attention_head_dim)
+        backend, self.choices["attention"] = choose_backend(self.spec.attention, self.device, self.dtype, shape)
         for module in (self.network, *self.others):
             set_backend(module, backend)
-        if spec.compile:
-            compile_blocks(self.transformer, self.network, train=spec.train)
 
     # ---- what a family adds
 
@@ -115,6 +131,11 @@ class FamilyModel(ABC):
     @abstractmethod
     def _to_vae(self, latents: Tensor) -> Tensor:
         """Latents as the VAE's decoder expects them: its own scaling, exactly once."""
+
+    @property
+    def tokens(self) -> int:
+        """Video tokens of a clip."""
+        return count_tokens(self.latent_shape(), self.transformer.config)
 
     # ---- conditioning
 
@@ -210,16 +231,20 @@ class FamilyModel(ABC):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
         scale = self._guidance(sigma) if guidance is None else guidance
         told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
-        v = self._branch(x, sigma, told, [condition.tensors for condition in conditions])
+        inputs = [condition.tensors for condition in conditions]
         if scale == 1:
-            return v
+            return self._branch(x, sigma, told, inputs)
         negatives = [condition.negative for condition in conditions if condition.negative is not None]
         if len(negatives) != len(conditions):
             raise ModelError(
                 f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. "
                 "Set model.guidance_scale."
             )
-        return self.guidance.combine(*one_after_another(v, self._branch(x, sigma, told, negatives)), scale)
+        if self.device.type == "cuda" and 2 * len(x) * self.tokens <= TOGETHER:
+            both = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives]).chunk(2)
+        else:
+            both = one_after_another(self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives))
+        return self.guidance.combine(*both, scale)
 
     def _branch(self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
         def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -307,12 +332,9 @@ class FamilyModel(ABC):
         """The parameters that training changes, by their names in the diffusers transformer."""
         return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
 
-    def gradient_checkpointing(self, on: bool) -> None:
-        """Recompute each block in the backward pass."""
-        if on:
-            self.transformer.enable_gradient_checkpointing()
-        else:
-            self.transformer.disable_gradient_checkpointing()
+    def keep(self, levels: Sequence[Keep]) -> None:
+        """What each block keeps for its backward pass."""
+        keep_activations(self.transformer, self.blocks(), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
         """Move a part; what is not loaded yet will load there."""
@@ -333,7 +355,7 @@ class FamilyModel(ABC):
         lora.load_into(self.transformer, folder, expert=lora.expert_of(self))
         self.transformer.requires_grad_(False)
         self.place("network", self._places["network"])
-        set_backend(self.transformer, choose_backend(self.spec.attention, self.device, self.dtype))
+        self._set_attention()
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set.

@@ -1,4 +1,4 @@
-"""Which parameters ever receive a gradient, in which order gradients reach them, and the graphs that compute them."""
+"""Which parameters ever receive a gradient, and in which order gradients reach them."""
 
 from __future__ import annotations
 
@@ -77,28 +77,3 @@ class _OneAfterAnother(torch.autograd.Function):
         for output, gradient in zip(ctx.outputs, gradients):
             torch.autograd.backward(output, gradient)
         return (None,) * (1 + len(gradients))
-
-
-def compile_blocks(transformer: Any, network: nn.Module, *, train: bool) -> None:
-    """Compile the repeated blocks of a transformer that `network` runs (or is).
-
-    A compiler fuses passes with and without gradients differently; in bfloat16 a replay would then differ from its rollout by far
-    more than the clip range. So a network that is trained always runs with them.
-    """
-    transformer.compile_repeated_blocks()
-    for module in {transformer, network} if train else ():
-        keep_one_graph(module)
-
-
-def keep_one_graph(network: nn.Module) -> None:
-    """Run passes without gradients as those with."""
-    forward = network.forward
-
-    def always_with_gradient(*arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        if torch.is_grad_enabled():
-            return forward(*arguments, **named)
-        with torch.enable_grad():
-            output = forward(*arguments, **named)
-        return output.detach() if isinstance(output, Tensor) else tuple(part.detach() for part in output)
-
-    network.forward = always_with_gradient

@@ -109,6 +109,7 @@ class Hunyuan15(FamilyModel):
             *("ff.net.*", "ff_context.net.*"),
         ),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
+        ragged=((1, 1),),  # the text stream
         even_sigmas=True,
     )
 

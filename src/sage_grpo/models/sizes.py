@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,14 @@ def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: Video
         for name in ("frames", "height", "width", "fps")
     }
     return VideoSpec(**values)
+
+
+def count_tokens(latents: tuple[int, ...], config: Any) -> int:
+    """Video tokens that a transformer makes of latents (channels x frames x height x width)."""
+    patch = config.patch_size
+    if isinstance(patch, int):
+        patch = (config.patch_size_t, patch, patch)
+    return math.prod(size // step for size, step in zip(latents[1:], patch))
 
 
 def first_given(*values: Any) -> Any:

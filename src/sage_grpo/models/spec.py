@@ -84,12 +84,13 @@ class ModelSpec:
     shift: Positive | None = None
     """Shift of the noise schedule; None is the checkpoint's scheduler's."""
     attention: str = "auto"
-    """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" is cuDNN on CUDA in
-    bfloat16 and PyTorch's own choice elsewhere."""
+    """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" measures cuDNN's and PyTorch's flash
+    attention on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
     packed: bool = True
     """HunyuanVideo-1.5: drop padding and masks. False runs the stock forward (slow; there to compare with)."""
-    compile: bool = False
-    """Compile the repeated transformer blocks (worth it on CUDA from about a hundred steps on)."""
+    compile: bool | None = None
+    """Compile the repeated transformer blocks. None does so on CUDA in bfloat16 when the run is long enough to win the minute back
+    that it costs; what was compiled once is found again by later runs."""
     expert: Literal["high", "low"] = "high"
     """Wan 2.2 with two experts: train the one for high or for low noise; rollouts use both."""
     vae_slicing: bool = True

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sage_grpo.models.attention import SplitSelfAttention
+from sage_grpo.models.attention import PlainAttention
 from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, require_ftfy, resolve
 from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
 from sage_grpo.models.gradients import without_gradient
@@ -75,6 +75,10 @@ class Wan(FamilyModel):
         low = boundary is not None and spec.expert == "low"
         others = [] if boundary is None else [pipe.transformer if low else pipe.transformer_2]
         component = "transformer_2" if low else "transformer"
+        for network in (getattr(pipe, component), *others):
+            for block in network.blocks:
+                block.attn1.set_processor(PlainAttention())
+                block.attn2.set_processor(PlainAttention())
         super().__init__(
             spec,
             folder,
@@ -200,7 +204,7 @@ def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> N
     network.blocks[0].register_forward_pre_hook(into_blocks)
     network.proj_out.register_forward_hook(lambda module, arguments, tokens: sequence.merge(tokens, total))
     for block in network.blocks:
-        block.attn1.set_processor(SplitSelfAttention(sequence, block.attn1.processor._attention_backend))
+        block.attn1.processor.sequence = sequence
 
 
 def _dead(transformer: Any) -> set[str]:

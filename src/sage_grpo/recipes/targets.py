@@ -57,7 +57,7 @@ def hunyuan15() -> TrainConfig:
         data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
         batch=BatchConfig(prompts=16, group_size=4, micro_batch=1),
         rollout=RolloutConfig(steps=20, storage="bfloat16"),
-        update=UpdateConfig(updates_per_rollout=2, gradient_checkpointing=True),
+        update=UpdateConfig(updates_per_rollout=2),
         optimizer=OptimizerConfig(lr=1e-5, weight_decay=0.01, max_grad_norm=1.0),
         evaluate=EvalConfig(every=20, prompts=32, steps=40),
     )
@@ -104,7 +104,7 @@ def wan() -> TrainConfig:
         data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
         batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
         rollout=RolloutConfig(steps=20, storage="bfloat16"),
-        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.5, gradient_checkpointing=True),
+        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.5),
         optimizer=OptimizerConfig(lr=1e-4),
         evaluate=EvalConfig(every=20, prompts=32, steps=40),
         keep=KeepConfig(checkpoint_every=1),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.models.blocks import worth_compiling
+from sage_grpo.models.family import choose_device
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import TrainConfig
@@ -42,7 +44,12 @@ def build(config: TrainConfig, world: World | None = None, own: Own | None = Non
         _check_place(own.model, world)
         return Parts(model=own.model, reward=reward, prompts=prompts, held_out=held_out)
     torch.manual_seed(config.seed)
-    model = config.model.load(world.device, sharded=world.control is not None)
+    passes = config.iterations * config.batch.prompts * config.batch.group_size * config.rollout.steps
+    device = choose_device(config.model.device if world.device is None else world.device)
+    compiled, why = worth_compiling(config.model.compile, device, config.model.dtype, passes)
+    model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
+    if isinstance(model, Explains):
+        model.choices["compile"] = why
     return Parts(model=model, reward=reward, prompts=prompts, held_out=held_out)
 
 

@@ -116,8 +116,10 @@ class UpdateConfig:
     """Every update replays all trained steps, as PPO's epochs do, instead of its share of them."""
     permute_steps: bool = True
     """Deal steps out in random order; false goes from noise to data."""
-    gradient_checkpointing: bool = False
-    """Trade compute for memory in the backward pass."""
+    gradient_checkpointing: bool | Literal["attention", "auto"] = "auto"
+    """Compute what the backward pass needs again instead of keeping it. true: all but the input of each block; "attention": all but
+    that and what attention gave, the slowest to compute and small; "auto": nothing where memory allows, else as little as it
+    takes."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -14,6 +14,7 @@ import yaml
 from safetensors import SafetensorError
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.models.base import Explains
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
@@ -290,6 +291,7 @@ def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> in
             clip=trainer.objective.clip,
             device=str(trainer.model.device),
             parameters=trainer.state.size,
+            choices=trainer.model.choices if isinstance(trainer.model, Explains) else None,
         )
     )
     if not found.checkpoint:

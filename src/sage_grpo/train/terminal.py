@@ -197,7 +197,16 @@ def model_rows(config: TrainConfig, device: str, parameters: int) -> list[tuple[
     ]
 
 
-def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float, device: str, parameters: int) -> Table:
+def plan_table(
+    config: TrainConfig,
+    plan: Plan,
+    *,
+    dims: int,
+    clip: float,
+    device: str,
+    parameters: int,
+    choices: Mapping[str, str] | None = None,
+) -> Table:
     """The arithmetic of an iteration, for people; read off the plan that it executes."""
     batch, ranks = config.batch, len(plan.shares)
     rollouts = len(plan.groups) * plan.group_size
@@ -211,6 +220,7 @@ def plan_table(config: TrainConfig, plan: Plan, *, dims: int, clip: float, devic
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = [
         *model_rows(config, device, parameters),
+        *(choices or {}).items(),
         ("rollouts", f"{batch.prompts} prompts{branches} x {batch.group_size} = {rollouts} clips per iteration"),
         (
             "micro-batches",

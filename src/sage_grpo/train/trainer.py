@@ -24,6 +24,7 @@ from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.distribute import distribute
 from sage_grpo.train.evaluate import Evaluation, evaluate
+from sage_grpo.train.keeping import choose_levels
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
@@ -56,7 +57,7 @@ class Trainer:
     ) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.model, self.reward, self.held_out = parts.model, parts.reward, parts.held_out
-        self.model.gradient_checkpointing(config.update.gradient_checkpointing)
+        self.model.keep(choose_levels(config.update.gradient_checkpointing, self.model))
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()

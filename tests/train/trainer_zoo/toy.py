@@ -78,7 +78,7 @@ class ToyModel:
     def trainable(self) -> dict[str, nn.Parameter]:
         return dict(self.network.named_parameters())
 
-    def gradient_checkpointing(self, on: bool) -> None:
+    def keep(self, levels: list[str]) -> None:
         pass
 
     def place(self, part: str, device: str | torch.device) -> None:
