@@ -1,4 +1,4 @@
-"""`sage-grpo shapes`: pretrain the embedded world's model, score a pipeline folder, or render perfect clips."""
+"""`sage-grpo shapes`: pretrain the embedded world's model, score a pipeline folder, render perfect clips, or judge these (the ceiling)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sage_grpo.shapes.pretrain import PretrainOptions
 class Options:
     """Options of `sage-grpo shapes`."""
 
-    action: Literal["pretrain", "score", "render"]
-    """What to do: train a model from scratch, judge an existing one, or draw what a perfect model would."""
+    action: Literal["pretrain", "score", "render", "ceiling"]
+    """What to do: train a model from scratch, judge an existing one, draw what a perfect model would, or judge that after the VAE."""
     pretrain: PretrainOptions = field(default_factory=PretrainOptions)
     """Options of pretraining."""
     model: Path | None = None
-    """Pipeline folder to score."""
+    """Pipeline folder to score, or whose VAE perfect clips pass; None is the embedded model for the latter."""
     out: Path = Path("shapes")
     """Folder for pictures and scores of `score` and `render`."""
     prompts: Count = 64
-    """Held-out prompts to score, or scenes to render."""
+    """Held-out prompts to score, or scenes to render or to judge."""
     steps: Count = 20
     """Steps of the ODE in scoring."""
     seed: Seed = 1
@@ -39,6 +39,8 @@ def run(options: Options) -> int:
         from sage_grpo.shapes.pretrain import pretrain
 
         return pretrain(options.pretrain)
+    if options.action == "ceiling":
+        return _ceiling(options)
     options.out.mkdir(parents=True, exist_ok=True)
     return _score(options) if options.action == "score" else _render(options)
 
@@ -54,6 +56,17 @@ def _score(options: Options) -> int:
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     score(options.model, prompts=options.prompts, steps=options.steps, pictures=options.out, device=device)
+    return 0
+
+
+def _ceiling(options: Options) -> int:
+    import json
+
+    from sage_grpo.shapes.pretrain import FPS, FRAMES, SIDE
+    from sage_grpo.shapes.score import ceiling, load_vae
+
+    found = ceiling(options.prompts, FRAMES, SIDE, FPS, options.seed, load_vae(options.model))
+    print(json.dumps({name: round(value, 4) for name, value in found.items()}, indent=1))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,10 +15,10 @@ from sage_grpo.shapes.networks import batched_vae, encode_text, portion, velocit
 from sage_grpo.shapes.render import render, to_uint8
 from sage_grpo.shapes.scene import ATTRIBUTES, random_scenes, to_text
 from sage_grpo.shapes.tokenizer import prefix_ids, prompt_ids
-from sage_grpo.shapes.vae_train import to_clips
+from sage_grpo.shapes.vae_train import reconstruct, to_clips
 
 if TYPE_CHECKING:
-    from diffusers import HunyuanVideo15Pipeline
+    from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Pipeline
 
 
 def heldout_prompts(n: int, seed: int) -> list[str]:
@@ -86,11 +87,26 @@ def judge_clips(clips: Tensor, prompts: Sequence[str], fps: float) -> dict[str, 
     return {name: float(values.mean()) for name, values in scores.items()}
 
 
-def ceiling(n: int, frames: int, side: int, fps: float, seed: int) -> dict[str, float]:
-    """Scores of perfect clips of held-out scenes: what a perfect model would get."""
+def ceiling(
+    n: int, frames: int, side: int, fps: float, seed: int, vae: AutoencoderKLHunyuanVideo15 | None = None
+) -> dict[str, float]:
+    """Scores of perfect clips of held-out scenes: what a perfect model would get, before the VAE or after one."""
     scenes = random_scenes(n, torch.Generator().manual_seed(seed), split="heldout")
     clips = to_uint8(render(scenes, frames, side, side))
+    if vae is not None:
+        with batched_vae():
+            clips = reconstruct(vae, clips)
     return judge_clips(clips, scenes.texts(), fps)
+
+
+def load_vae(folder: Path | None) -> AutoencoderKLHunyuanVideo15:
+    """The VAE of a pipeline folder; None is the embedded model's."""
+    from diffusers import AutoencoderKLHunyuanVideo15
+
+    place = Path(__file__).parent / "assets" if folder is None else folder
+    if not (place / "vae").is_dir():
+        raise FileNotFoundError(f"{place} has no VAE (a folder vae): give --model FOLDER with a saved pipeline.")
+    return AutoencoderKLHunyuanVideo15.from_pretrained(place / "vae", local_files_only=True, torch_dtype=torch.float32).eval()
 
 
 def score_table(model: Mapping[str, float], best: Mapping[str, float]) -> str:
