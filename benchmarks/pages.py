@@ -1,0 +1,186 @@
+"""Figures in README.md and docs come from committed data: this fills them in, and says where one does not.
+
+    PYTHONPATH=src python benchmarks/pages.py                 # refresh every marked place
+    PYTHONPATH=src python benchmarks/pages.py --check         # change nothing; exit 1 where a place is stale or a number has no source
+    PYTHONPATH=src python benchmarks/pages.py keep FOLDER     # take the rows of a comparison (`sage-grpo compare --out FOLDER`) into docs/results
+
+A marked place is `<!-- data: VIEW FILE key=value ... -->text<!-- end -->`, a block of lines or a word in a sentence; FILE is a path from the
+repository's root, VIEW a function of `views.py`. The words around are a person's. Outside of marked places, code spans and code blocks, README.md and
+docs/results hold no decimal number and no percentage that is not a name (Wan 2.1) or a convention (95%): write a setting as code, a measurement
+as a marked place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from views import VIEWS
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])[+-]?\d*\.\d+(?:e-?\d+)?%?|\b\d+ ?%")
+CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
+NAMES = re.compile(
+    r"HunyuanVideo-1\.5|Wan 2\.[12](?: / 2\.2)?(?: (?:1\.3|5|14) ?B)?|Python 3\.\d+|arXiv \d{4}\.\d{5}|Apache-2\.0|95% interval"
+)
+"""Numbers that are names or conventions."""
+KEPT_CURVES = ("iteration", "reward/total", "reward/group_std", "gradient/kl_share", "kl/total", "optimizer/lr")
+"""Training metrics that stay in committed rows."""
+
+
+def pages() -> list[Path]:
+    """Every document that may have marked places."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def strict() -> list[Path]:
+    """Documents without a number that has no source."""
+    return [ROOT / "README.md", *sorted(RESULTS.rglob("*.md"))]
+
+
+def view(query: str) -> str:
+    """What a marked place has to say."""
+    name, file, *words = shlex.split(query)
+    if name not in VIEWS:
+        raise ValueError(f"There is no view {name!r}: {', '.join(VIEWS)}.")
+    if not (ROOT / file).exists():
+        raise ValueError(f"{query}: there is no {file}.")
+    return VIEWS[name](ROOT / file, **dict(word.split("=", 1) for word in words))
+
+
+def refreshed(text: str) -> str:
+    """A document with all of its marked places filled in."""
+
+    def fill(place: re.Match[str]) -> str:
+        found = view(place["query"])
+        found = f"\n{found}\n" if "\n" in place["text"] or "\n" in found else found
+        return f"<!-- data: {place['query']} -->{found}<!-- end -->"
+
+    return PLACE.sub(fill, text)
+
+
+def loose_numbers(text: str) -> Iterator[tuple[int, str]]:
+    """Line and number of everything that looks measured and is in no marked place."""
+
+    def blank(found: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", found[0])
+
+    for pattern in (PLACE, CODE, NAMES):
+        text = pattern.sub(blank, text)
+    for number, line in enumerate(text.splitlines(), start=1):
+        for found in NUMBER.finditer(line):
+            yield number, found[0]
+
+
+def problems() -> list[str]:
+    """What is stale, and what has no source."""
+    found = []
+    for file in pages():
+        text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
+        if refreshed(text) != text:
+            found.append(f"{name}: a marked place is stale; run benchmarks/pages.py")
+        if file in strict():
+            found += [f"{name}:{line}: {number} comes from no data file" for line, number in loose_numbers(text)]
+    return found
+
+
+def keep(folder: Path) -> Path:
+    """Take a comparison into docs/results/NAME: its rows without what no table shows, its figures, and a page to write on if there is none."""
+    from sage_grpo.lab import store
+    from sage_grpo.lab.report import render
+
+    suite, keys, _ = store.load_suite(folder)
+    render(folder)
+    target = RESULTS / suite.name
+    target.mkdir(parents=True, exist_ok=True)
+    rows = sorted(
+        store.latest(store.read_rows(folder / store.ROWS), keys).values(),
+        key=lambda row: (row["arm"], row["seed"]),
+    )
+    content = "".join(json.dumps(compact(row)) + "\n" for row in rows)
+    store.write(target / store.ROWS, content.encode())
+    store.write(target / store.SUITE, (folder / store.SUITE).read_bytes())
+    for picture in folder.glob("*.png"):
+        store.write(target / picture.name, picture.read_bytes())
+    page = RESULTS / f"{suite.name}.md"
+    if not page.is_file():
+        store.write(page, skeleton(suite.name, suite.title, suite.question, sorted(target.glob("*.png"))).encode())
+    print(f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write {page.relative_to(ROOT)}")
+    return target
+
+
+def compact(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without the curves and versions that no table shows."""
+    training = row.get("training") or {}
+    short = {
+        name: [None if value is None else float(f"{value:.4g}") for value in values]
+        for name, values in training.items()
+        if name in KEPT_CURVES
+    }
+    dropped = ("settings", "versions", "training")
+    return {name: value for name, value in row.items() if name not in dropped} | {"settings": {}, "training": short}
+
+
+def skeleton(name: str, title: str, question: str, pictures: list[Path]) -> str:
+    """A page with its data, and places for judgements."""
+    data = f"docs/results/{name}"
+    shown = "\n\n".join(f"![{picture.stem}]({name}/{picture.name})" for picture in pictures)
+    return f"""# {title}
+
+{question}
+
+<!-- data: made {data} -->
+<!-- end -->
+
+## What was measured
+
+<!-- data: scores {data} -->
+<!-- end -->
+
+<!-- data: differences {data} -->
+<!-- end -->
+
+{shown}
+
+## What we recommend
+
+To be written.
+
+## What did not hold
+
+To be written.
+"""
+
+
+def main() -> int:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="nothing, or: keep FOLDER")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    if options.words[:1] == ["keep"] and len(options.words) == 2:
+        keep(Path(options.words[1]))
+    elif options.words:
+        parser.error("the only word is: keep FOLDER")
+    if not options.check:
+        for file in pages():
+            text = file.read_text(encoding="utf-8")
+            if (new := refreshed(text)) != text:
+                file.write_text(new, encoding="utf-8")
+                print(f"refreshed {file.relative_to(ROOT)}")
+    found = problems()
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
