@@ -114,7 +114,9 @@ def keep(folder: Path) -> Path:
     page = RESULTS / f"{suite.name}.md"
     if not page.is_file():
         store.write(page, skeleton(suite.name, suite.title, suite.question, sorted(target.glob("*.png"))).encode())
-    print(f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write {page.relative_to(ROOT)}")
+    print(
+        f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write {page.relative_to(ROOT)}"
+    )
     return target
 
 

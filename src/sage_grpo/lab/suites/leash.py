@@ -21,8 +21,16 @@ from sage_grpo.lab.suites.common import (
 RECIPE = "shapes/sage_paper"
 ALL_STEPS = {"update.step_fraction": 1.0}
 """Runs that train every step fall back after 90 to 135 iterations: there a trust region must earn its keep."""
-SHARE: dict[str, Any] = {"kl.kind": "share"}
-TARGET_KL: dict[str, Any] = {"trust_region.mode": "none", "optimizer.target_kl": 1e-3}
+SHARE: dict[str, Any] = {"kl.kind": "share", "trust_region.mode": "dual"}
+
+
+def target_kl(nats: float) -> dict[str, Any]:
+    """A learning rate that follows the KL of a rollout's updates, and takes back what went five times too far."""
+    return {"trust_region.mode": "none", "optimizer.target_kl": nats, "optimizer.max_kl": 5 * nats}
+
+
+BRANCH_NATS, SAGE_NATS = 0.01, 0.4
+"""What a rollout's updates move the policy by at the good learning rate of 5e-5: branch, and sage with all steps trained."""
 
 
 def ramp(low: float, high: float) -> dict[str, Any]:
@@ -72,7 +80,7 @@ def strategies(updates: int) -> tuple[Arm, ...]:
     modes: dict[str, dict[str, Any]] = {
         mode: {"trust_region.mode": mode} for mode in ("none", "fixed", "moving", "dual")
     }
-    modes |= {"share": SHARE, "target_kl": TARGET_KL}
+    modes |= {"share": SHARE, "target_kl": target_kl(SAGE_NATS)}
     return tuple(Arm(name=f"{name} x{updates}", recipe=RECIPE, options={**own, **mode}) for name, mode in modes.items())
 
 
@@ -118,7 +126,7 @@ def strategy_updates(size: Size) -> Suite:
 
 def heat(size: Size) -> Suite:
     """Learning rates over a factor of ten for 300 iterations of branch, without a region and with a target KL."""
-    ways = {"none": {}, "target_kl": TARGET_KL}
+    ways: dict[str, dict[str, Any]] = {"none": {}, "target_kl": target_kl(BRANCH_NATS)}
     pairs = (("none", 5e-5), ("none", 2e-4), ("target_kl", 2e-5), ("target_kl", 5e-5), ("target_kl", 2e-4))
     arms = tuple(
         Arm(name=f"{way} {lr:.0e}", recipe="shapes/branch", options={**ways[way], "optimizer.lr": lr})
