@@ -126,7 +126,9 @@ def test_the_share_settles_at_its_target_whatever_the_kl_weighs(weight: float, s
 def test_one_update_corrects_its_part_of_the_deviation_of_lambda() -> None:
     controller = KlCoefficient(kind="share", share=0.5).controller()
     assert controller.observe(0.0, share_of(1.0, 0.7)) == pytest.approx(0.7**-SHARE_GAIN)  # 1 / 0.7 would be right
-    assert controller.observe(0.0, 1.0) == pytest.approx(0.7**-SHARE_GAIN / SHARE_STEP)  # the policy had no gradient at all
+    assert controller.observe(0.0, 1.0) == pytest.approx(
+        0.7**-SHARE_GAIN / SHARE_STEP
+    )  # the policy had no gradient at all
 
 
 def test_a_share_of_zero_says_nothing_and_a_tiny_one_ends_at_the_cap() -> None:
@@ -142,9 +144,8 @@ def test_a_share_of_zero_says_nothing_and_a_tiny_one_ends_at_the_cap() -> None:
 def test_updates_whose_kls_weigh_differently_have_their_mean_at_the_target() -> None:
     """Two updates a rollout that train different steps: lambda stays in between instead of running after each."""
     controller = KlCoefficient(kind="share", share=0.1, lambda_min=1e-9).controller()
-    values = []
-    for update in range(200):
-        values.append(controller.observe(0.0, share_of(controller.value, (0.01, 0.1)[update % 2])))
+    weights = (0.01, 0.1) * 100
+    values = [controller.observe(0.0, share_of(controller.value, weight)) for weight in weights]
     wanted = (0.1 / 0.9) / math.sqrt(0.01 * 0.1)
     assert all(wanted / 1.5 < value < wanted * 1.5 for value in values[-20:])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -70,10 +71,14 @@ def test_the_kl_of_an_update_is_that_of_its_gaussians(branching: bool, make_conf
             squares = {step: float(trainer.policy(group).transition(step).sensitivity) ** 2 for step in steps}
             assert group.gauge.step in steps
             for replay, record in rollout.records.items():
-                places = [p for p, member in enumerate(replay.members) if (member.group, member.index) == (group.index, 0)]
+                places = [
+                    p for p, member in enumerate(replay.members) if (member.group, member.index) == (group.index, 0)
+                ]
                 if places and replay.step == group.gauge.step:
                     weight = sum(squares.values()) / squares[replay.step]
-                    expected.append(weight * nats(trainer, record, replay.step, 0 if replay.shared else places[0], before))
+                    expected.append(
+                        weight * nats(trainer, record, replay.step, 0 if replay.shared else places[0], before)
+                    )
     assert len(expected) == len(plan.groups) == 3
     assert row["optimizer/kl"] == pytest.approx(sum(expected) / 3, rel=1e-4)
     assert row["optimizer/kl"] > 0
@@ -84,13 +89,13 @@ def test_steps_are_gauged_without_bias(make_config, make_trainer) -> None:
     trainer = make_trainer(make_config(trust_region=FREE, optimizer=optimizer(target_kl=0.1), rollout={"steps": 6}))
     square = {s: float(trainer.planner.kernel(*trainer.planner.grid.pair(s)).sensitivity) ** 2 for s in range(5)}
     assert max(square.values()) > 3 * min(square.values())
-    counts, draws = [], 400
+    counts, draws = [], 150
     for iteration in range(draws):
         for group in plan_of(trainer, iteration).groups:
             assert group.gauge.weight * square[group.gauge.step] == pytest.approx(sum(square.values()))
             counts.append(group.gauge.weight)
     assert len(counts) == 2 * draws
-    assert sum(counts) / len(counts) == pytest.approx(5, rel=0.1)  # how many steps there are
+    assert sum(counts) / len(counts) == pytest.approx(5, rel=0.15)  # how many steps there are
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -126,7 +131,9 @@ def test_measuring_takes_one_pass_a_group_and_the_plan_says_so(make_config, make
         ticks = []
         trainer.clock.listen = lambda phase, done, total, ticks=ticks: ticks.append((phase, done, total))
         trainer.step()
-        assert [(done, total) for phase, done, total in ticks if phase == "update"][-1] == (8 + (2 if limit else 0),) * 2
+        assert [(done, total) for phase, done, total in ticks if phase == "update"][-1] == (
+            8 + (2 if limit else 0),
+        ) * 2
         passes.append(len(calls))
         table = plan_table(config, plan_of(trainer), dims=96, clip=0.1, device="cpu", parameters=1)
         said.append(" ".join(str(cell) for column in table.columns for cell in column._cells))
@@ -143,18 +150,18 @@ def test_without_targets_nothing_is_measured_and_nothing_is_kept(make_config, ma
     assert all(record.v_old is None for record in rollout.records.values())
 
 
-@pytest.mark.parametrize("lr", [2e-5, 1e-3, 3e-2])
+@pytest.mark.parametrize("lr", [2e-5, 3e-2])
 def test_the_learning_rate_follows_until_the_kl_is_at_its_target(lr: float, make_config, make_trainer) -> None:
-    """Three decades of learning rate end at the same KL."""
+    """Over three decades of learning rate."""
     config = make_config(
         trust_region=FREE, update=UpdateConfig(updates_per_rollout=1), rollout=BRANCH,
         optimizer=optimizer(lr=lr, target_kl=0.003, max_lr_factor=1e3),
     )  # fmt: skip
     trainer = make_trainer(config)
-    rows = [trainer.step() for _ in range(60)]
-    settled = [math.log(row["optimizer/kl"]) for row in rows[-30:]]
-    assert math.exp(sum(settled) / 30) == pytest.approx(0.003, rel=0.5)
-    for before, after in zip(rows, rows[1:]):
+    rows = [trainer.step() for _ in range(45)]
+    settled = [math.log(row["optimizer/kl"]) for row in rows[-20:]]
+    assert math.exp(sum(settled) / 20) == pytest.approx(0.003, rel=0.5)
+    for before, after in pairwise(rows):
         assert before["optimizer/lr"] == pytest.approx(lr * before["optimizer/lr_factor"])
         assert (after["optimizer/lr_factor"] < before["optimizer/lr_factor"]) == (before["optimizer/kl"] > 0.003)
 
@@ -174,6 +181,19 @@ def test_a_step_that_went_too_far_is_taken_back_to_the_limit(make_config, make_t
     for name, now in weights_of(trainer).items():
         moved = before[name] + row["optimizer/kept"] * (whole[name] - before[name])
         torch.testing.assert_close(now, moved, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_is_taken_back_to_where_it_began(make_config, make_trainer) -> None:
+    """Not to the weights of an earlier iteration: with nearly nothing kept, the weights stay where they are."""
+    trainer = make_trainer(make_config(trust_region=FREE, optimizer=optimizer(max_kl=1e9)))
+    first = weights_of(trainer)
+    trainer.step()
+    second = weights_of(trainer)
+    strict = replace(trainer.config.optimizer, max_kl=1e-14)
+    trainer.config = replace(trainer.config, optimizer=strict)
+    assert trainer.step()["optimizer/kept"] < 1e-4
+    moved = sum(float((now - second[name]).abs().max()) for name, now in weights_of(trainer).items())
+    assert moved < 1e-3 * sum(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 def test_anchor_and_average_see_what_is_left_of_a_step(make_config, make_trainer) -> None:
@@ -197,7 +217,9 @@ def test_a_policy_that_is_no_number_any_more_stops_the_run(make_config, make_tra
         return result
 
     trainer._apply = broken
-    trainer.planner = replace(trainer.planner, config=replace(trainer.config, update=UpdateConfig(updates_per_rollout=1)))
+    trainer.planner = replace(
+        trainer.planner, config=replace(trainer.config, update=UpdateConfig(updates_per_rollout=1))
+    )
     with pytest.raises(Diverged, match="velocities are not finite"):
         trainer.step()
 
@@ -245,7 +267,7 @@ def test_a_share_of_nothing_is_refused(fields, message, make_config) -> None:
 
 
 def test_contradictions_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_lr_factor .* needs optimizer.target_kl"):
+    with pytest.raises(ValueError, match=r"max_lr_factor .* needs optimizer.target_kl"):
         OptimizerConfig(max_lr_factor=2.0)
-    with pytest.raises(ValueError, match="max_kl .* is below optimizer.target_kl"):
+    with pytest.raises(ValueError, match=r"max_kl .* is below optimizer.target_kl"):
         OptimizerConfig(target_kl=0.1, max_kl=0.01)

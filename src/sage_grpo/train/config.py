@@ -171,7 +171,9 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check(self)
         if self.target_kl is None and self.max_lr_factor != 1.0:
-            raise ValueError(f"optimizer.max_lr_factor ({self.max_lr_factor}) needs optimizer.target_kl, which is not set.")
+            raise ValueError(
+                f"optimizer.max_lr_factor ({self.max_lr_factor}) needs optimizer.target_kl, which is not set."
+            )
         if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
             raise ValueError(
                 f"optimizer.max_kl ({self.max_kl}) is below optimizer.target_kl ({self.target_kl}), which no rollout could then "

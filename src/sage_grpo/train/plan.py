@@ -6,10 +6,12 @@ Rollout and update execute it, the terminal prints it, tests count it. It holds 
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 
@@ -299,23 +301,20 @@ class Planner:
         own = f"/{index}" if rollout.window.kind == "drawn" else ""
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
-        gauge = self._gauge(index, sorted(set(sum(parts, []))), iteration) if self.config.optimizer.measures_kl else None
-        gauge = None if gauge is None else replace(gauge, step=gauge.step - offset)
+        gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
         return Group(index, place, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
 
-    def _gauge(self, index: int, steps: list[int], iteration: int) -> Gauge:
-        """One of these steps, drawn in proportion to its sensitivity squared, which is most of how the steps' KLs differ: what is
-        left is the change of the velocity. The groups' draws are evenly spaced, so that together they cover the steps."""
+    def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> Gauge:
+        """One of the trained steps, drawn in proportion to its sensitivity squared, which is most of how the KLs of steps differ:
+        what is left is the change of the velocity. The groups' draws are evenly spaced, so that together they cover the steps."""
         groups = self.config.batch.prompts * self.config.rollout.window.branches
-        squares = [float(self.kernel(*self.grid.pair(step)).sensitivity) ** 2 for step in steps]
-        total = sum(squares)
+        steps = sorted({step for part in trained for step in part})
+        squares = [float(self.kernel(*self.grid.pair(step + offset)).sensitivity) ** 2 for step in steps]
+        edges = list(accumulate(squares))
         draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
-        left = (draw + index) % groups / groups * total
-        for step, square in zip(steps, squares):
-            left -= square
-            if left < 0:
-                break
-        return Gauge(step, total / square)
+        place = bisect(edges, (draw + index) % groups / groups * edges[-1])
+        place = min(place, len(steps) - 1)  # rounding
+        return Gauge(steps[place], edges[-1] / squares[place])
 
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
         """The trained steps of a group, one list per optimizer update."""
