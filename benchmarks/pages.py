@@ -5,14 +5,15 @@
     PYTHONPATH=src python benchmarks/pages.py keep FOLDER     # take the rows of a comparison (`sage-grpo compare --out FOLDER`) into docs/results
 
 A marked place is `<!-- data: VIEW FILE key=value ... -->text<!-- end -->`, a block of lines or a word in a sentence; FILE is a path from the
-repository's root, VIEW a function of `views.py`. The words around are a person's. Outside of marked places, code spans and code blocks, README.md and
-docs/results hold no decimal number and no percentage that is not a name (Wan 2.1) or a convention (95%): write a setting as code, a measurement
+repository's root, VIEW a function of `views.py`. The words around are a person's. Outside of marked places, code spans and code blocks, README.md,
+docs/benchmark.md and docs/results hold no decimal number and no percentage that is not a name (Wan 2.1) or a convention (95%): write a setting as code, a measurement
 as a marked place.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import shlex
@@ -35,6 +36,8 @@ NAMES = re.compile(
 """Numbers that are names or conventions."""
 KEPT_CURVES = ("iteration", "reward/total", "reward/group_std", "gradient/kl_share", "kl/total", "optimizer/lr")
 """Training metrics that stay in committed rows."""
+KEPT_SCORES = ("total", "Overall", "VQ", "MQ", "TA", "drift", "flicker", "sharpness", "proxy", "clips")
+"""Scores that do."""
 
 
 def pages() -> list[Path]:
@@ -44,7 +47,7 @@ def pages() -> list[Path]:
 
 def strict() -> list[Path]:
     """Documents without a number that has no source."""
-    return [ROOT / "README.md", *sorted(RESULTS.rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "docs" / "benchmark.md", *sorted(RESULTS.rglob("*.md"))]
 
 
 def view(query: str) -> str:
@@ -84,6 +87,10 @@ def loose_numbers(text: str) -> Iterator[tuple[int, str]]:
 def problems() -> list[str]:
     """What is stale, and what has no source."""
     found = []
+    if (RESULTS / "leaderboard.json").read_text(encoding="utf-8") != json.dumps(leaderboard(), indent=1) + "\n":
+        found.append(
+            "docs/results/leaderboard.json is not what the rows in docs/results give; run benchmarks/pages.py keep FOLDER"
+        )
     for file in pages():
         text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
         if refreshed(text) != text:
@@ -106,11 +113,14 @@ def keep(folder: Path) -> Path:
         store.latest(store.read_rows(folder / store.ROWS), keys).values(),
         key=lambda row: (row["arm"], row["seed"]),
     )
-    content = "".join(json.dumps(compact(row)) + "\n" for row in rows)
+    first = {row["arm"]: row["seed"] for row in reversed(rows)}
+    short = [compact(row, settings=first[row["arm"]] == row["seed"]) for row in rows]
+    content = "".join(json.dumps(row) + "\n" for row in short)
     store.write(target / store.ROWS, content.encode())
     store.write(target / store.SUITE, (folder / store.SUITE).read_bytes())
     for picture in folder.glob("*.png"):
-        store.write(target / picture.name, picture.read_bytes())
+        store.write(target / picture.name, small(picture))
+    (RESULTS / "leaderboard.json").write_text(json.dumps(leaderboard(), indent=1) + "\n", encoding="utf-8")
     page = RESULTS / f"{suite.name}.md"
     if not page.is_file():
         store.write(page, skeleton(suite.name, suite.title, suite.question, sorted(target.glob("*.png"))).encode())
@@ -120,16 +130,50 @@ def keep(folder: Path) -> Path:
     return target
 
 
-def compact(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without the curves and versions that no table shows."""
-    training = row.get("training") or {}
-    short = {
-        name: [None if value is None else float(f"{value:.4g}") for value in values]
-        for name, values in training.items()
-        if name in KEPT_CURVES
+def small(picture: Path) -> bytes:
+    """A figure in 64 colours, a quarter of the bytes."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.open(picture).convert("RGB").quantize(64).save(stream, format="PNG", optimize=True)
+    return stream.getvalue()
+
+
+def compact(row: dict[str, Any], *, settings: bool) -> dict[str, Any]:
+    """A row without what no table shows; an arm's settings stand in its first row only."""
+    training, evaluations = row.get("training") or {}, row["evaluations"]
+    return {name: value for name, value in row.items() if name not in ("versions", "code")} | {
+        "settings": row["settings"] if settings else {},
+        "training": {
+            name: [None if value is None else float(f"{value:.4g}") for value in values]
+            for name, values in training.items()
+            if name in KEPT_CURVES
+        },
+        "evaluations": {
+            point: {name: value for name, value in scores.items() if name in KEPT_SCORES}
+            for point, scores in evaluations.items()
+        },
     }
-    dropped = ("settings", "versions", "training")
-    return {name: value for name, value in row.items() if name not in dropped} | {"settings": {}, "training": short}
+
+
+def leaderboard() -> dict[str, Any]:
+    """Entries of all comparisons in docs/results."""
+    from sage_grpo.lab import store
+    from sage_grpo.lab.leaderboard import board, ranked
+
+    boards = []
+    for file in sorted(RESULTS.glob(f"*/{store.SUITE}")):
+        suite, keys, _ = store.load_suite(file.parent)
+        boards.append(board(suite, list(store.latest(store.read_rows(file.parent / store.ROWS), keys).values())))
+    entries = [entry for found in boards for entry in found["entries"]]
+    return {"format": 1, "rules": board_rules(), "entries": ranked(entries)}
+
+
+def board_rules() -> dict[str, Any]:
+    """What all entries have followed."""
+    from sage_grpo.lab.leaderboard import BUDGET, EVALUATION, SEEDS
+
+    return {"budget": BUDGET, "seeds": SEEDS, "evaluation": EVALUATION}
 
 
 def skeleton(name: str, title: str, question: str, pictures: list[Path]) -> str:
@@ -138,12 +182,14 @@ def skeleton(name: str, title: str, question: str, pictures: list[Path]) -> str:
     shown = "\n\n".join(f"![{picture.stem}]({name}/{picture.name})" for picture in pictures)
     return f"""# {title}
 
+## What is claimed
+
 {question}
+
+## What was measured
 
 <!-- data: made {data} -->
 <!-- end -->
-
-## What was measured
 
 <!-- data: scores {data} -->
 <!-- end -->

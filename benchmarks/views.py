@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -225,10 +226,40 @@ def made(folder: Path) -> str:
     )
 
 
+def leaderboard(file: Path, most: str = "20") -> str:
+    """The best entries of the leaderboard."""
+    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.lab.statistics import Interval
+
+    def cell(found: dict[str, Any] | None, *, signed: bool = False) -> str:
+        if found is None:
+            return "–"
+        half = math.nan if found["half"] is None else found["half"]
+        return plus_minus(Interval(found["mean"], half, found["count"]), signed=signed)
+
+    content = json.loads(file.read_text())
+    rows = [
+        [
+            entry["name"],
+            ", ".join(entry["trained_on"]),
+            f"{entry['seeds']}" + (f" ({entry['diverged']} diverged)" if entry["diverged"] else ""),
+            cell(entry["at_budget"]),
+            cell(entry["final"]["Overall"]),
+            f"{entry['passes']:,.0f}",
+            cell(entry["final"]["drift"]),
+            cell(entry["gain_own"], signed=True),
+            cell(entry["gain_true"], signed=True),
+        ]
+        for entry in content["entries"][: int(most)]
+    ]
+    heads = ["entry", "trained on", "seeds", f"Overall at {content['rules']['budget']:,} passes", "Overall at the end"]
+    return _table([*heads, "passes", "drift", "gain in its reward", "gain in truth"], rows)
+
+
 VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(methods, method_score, method_way, base_score, demo, demo_run, number, peaks, iteration, iteration_speed),
-        *(scores, differences, value, steps, made),
+        *(scores, differences, value, steps, made, leaderboard),
     )
 }

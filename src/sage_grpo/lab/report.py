@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.lab import store
+from sage_grpo.lab import leaderboard, store
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.figures import draw
 from sage_grpo.lab.statistics import Interval
@@ -25,6 +25,7 @@ def render(folder: Path) -> Summary:
     rows.sort(key=lambda row: order[row["key"]])
     summary = summarize(suite, rows)
     store.write(folder / TABLE, (tables(summary) + "\n").encode())
+    store.write(folder / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))
     store.write(folder / NUMBERS, (json.dumps(numbers(summary), indent=1) + "\n").encode())
     figures = draw(summary, folder)
     store.write(folder / REPORT, (text(summary, rows, figures, command) + "\n").encode())
