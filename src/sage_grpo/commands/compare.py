@@ -90,6 +90,7 @@ def run(options: Options) -> int:
         return 0
     from sage_grpo.lab import run as lab
     from sage_grpo.lab.prepare import prepare
+    from sage_grpo.lab.store import SUITE
     from sage_grpo.recipes import recipe
     from sage_grpo.train.preflight import preflight
 
@@ -104,6 +105,8 @@ def run(options: Options) -> int:
         )
     except KeyboardInterrupt:
         interrupted = True
+    if interrupted and not (out / SUITE).is_file():  # before the first run
+        return 130
     print(tables(render(out)))
     print(f"\nReport: {out / REPORT}")
     if interrupted:
