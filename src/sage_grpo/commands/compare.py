@@ -91,6 +91,7 @@ def run(options: Options) -> int:
         return 0
     from sage_grpo.lab import run as lab
     from sage_grpo.lab.prepare import prepare
+    from sage_grpo.lab.store import SUITE
     from sage_grpo.recipes import recipe
     from sage_grpo.train.preflight import preflight
 
@@ -105,6 +106,8 @@ def run(options: Options) -> int:
         )
     except KeyboardInterrupt:
         interrupted = True
+    if interrupted and not (out / SUITE).is_file():  # before the first run
+        return 130
     print(tables(render(out)))
     print(f"\nReport: {out / REPORT}")
     if interrupted:

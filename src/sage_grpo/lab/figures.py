@@ -29,7 +29,7 @@ def _curves(summary: Summary, path: Path) -> Path | None:
     columns = [c for c in summary.suite.columns if any(len(a.curves[c.key]) > 1 for a in summary.arms.values())]
     if not columns:
         return None
-    figure, axes = _panels(len(columns), 2, height=3.2)
+    figure, axes = _panels(len(columns), 2, height=2.7)
     for column, row in zip(columns, axes):
         for place, arm in enumerate(summary.arms.values()):
             curve = arm.curves[column.key]
@@ -41,6 +41,8 @@ def _curves(summary: Summary, path: Path) -> Path | None:
                 axis.fill_between(x, low, high, color=_look(place)["color"], alpha=0.15, lw=0)
         _finish(row, column, summary)
     axes[-1][0].set_xlabel("iterations")
+    for row in axes:
+        row[0].xaxis.get_major_locator().set_params(integer=True)
     axes[-1][1].set_xlabel("network passes (samples; forward 1, forward and backward 3)")
     return _save(figure, axes, path, "held-out prompts, mean and 95% interval over seeds")
 

@@ -18,6 +18,7 @@ from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.worker import request
 
 Row = dict[str, Any]
+COMMAND = (sys.executable, "-m", "sage_grpo.lab.worker")
 
 
 class Estimates:
@@ -40,10 +41,12 @@ class Estimates:
 class Worker:
     """A process that answers jobs; a thread of ours waits for it."""
 
-    def __init__(self, folder: Path, number: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, number: int, environment: Mapping[str, str], command: Sequence[str] = COMMAND
+    ) -> None:
         self.folder, self.log = folder, folder / "logs" / f"worker-{number:02d}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._environment = {**os.environ, **environment}
+        self._environment, self._command = {**os.environ, **environment}, list(command)
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
 
@@ -52,7 +55,7 @@ class Worker:
         if self._process is None or self._process.poll() is not None:
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "sage_grpo.lab.worker"],
+                    self._command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 LEVEL = 0.95
 """Coverage of all intervals."""
@@ -99,6 +100,7 @@ def t_cdf(t: float, freedom: float) -> float:
     return tail if t < 0 else 1 - tail
 
 
+@cache
 def t_quantile(p: float, freedom: float) -> float:
     """The value below which T lies with probability p; by bisection, to the last digits."""
     if not 0 < p < 1 or freedom <= 0:

@@ -51,11 +51,13 @@ def write_config(job: Job, folder: Path) -> None:
 
 def main() -> int:
     """Answer jobs until there are no more: {"ready": true}, then per job {"done": iteration} ... and {"row": ...}."""
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    channel = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes to the log
 
     def say(**words: Any) -> None:
-        channel.write(json.dumps(words) + "\n")
+        line = json.dumps(words).encode() + b"\n"
+        while line:  # a pipe may take a part
+            line = line[os.write(channel, line) :]
 
     import torch
 
