@@ -23,7 +23,15 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
     return replace(
         config,
         kernel=KernelSpec(name="sage", eta=0.5, sigma_max=1.0 - 3e-3),
-        rollout=replace(config.rollout, window=Window(kind="all"), same_noise=False, solver="euler"),
+        rollout=replace(
+            config.rollout,
+            window=Window(kind="all"),
+            same_noise=False,
+            share=True,
+            solver="euler",
+            before_steps=None,
+            after_steps=None,
+        ),
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=True, equalize_cap=None),
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),

@@ -43,7 +43,7 @@ TINY: Mapping[str, Any] = {
     "evaluate.prompts": 2,
     "evaluate.steps": 2,
 }
-PER_ITERATION, PER_EVALUATION, PER_RUN = 0.1, 0.25, 0.6
+PER_ITERATION, PER_EVALUATION, PER_RUN = 0.1, 0.25, 0.2
 """Seconds of one H200 that an iteration of sage, an evaluation and a start take when 16 processes share it
 (benchmarks/results/methods_h200.jsonl)."""
 BRANCH_SHARE = 0.58
@@ -67,7 +67,7 @@ def expected_seconds(suite: Suite) -> float:
     for arm in suite.arms:
         iterations = arm.iterations or suite.iterations or 45
         rate = PER_ITERATION * (BRANCH_SHARE if arm.recipe.endswith("/branch") else 1.0)
-        evaluations = 0 if suite.kind == "rollout" else len({0, iterations, *(suite.points or ())})
+        evaluations = 0 if suite.kind == "rollout" else len({iterations, *(suite.points or ())} - {0})
         total += len(suite.seeds) * (PER_RUN + iterations * rate + evaluations * PER_EVALUATION)
     return total
 
