@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/methods.py run --out runs.jsonl --seeds 8 --iterations 135 --parallel 16
     PYTHONPATH=src python benchmarks/methods.py table runs.jsonl > table.md
+    PYTHONPATH=src python benchmarks/methods.py compare runs.jsonl --out FOLDER    # as a folder of `sage-grpo compare`, its successor
 
 `run` starts one process per (method, seed), at most `--parallel` at a time, skips what the file already holds, and stops starting new
 ones after `--limit` seconds. On one GPU, start NVIDIA's MPS first; with OMP_NUM_THREADS=1 sixteen runs share an H200 well.
@@ -204,6 +205,59 @@ def at_cost(run: dict[str, Any], budget: float) -> float:
     return points[-1][1]
 
 
+def as_comparison(options: argparse.Namespace) -> int:
+    """The rows as those of `sage-grpo compare`, whose tables, figures and leaderboard then serve them too."""
+    from sage_grpo.lab import store
+    from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
+    from sage_grpo.lab.suites.common import DRIFT, OVERALL
+    from sage_grpo.recipes import recipe
+
+    rows = read(options.file)
+    base = next(row["curve"]["0"] for row in rows if "0" in row["curve"])  # the same for all: one model, fixed noises
+    evaluation = {"evaluate.prompts": 128, "evaluate.steps": 20}
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    starts = {name: "shapes/sage" if name == "sage_all" else f"shapes/{name}" for name in names}
+    own = {name: {**evaluation, **({"update.step_fraction": 1.0} if name == "sage_all" else {})} for name in names}
+    found = []
+    for row in rows:
+        curve = {"0": base, **row["curve"]}
+        last = row["iterations"]
+        found.append(
+            {
+                **{"suite": "methods", "format": store.FORMAT, "arm": row["method"], "recipe": starts[row["method"]]},
+                **{"seed": FIRST_SEED + row["seed"], "key": f"{row['method']}-{row['seed']}-{last}", "kind": "train"},
+                **{"status": "done", "error": None, "iterations": last, "reached": last},
+                "settings": own[row["method"]] | {"iterations": last},
+                "evaluations": {point: {**scores, "Overall": scores["total"]} for point, scores in curve.items()},
+                "passes": {point: int(point) * row["cost"] for point in curve},
+                **{
+                    "updates": last * recipe(starts[row["method"]]).update.updates_per_rollout,
+                    "training": {},
+                    "steps": {},
+                    "commit": "",
+                },
+                "seconds": {"iteration": row["seconds_per_iteration"], "evaluate": 0.0, "total": row["seconds"]},
+                **{"machine": {"device": row["device"]}, "versions": {"torch": row["torch"]}, "code": ""},
+            }
+        )
+    suite = Suite(
+        name="methods",
+        title="Eight methods over 135 iterations",
+        question="Which method learns most, at equal iterations and at equal network passes?",
+        arms=tuple(Arm(name=name, recipe=starts[name], options=own[name]) for name in names),
+        baseline="branch",
+        seeds=tuple(sorted({row["seed"] for row in found})),
+        iterations=max(row["iterations"] for row in found),
+        columns=(OVERALL, *(Column(key=key) for key in ("VQ", "MQ", "TA")), DRIFT),
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    store.write(options.out / store.ROWS, "".join(json.dumps(row) + "\n" for row in found).encode())
+    store.save_suite(
+        options.out, suite, [row["key"] for row in found], "benchmarks/methods.py run --seeds 8 --iterations 135"
+    )
+    return 0
+
+
 BASE = 1.28282
 """Held-out score of the miniature before training."""
 
@@ -229,7 +283,12 @@ def main() -> int:
     show.add_argument("file", type=Path)
     show.add_argument("--at", type=int, default=135)
     show.add_argument("--baseline", default="branch")
+    convert = parts.add_parser("compare")
+    convert.add_argument("file", type=Path)
+    convert.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if options.what == "compare":
+        return as_comparison(options)
     if options.what == "one":
         one(options.method, options.seed, options.iterations, options.out)
         return 0

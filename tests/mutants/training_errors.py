@@ -13,6 +13,7 @@ BRANCHING = "train/test_branching.py::"
 SHARED = (f"{BRANCHING}test_shared_replay_equals_the_plain_path[clip-sage-0.5-3]",)
 PRESETS = "train/test_trainer_presets.py::"
 OPTIM = ("train/test_optim.py",)
+STRIDE = "train/test_stride.py::"
 
 UPDATE = (
     Mutant(
@@ -232,8 +233,8 @@ TRAINER = (
     Mutant(
         "the controller is fed the weighted KL",
         "train/trainer.py",
-        'state.kl.observe(metrics["kl/total"])',
-        'state.kl.observe(metrics["loss/kl"])',
+        'state.kl.observe(metrics["kl/total"], ',
+        'state.kl.observe(metrics["loss/kl"], ',
         (f"{WIRING}test_the_controller_sees_the_kl_without_lambda",),
     ),
     Mutant(
@@ -288,17 +289,14 @@ TRAINER = (
     Mutant(
         "the EMA lags one update behind",
         "train/trainer.py",
-        """        metrics["optimizer/lr"] = state.optimizer.step(state.updates)
-        state.optimizer.zero_grad()
-        state.updates += 1
-        if state.ema is not None:
-            state.ema.advance()
+        """            logs.append(self._apply(summarize(tally, self.world, plan.labels(update))))
+            if update == plan.updates - 1 and self.config.optimizer.measures_kl:
+                logs[-1] |= self._measure(plan, rollout, tick)
+            self._advance(logs[-1])
 """,
-        """        if state.ema is not None:
-            state.ema.advance()
-        metrics["optimizer/lr"] = state.optimizer.step(state.updates)
-        state.optimizer.zero_grad()
-        state.updates += 1
+        """            metrics = summarize(tally, self.world, plan.labels(update))
+            self._advance(metrics)
+            logs.append(self._apply(metrics))
 """,
         ("train/test_trainer_anchor.py::test_ema_follows_its_recursion_and_is_what_evaluation_sees",),
     ),
@@ -562,6 +560,73 @@ OPTIMIZER = (
         OPTIM,
     ),
     Mutant(
+        "the learning rate does not follow the KL",
+        "train/optim.py",
+        "lr = self.pace.factor * learning_rate",
+        "lr = learning_rate",
+        (f"{STRIDE}test_the_learning_rate_follows_until_the_kl_is_at_its_target",),
+    ),
+    Mutant(
+        "a step is taken back by what it should keep",
+        "train/anchor.py",
+        "p.lerp_(self.copies[name].to(p), 1.0 - kept)",
+        "p.lerp_(self.copies[name].to(p), kept)",
+        (f"{STRIDE}test_a_step_that_went_too_far_is_taken_back_to_the_limit",),
+    ),
+    Mutant(
+        "a step is taken back to the weights of an earlier iteration",
+        "train/trainer.py",
+        "            self.before.renew()\n",
+        "            pass\n",
+        (f"{STRIDE}test_a_step_is_taken_back_to_where_it_began",),
+    ),
+    Mutant(
+        "anchor and average see a step before it is taken back",
+        "train/trainer.py",
+        """                logs[-1] |= self._measure(plan, rollout, tick)
+            self._advance(logs[-1])
+""",
+        """                self._advance(logs[-1])
+                logs[-1] |= self._measure(plan, rollout, tick)
+""",
+        (f"{STRIDE}test_anchor_and_average_see_what_is_left_of_a_step",),
+    ),
+    Mutant(
+        "the KL of an iteration is that of one dimension",
+        "train/trainer.py",
+        "kl = self.objective.dims * path_kl(",
+        "kl = path_kl(",
+        (f"{STRIDE}test_the_kl_of_an_update_is_that_of_its_gaussians",),
+    ),
+    Mutant(
+        "the measured KL is not weighed",
+        "train/stride.py",
+        "weight * float(kl[row])",
+        "float(kl[row])",
+        (f"{STRIDE}test_the_kl_of_an_update_is_that_of_its_gaussians",),
+    ),
+    Mutant(
+        "steps are gauged by their sensitivity instead of its square",
+        "train/plan.py",
+        "sensitivity) ** 2 for step in steps]\n        edges",
+        "sensitivity) for step in steps]\n        edges",
+        (f"{STRIDE}test_steps_are_gauged_without_bias",),
+    ),
+    Mutant(
+        "groups are gauged where any member is",
+        "train/plan.py",
+        "if gauge is not None and member.index == 0 and gauge.step",
+        "if gauge is not None and gauge.step",
+        (f"{STRIDE}test_every_group_is_gauged_once_on_any_layout",),
+    ),
+    Mutant(
+        "lambda does not see the share of the gradient",
+        "train/trainer.py",
+        'state.kl.observe(metrics["kl/total"], metrics["gradient/kl_share"])',
+        'state.kl.observe(metrics["kl/total"])',
+        (f"{STRIDE}test_the_share_of_the_kl_is_held_in_a_run",),
+    ),
+    Mutant(
         "the live weights do not come back after the reference pass",
         "train/anchor.py",
         "        finally:\n            self._swap()\n",
@@ -578,6 +643,13 @@ OPTIMIZER = (
 )
 
 STATE = (
+    Mutant(
+        "the factor on the learning rate is not saved",
+        "train/state.py",
+        '            "pace": self.optimizer.pace.state_dict(),\n',
+        "",
+        (f"{STRIDE}test_a_run_with_a_trust_region_that_acts_resumes_to_the_bit",),
+    ),
     Mutant(
         "the optimizer's state is not saved",
         "train/state.py",

@@ -23,6 +23,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.train import config as c
 from sage_grpo.train.build import build
 from sage_grpo.train.distribute import distribute
@@ -58,7 +59,8 @@ def configure(
         rollout=c.RolloutConfig(steps=3),
         update=c.UpdateConfig(updates_per_rollout=2),
         anchor=c.AnchorConfig(every=3),
-        optimizer=c.OptimizerConfig(lr=1e-3, eps=1e-4, ema=0.9, max_grad_norm=0.05),
+        kl=KlCoefficient(kind="share", share=0.1),
+        optimizer=c.OptimizerConfig(lr=1e-3, eps=1e-4, ema=0.9, max_grad_norm=0.05, target_kl=0.01, max_kl=0.1),
         evaluate=c.EvalConfig(every=0, prompts=3, steps=2, show=1),
         log=c.LogConfig(tensorboard=False, progress=False),
         keep=c.KeepConfig(checkpoint_every=1, videos_every=0),

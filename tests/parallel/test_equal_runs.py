@@ -107,6 +107,9 @@ def check_metrics(results, alone) -> None:
         assert row["loss/policy"] == pytest.approx(expected["loss/policy"], abs=1e-6)
         # The same digit (1.2e-7) of log-probabilities of size 1 is in each of the ratios, whose spread is 1e-5.
         assert row["ratio/std"] == pytest.approx(expected["ratio/std"], abs=2.4e-7)
+        assert row["kl/lambda"] == pytest.approx(expected["kl/lambda"], rel=2e-3)
+        for name in ("optimizer/kl", "optimizer/kept", "optimizer/lr_factor", "optimizer/lr"):
+            assert row[name] == pytest.approx(expected[name], rel=2e-3), name
         for name in ("kl/total", "kl/position", "gradient/norm"):
             assert row[name] == pytest.approx(expected[name], rel=2e-3, abs=1e-8), name
     for other in results[1:]:

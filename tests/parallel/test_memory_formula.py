@@ -97,6 +97,16 @@ def test_the_real_model() -> None:
     assert trainable(HUNYUAN15, Job(lora_rank=None)) == HUNYUAN15.parameters
 
 
+def test_every_copy_of_the_weights_counts() -> None:
+    """Anchor, average, and the weights to which updates that go too far are taken back."""
+    sizes = [
+        memory(HUNYUAN15, Job(anchor=a, ema=e, max_kl=m)).copies
+        for a, e, m in ((0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 1, 1))
+    ]
+    one = 4 * trainable(HUNYUAN15, Job())
+    assert sizes == [0, one, one, 3 * one]
+
+
 @given(st.sampled_from([None, 8, 32]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.booleans())
 def test_more_gpus_need_less_of_each(rank: int | None, data: int, sp: int, checkpointing: bool) -> None:
     """Per GPU, shards shrink with all ranks and activations with sequence-parallel ones only."""

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import law
-from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.kl_control import SHARE_GAIN, SHARE_STEP, KlCoefficient
 
-KINDS = ("constant", "two_stage", "paper", "ppo")
+KINDS = ("constant", "two_stage", "paper", "ppo", "share")
 
 
 def test_the_ramp_is_linear_in_optimizer_updates() -> None:
@@ -84,13 +84,14 @@ def test_a_resumed_controller_continues_and_never_leaves_its_bounds(
         warmup_updates=warmup,
         target=1.0,
         window=4,
+        lambda_cap=1.0,
     )
     straight, first = config.controller(), config.controller()
-    expected = [straight.observe(kl) for kl in kls]
-    found = [first.observe(kl) for kl in kls[:cut]]
+    expected = [straight.observe(kl, kl / 10) for kl in kls]
+    found = [first.observe(kl, kl / 10) for kl in kls[:cut]]
     resumed = config.controller()
     resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    found += [resumed.observe(kl) for kl in kls[cut:]]
+    found += [resumed.observe(kl, kl / 10) for kl in kls[cut:]]
     assert found == expected
     assert resumed.state_dict() == straight.state_dict()
     assert all(0.1 <= value <= 1.0 for value in found)
@@ -107,11 +108,56 @@ def test_ppo_feedback_holds_a_plant_near_its_target() -> None:
     assert all(0.4 < kl < 1.7 for kl in kls[-50:])
 
 
+def share_of(value: float, weight: float) -> float:
+    """The KL's gradient is `weight` times lambda where the policy's is 1."""
+    return value * weight / (1 + value * weight)
+
+
+@pytest.mark.parametrize("weight", [1e-3, 0.05, 100.0])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
+def test_the_share_settles_at_its_target_whatever_the_kl_weighs(weight: float, share: float) -> None:
+    controller = KlCoefficient(kind="share", share=share, lambda_min=1e-9, lambda_cap=1e9).controller()
+    assert controller.value == 1.0
+    for _ in range(150):
+        controller.observe(0.0, share_of(controller.value, weight))
+    assert share_of(controller.value, weight) == pytest.approx(share, rel=1e-3)
+
+
+def test_one_update_corrects_its_part_of_the_deviation_of_lambda() -> None:
+    controller = KlCoefficient(kind="share", share=0.5).controller()
+    assert controller.observe(0.0, share_of(1.0, 0.7)) == pytest.approx(0.7**-SHARE_GAIN)  # 1 / 0.7 would be right
+    assert controller.observe(0.0, 1.0) == pytest.approx(
+        0.7**-SHARE_GAIN / SHARE_STEP
+    )  # the policy had no gradient at all
+
+
+def test_a_share_of_zero_says_nothing_and_a_tiny_one_ends_at_the_cap() -> None:
+    """The first update from a fixed anchor, and those after renewals: lambda must not run away."""
+    controller = KlCoefficient(kind="share", lambda_cap=30.0).controller()
+    assert {controller.observe(0.0, 0.0) for _ in range(100)} == {1.0}
+    assert controller.observe(1e-9, 1e-12) == SHARE_STEP
+    for _ in range(100):
+        controller.observe(1e-9, 1e-12)
+    assert controller.value == 30.0
+
+
+def test_updates_whose_kls_weigh_differently_have_their_mean_at_the_target() -> None:
+    """Two updates a rollout that train different steps: lambda stays in between instead of running after each."""
+    controller = KlCoefficient(kind="share", share=0.1, lambda_min=1e-9).controller()
+    weights = (0.01, 0.1) * 100
+    values = [controller.observe(0.0, share_of(controller.value, weight)) for weight in weights]
+    wanted = (0.1 / 0.9) / math.sqrt(0.01 * 0.1)
+    assert all(wanted / 1.5 < value < wanted * 1.5 for value in values[-20:])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "adaptive"}, "kind must be constant, two_stage, paper or ppo, got 'adaptive'"),
+        ({"kind": "adaptive"}, "kind must be constant, two_stage, paper, ppo or share, got 'adaptive'"),
         ({"lambda_min": 1.0, "lambda_max": 0.1}, "lambda_min must be at most kl.lambda_max"),
+        ({"kind": "share", "lambda_min": 1.0, "lambda_cap": 0.1}, "lambda_min must be at most kl.lambda_cap"),
+        ({"kind": "share", "share": 0.0}, r"share must be in \(0, 1\)"),
+        ({"kind": "share", "share": 1.0}, r"share must be in \(0, 1\)"),
         ({"lambda_min": -1.0}, "lambda_min must be at least 0"),
         ({"window": 0}, "window must be at least 1"),
         ({"target": 0.0}, "target must be positive"),

@@ -37,7 +37,9 @@ def test_every_metric_is_in_the_glossary(make_config, make_trainer) -> None:
         for placeholder, meaning in stands_for.items():
             name = name.replace(placeholder, meaning)
         patterns.append(re.compile(name))
-    trainer = make_trainer(make_config(optimizer=OptimizerConfig(ema=0.9), trust_region=TrustRegion(mode="dual")))
+    trainer = make_trainer(
+        make_config(optimizer=OptimizerConfig(ema=0.9, target_kl=0.1), trust_region=TrustRegion(mode="dual"))
+    )
     for name in {**trainer.evaluate().metrics, **trainer.step()}:
         assert any(pattern.fullmatch(name) for pattern in patterns), f"docs/config.md does not explain {name}"
 
@@ -49,7 +51,7 @@ def commands(document: str) -> list[list[str]]:
     return [words[words.index("train") + 1 :] for words in found]
 
 
-@pytest.mark.parametrize("document", ["from-official.md", "config.md", "probe.md"])
+@pytest.mark.parametrize("document", ["from-official.md", "config.md", "probe.md", "trust-region.md"])
 def test_commands_in_the_documents_parse(document: str) -> None:
     found = commands(document)
     assert found

@@ -101,11 +101,11 @@ def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPat
     for name in ("__init__.py", "rl/advantage.py", "commands/train.py"):
         (package / name).write_text("")
     monkeypatch.setattr(sage_grpo, "__file__", str(package / "__init__.py"))
-    first = identity._of_code()
+    first = identity.of_code()
     (package / "commands" / "train.py").write_text("# what people see\n")
-    assert identity._of_code() == first
+    assert identity.of_code() == first
     (package / "rl" / "advantage.py").write_text("# what a run computes\n")
-    assert identity._of_code() != first
+    assert identity.of_code() != first
     with pytest.raises(ConfigError, match=r"\n  code: the package's code\n"):
         train(begun)
 

@@ -16,15 +16,14 @@ def history(trainer, iterations: int) -> tuple[list[dict], list[dict]]:
     """Weights and anchor after every optimizer update, the start included."""
     weights = [weights_of(trainer)]
     anchors = [{name: copy.clone() for name, copy in trainer.state.anchor.copies.items()}]
-    apply = trainer._apply
+    advance = trainer._advance
 
-    def watched(metrics: dict[str, float]) -> dict[str, float]:
-        result = apply(metrics)
+    def watched(metrics: dict[str, float]) -> None:
+        advance(metrics)
         weights.append(weights_of(trainer))
         anchors.append({name: copy.clone() for name, copy in trainer.state.anchor.copies.items()})
-        return result
 
-    trainer._apply = watched
+    trainer._advance = watched
     for _ in range(iterations):
         trainer.step()
     return weights, anchors

@@ -136,6 +136,28 @@ def test_every_recipe_builds_and_plans(name: str) -> None:
     assert plan.updates >= 2 or config.trust_region.mode in ("none", "fixed") or method == "official"
 
 
+def test_sage_paper_states_the_papers_values() -> None:
+    config = recipes.recipe("hunyuan15/sage_paper")
+    assert (config.kernel.name, config.kernel.eta, config.kernel.sigma_max) == ("sage", 0.5, 0.997)
+    region = config.trust_region
+    assert (region.mode, region.beta_position, region.beta_velocity, config.anchor.every) == ("dual", 1.0, 0.1, 10)
+    ramp = config.kl
+    assert (ramp.kind, ramp.lambda_min, ramp.lambda_max, ramp.warmup_updates) == ("two_stage", 1e-7, 1e-5, 100)
+    assert (config.rollout.steps, config.rollout.window.kind, config.update.step_fraction) == (20, "all", 1.0)
+    assert (config.surrogate.equalize, config.surrogate.equalize_cap, config.advantage.clip) == (True, None, 5.0)
+    assert (config.batch.prompts, config.batch.group_size, config.optimizer.lr) == (16, 4, 1e-5)
+    assert config.rewards[0].weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_of_another_method_is_left_in_sage_paper(method: str) -> None:
+    """What a target's defaults become, when they follow the evidence, does not reach it: it states all that methods set."""
+    paper, target = METHODS["sage_paper"], recipes.recipe("shapes/sage")
+    other = METHODS[method](target)
+    other = replace(other, update=replace(other.update, step_fraction=target.update.step_fraction))  # the target's
+    assert paper(other) == paper(target)
+
+
 def test_recipe_shorthands_and_the_nearest_name() -> None:
     assert recipes.recipe("cps") == recipes.recipe("shapes/cps")
     assert recipes.recipe("wan") == recipes.recipe("wan/sage")

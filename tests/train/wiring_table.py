@@ -115,6 +115,8 @@ RUN = {
     "kl.warmup_updates": Row(2, "gradient"),
     "kl.target": Row(1e-9, "gradient", base={**FEEDBACK, "kl.target": 1e3}),
     "kl.window": Seen(1, look="feedback", why="the toy's KL hardly moves within a few updates"),
+    "kl.share": Row(0.5, "gradient", base={"kl.kind": "share"}),
+    "kl.lambda_cap": Row(0.2, "gradient", base={"kl.kind": "share"}),
     "anchor.every": Row(1, "gradient"),
     "anchor.offload": Seen(True, look="anchor", why=GPU),
     "update.updates_per_rollout": Row(1, "gradient"),
@@ -124,6 +126,9 @@ RUN = {
     "update.gradient_checkpointing": Seen(True, look="checkpointing", why="memory only; tests/models compares the gradients"),
     "optimizer.kind": Row("muon", "weights"),
     "optimizer.lr": Row(2e-3, "weights"),
+    "optimizer.target_kl": Row(1e-6, "weights"),
+    "optimizer.max_lr_factor": Row(9.0, "weights", base={"optimizer.target_kl": 1e3}),
+    "optimizer.max_kl": Row(1e-6, "gradient"),  # acts after the optimizer: seen first in the next gradient
     "optimizer.betas": Row((0.5, 0.999), "weights"),
     "optimizer.eps": Row(1e-3, "weights"),
     "optimizer.weight_decay": Row(0.5, "weights"),

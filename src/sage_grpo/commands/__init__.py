@@ -16,7 +16,8 @@ class Command:
     recipes: bool = False
     """Whether there is a `--recipe NAME`: the module's `defaults` reads it, `remarks` compares with it, `meanings` lists them."""
     runs: bool = False
-    """Whether the module's function `defaults` reads what the options start from in the folder of a `--run`."""
+    """Whether the module's function `defaults` looks at the words first: it reads what the options start from in the folder of a
+    `--run`, or puts together what is given several times."""
     slow: bool = False
     """Whether it takes seconds until it has something to say."""
 
@@ -34,8 +35,15 @@ COMMANDS = {
         recipes=True,
         slow=True,
     ),
+    "compare": Command(
+        "compare",
+        "recipes and settings over seeds, side by side: tables with intervals, figures, a report",
+        positional="recipes",
+        runs=True,
+        slow=True,
+    ),
     "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
     "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
-    "shapes": Command("shapes", "the embedded world: pretrain, score and render it", positional="action"),
+    "shapes": Command("shapes", "the embedded world: pretrain, score and render it, measure its ceiling", positional="action"),
     "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
 }

@@ -1,4 +1,4 @@
-"""`sage-grpo shapes`: pretrain the embedded world's model, score a pipeline folder, or render perfect clips."""
+"""`sage-grpo shapes`: pretrain the embedded world's model, score a pipeline folder, measure the best score there is, or render clips."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from sage_grpo.shapes.pretrain import PretrainOptions
 class Options:
     """Options of `sage-grpo shapes`."""
 
-    action: Literal["pretrain", "score", "render"]
-    """What to do: train a model from scratch, judge an existing one, or draw what a perfect model would."""
+    action: Literal["pretrain", "score", "ceiling", "render"]
+    """What to do: train a model from scratch, judge an existing one, judge clean clips after its VAE (the best that any weights can
+    reach), or draw what a perfect model would."""
     pretrain: PretrainOptions = field(default_factory=PretrainOptions)
     """Options of pretraining."""
     model: Path | None = None
-    """Pipeline folder to score."""
+    """Pipeline folder to score, or whose VAE `ceiling` uses; None is the embedded one for `ceiling`."""
     out: Path = Path("shapes")
-    """Folder for pictures and scores of `score` and `render`."""
+    """Folder for pictures and scores of `score`, `ceiling` and `render`."""
     prompts: Count = 64
     """Held-out prompts to score, or scenes to render."""
     steps: Count = 20
     """Steps of the ODE in scoring."""
     seed: Seed = 1
-    """Seed of the scenes that are rendered."""
+    """Seed of the scenes that are rendered, and of where clips of `ceiling` have their objects."""
+    draws: Count = 4
+    """Clips a prompt in `ceiling`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -40,7 +43,7 @@ def run(options: Options) -> int:
 
         return pretrain(options.pretrain)
     options.out.mkdir(parents=True, exist_ok=True)
-    return _score(options) if options.action == "score" else _render(options)
+    return {"score": _score, "ceiling": _ceiling, "render": _render}[options.action](options)
 
 
 def _score(options: Options) -> int:
@@ -54,6 +57,40 @@ def _score(options: Options) -> int:
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     score(options.model, prompts=options.prompts, steps=options.steps, pictures=options.out, device=device)
+    return 0
+
+
+def _ceiling(options: Options) -> int:
+    """Scores of clean clips of the held-out prompts that runs are evaluated on, as they are and after the VAE."""
+    import json
+    import os
+
+    import torch
+
+    from sage_grpo.rewards.video_stats import VideoStats
+    from sage_grpo.shapes.pretrain import FPS, FRAMES, SIDE
+    from sage_grpo.shapes.score import clean_clips, judge_clips
+    from sage_grpo.train.sources import shapes_prompts
+
+    texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]] * options.draws
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = {}
+    for name, clips in clean_clips(
+        options.model, texts, frames=FRAMES, side=SIDE, seed=options.seed, device=device
+    ).items():
+        parts = VideoStats(parts=("flicker", "sharpness"))(clips, texts, FPS)
+        scores = judge_clips(clips, texts, FPS) | {part: float(values.mean()) for part, values in parts.items()}
+        found[name] = {part: round(value, 5) for part, value in scores.items() if "/" not in part}
+    print(
+        "\n".join(
+            f"{name:<10}" + "  ".join(f"{k} {v:.4f}" for k, v in scores.items()) for name, scores in found.items()
+        )
+    )
+    facts = {"prompts": options.prompts, "draws": options.draws, "seed": options.seed}
+    partial = options.out / ".ceiling.json.partial"
+    partial.write_text(json.dumps({**facts, **found}, indent=1) + "\n")
+    os.replace(partial, options.out / "ceiling.json")
+    print(f"wrote {options.out / 'ceiling.json'}")
     return 0
 
 

@@ -77,6 +77,8 @@ class Job:
     anchor: bool = True
     anchor_offload: bool = False
     ema: bool = False
+    max_kl: bool = False
+    """Whether updates that go too far are taken back, which takes a copy of the weights."""
     reshard: bool = True
     cpu_offload: bool = False
     sync_every_pass: bool = False
@@ -106,7 +108,7 @@ class Memory:
     gradients: float
     optimizer: float
     copies: float
-    """Anchor and average."""
+    """Anchor, average, and the weights before a rollout's updates."""
     activations: float
     trajectories: float
 
@@ -147,7 +149,7 @@ def memory(network: Network, job: Job) -> Memory:
     full = job.lora_rank is None
     kept = 0 if job.cpu_offload else 1 / layout.weight_shards
     stored = MASTER * network.parameters if full else COMPUTE * network.parameters + MASTER * train
-    copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema)
+    copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema + job.max_kl)
     whole_gradients = layout.processes > 1 and not job.sync_every_pass
     local = math.ceil(tokens(network, job) / layout.sequence) + math.ceil(job.text_tokens / layout.sequence)
     # x in bfloat16 (rollout.storage), v_old, and the anchor's velocities of one update.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sage_grpo.shapes.assemble import load_vae
 from sage_grpo.shapes.judge import WEIGHTS, ShapesJudge
 from sage_grpo.shapes.networks import batched_vae, encode_text, portion, velocity
 from sage_grpo.shapes.render import render, to_uint8
-from sage_grpo.shapes.scene import ATTRIBUTES, random_scenes, to_text
+from sage_grpo.shapes.scene import ATTRIBUTES, batch_of, from_text, random_scenes, to_text
 from sage_grpo.shapes.tokenizer import prefix_ids, prompt_ids
-from sage_grpo.shapes.vae_train import to_clips
+from sage_grpo.shapes.vae_train import reconstruct, to_clips
 
 if TYPE_CHECKING:
     from diffusers import HunyuanVideo15Pipeline
@@ -91,6 +94,21 @@ def ceiling(n: int, frames: int, side: int, fps: float, seed: int) -> dict[str, 
     scenes = random_scenes(n, torch.Generator().manual_seed(seed), split="heldout")
     clips = to_uint8(render(scenes, frames, side, side))
     return judge_clips(clips, scenes.texts(), fps)
+
+
+def clean_clips(
+    folder: Path | None, prompts: Sequence[str], *, frames: int, side: int, seed: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Perfect clips of these prompts, as they are and after a folder's VAE (None: the embedded one).
+
+    No weights of the network can do better than the second: everything that it makes goes through the VAE.
+    """
+    scenes = batch_of([from_text(prompt) for prompt in prompts], torch.Generator().manual_seed(seed))
+    clips = to_uint8(render(scenes, frames, side, side))
+    vae = load_vae(folder or Path(str(files("sage_grpo") / "shapes" / "assets")), device)
+    with batched_vae():
+        after = torch.cat([reconstruct(vae, part.to(device)).cpu() for part in clips.split(128)])
+    return {"clean": clips, "after_vae": after}
 
 
 def score_table(model: Mapping[str, float], best: Mapping[str, float]) -> str:

@@ -27,6 +27,12 @@ class Snapshot:
         for name, p in self.params.items():
             self.copies[name].copy_(p)
 
+    @torch.no_grad()
+    def take_back(self, kept: float) -> None:
+        """Let the live weights keep this share of their way from these ones."""
+        for name, p in self.params.items():
+            p.lerp_(self.copies[name].to(p), 1.0 - kept)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Run the model with these weights; the live ones come back to the bit, also after an error."""

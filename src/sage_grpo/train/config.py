@@ -146,6 +146,14 @@ class OptimizerConfig:
     """AdamW, or Muon for matrices with AdamW for the rest."""
     lr: Positive = 1e-5
     """Peak learning rate."""
+    target_kl: Positive | None = None
+    """The learning rate follows so that the policies before and after a rollout's updates are this far apart: nats of the whole path of
+    a rollout (the exact KL, summed over its trained steps and all latent dimensions). None leaves it alone."""
+    max_lr_factor: Positive = 1.0
+    """With target_kl: the largest factor on the learning rate; 1 is never hotter than asked. The smallest is 0.001."""
+    max_kl: Positive | None = None
+    """A rollout's updates that move the policy by more nats than this are scaled back to it, so that none can wreck the policy. Costs a
+    copy of the trainable weights."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Momentum and second-moment decay of AdamW."""
     eps: Positive = 1e-8
@@ -164,6 +172,20 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.target_kl is None and self.max_lr_factor != 1.0:
+            raise ValueError(
+                f"optimizer.max_lr_factor ({self.max_lr_factor}) needs optimizer.target_kl, which is not set."
+            )
+        if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
+            raise ValueError(
+                f"optimizer.max_kl ({self.max_kl}) is below optimizer.target_kl ({self.target_kl}), which no rollout could then "
+                "reach: 4 to 10 times the target leaves room for its scatter."
+            )
+
+    @property
+    def measures_kl(self) -> bool:
+        """Whether the KL of a rollout's updates is measured, which takes a pass per prompt."""
+        return self.target_kl is not None or self.max_kl is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,4 +327,15 @@ class TrainConfig:
             raise ValueError(
                 "rewards: none of them counts (each is metric_only or has only weights of 0), so there is nothing to learn "
                 "from. Give one a weight."
+            )
+        self._check_share()
+
+    def _check_share(self) -> None:
+        """kl.kind share needs a KL that has a gradient."""
+        mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
+        inert = mode == "stepwise" and once and self.trust_region.estimator == "closed_form"
+        if self.kl.kind == "share" and (mode == "none" or inert):
+            why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
+            raise ValueError(
+                f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
             )

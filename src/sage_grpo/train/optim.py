@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.rl.pace import Pace
 from sage_grpo.train.config import OptimizerConfig
 
 
@@ -16,6 +17,7 @@ class Optimizer:
 
     def __init__(self, params: Mapping[str, nn.Parameter], config: OptimizerConfig, *, total_updates: int) -> None:
         self.params, self.config, self.total_updates = dict(params), config, total_updates
+        self.pace = Pace(config.target_kl, most=config.max_lr_factor)
         matrices = [p for p in self.params.values() if config.kind == "muon" and p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.params.values() if id(p) not in chosen]
@@ -36,7 +38,7 @@ class Optimizer:
 
     def step(self, update: int) -> float:
         """Apply the gradients as optimizer update number `update` (from 0); returns the learning rate used."""
-        lr = learning_rate(self.config, update, self.total_updates)
+        lr = self.pace.factor * learning_rate(self.config, update, self.total_updates)
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr

@@ -6,10 +6,12 @@ Rollout and update execute it, the terminal prints it, tests count it. It holds 
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 
@@ -19,6 +21,16 @@ from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """One trained step of a group that stands for all of them."""
+
+    step: int
+    """Index in the group's schedule."""
+    weight: float
+    """Times the step's KL, gives an unbiased estimate of the sum over the group's trained steps."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,8 @@ class Group:
     """The steps that every update replays, in order, as indices in `schedule`."""
     shared: bool
     """Members start from one noise: all before and at the first exploring step happens once."""
+    gauge: Gauge | None = None
+    """Where the KL of the iteration's updates is measured; None measures none."""
 
     @property
     def branch(self) -> int:
@@ -141,6 +155,24 @@ class Plan:
             apart = [batch for batch in self.batches(rank) if self.group_of(batch) in here]
             result += [Replay(step, b.members, shared=False) for b in apart if step >= self.group_of(b).branch]
         return result
+
+    def gauged(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:
+        """The replays in which a rank measures how far the updates moved the policy, with the rows that count and their weights.
+
+        Only the first member of a group counts, so that the figure depends on neither ranks nor micro-batches.
+        """
+        found: dict[Replay, list[tuple[int, float]]] = {}
+        for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replays(rank, update)):
+            for place, member in enumerate(replay.members):
+                gauge = self.groups[member.group].gauge
+                if gauge is not None and member.index == 0 and gauge.step == replay.step:
+                    found.setdefault(replay, []).append((0 if replay.shared else place, gauge.weight))
+        return found
+
+    @cached_property
+    def gauge_rounds(self) -> int:
+        """Passes that measuring takes on the rank that has most; the others fill up."""
+        return max(len(self.gauged(rank)) for rank in range(len(self.shares)))
 
     def labels(self, update: int) -> list[int]:
         """The steps that an update trains, over all groups, in order."""
@@ -269,7 +301,20 @@ class Planner:
         own = f"/{index}" if rollout.window.kind == "drawn" else ""
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
-        return Group(index, place, prompt, schedule, offset, trained, shared=self._together)
+        gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
+        return Group(index, place, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
+
+    def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> Gauge:
+        """One of the trained steps, drawn in proportion to its sensitivity squared, which is most of how the KLs of steps differ:
+        what is left is the change of the velocity. The groups' draws are evenly spaced, so that together they cover the steps."""
+        groups = self.config.batch.prompts * self.config.rollout.window.branches
+        steps = sorted({step for part in trained for step in part})
+        squares = [float(self.kernel(*self.grid.pair(step + offset)).sensitivity) ** 2 for step in steps]
+        edges = list(accumulate(squares))
+        draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
+        place = bisect(edges, (draw + index) % groups / groups * edges[-1])
+        place = min(place, len(steps) - 1)  # rounding
+        return Gauge(steps[place], edges[-1] / squares[place])
 
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
         """The trained steps of a group, one list per optimizer update."""

@@ -28,7 +28,7 @@ class Record:
     x_next: Tensor
     """State after the step, one row per member."""
     v_old: Tensor | None
-    """Velocity of the rollout's policy, rows as in `x`; None when no loss term needs it."""
+    """Velocity of the rollout's policy, rows as in `x`; None when neither a loss term nor the measured KL needs it."""
     log_prob_old: Tensor
     """Log-probability of the step taken, one value per member."""
 
@@ -48,7 +48,7 @@ class Storage:
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
     velocities: bool = True
-    """Keep the rollout's velocities (step-wise KL, KL mask, centred ratio)."""
+    """Keep the rollout's velocities (step-wise KL, KL mask, centred ratio), not only those by which the updates are measured."""
 
     def rounded(self, x: Tensor) -> Tensor:
         """x as it is stored. Rounding the state itself, not a copy of it, keeps rollout and replay on the same numbers."""
@@ -98,6 +98,7 @@ class Sampler:
         self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
         self.keys, self.storage, self.solver, self.progress = keys, storage, solver, progress
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
+        self.gauged = plan.gauged(rank)
         self.result = Rollout()
         self._known: dict[tuple[int, tuple[float, ...]], Tensor] = {}
         self._forked: dict[Member, Tensor] = {}
@@ -154,7 +155,7 @@ class Sampler:
                 conditions=walk.conditions,
                 x=storage.kept(walk.x) if kept is None else kept,
                 x_next=walk.kept,
-                v_old=step.velocity.to(storage.device) if storage.velocities else None,
+                v_old=step.velocity.to(storage.device) if storage.velocities or replay in self.gauged else None,
                 log_prob_old=law.log_prob(x_next),
             )
         return x_next

@@ -20,7 +20,7 @@ from sage_grpo.train.optim import Optimizer
 
 @dataclass
 class TrainState:
-    """Weights, optimizer, EMA, anchor, KL controller, data position, counters and the best score so far.
+    """Weights, optimizer with its pace, EMA, anchor, KL controller, data position, counters and the best score so far.
 
     There is no random state: all noise and all choices are keyed by (seed, iteration, ...), so the counters are enough.
     """
@@ -63,6 +63,7 @@ class TrainState:
         self.evaluated = int(meta.get("evaluated", self.iteration))
         self.stream.position = int(meta["stream_position"])
         self.kl.load_state_dict(meta["kl"])
+        self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
 
     def _tensors(self) -> dict[str, Tensor]:
         weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
@@ -80,6 +81,7 @@ class TrainState:
             "evaluated": self.evaluated,
             "stream_position": self.stream.position,
             "kl": self.kl.state_dict(),
+            "pace": self.optimizer.pace.state_dict(),
             "best": self.best,
         }
 

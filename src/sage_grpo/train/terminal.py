@@ -217,6 +217,7 @@ def plan_table(
     branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
+    measure = f", {plan.gauge_rounds} to measure the step" if plan.gauge_rounds else ""
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = [
         *model_rows(config, device, parameters),
@@ -231,7 +232,7 @@ def plan_table(
             f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, "
             f"trained {' + '.join(map(str, trained))}{shared}",
         ),
-        ("passes", f"{forward} to sample, {backward} forward and backward over {plan.updates} update(s)"),
+        ("passes", f"{forward} to sample, {backward} forward and backward over {plan.updates} update(s){measure}"),
         ("total", f"{config.iterations} iterations = {config.iterations * plan.updates} optimizer updates"),
         ("clip range", f"{clip:.2e} at {dims:,} latent dimensions"),
         (

@@ -18,7 +18,8 @@ from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
-from sage_grpo.train.anchor import Anchor, Ema
+from sage_grpo.rl.pace import share_kept
+from sage_grpo.train.anchor import Anchor, Ema, Snapshot
 from sage_grpo.train.build import Parts
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
@@ -31,6 +32,7 @@ from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.train.scoring import score_everywhere
 from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
+from sage_grpo.train.stride import path_kl
 from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
 from sage_grpo.types import Conditioning
 
@@ -76,6 +78,8 @@ class Trainer:
             kl=config.kl.controller(),
             stream=PromptStream(parts.prompts, config.seed),
         )
+        self.before = None if config.optimizer.max_kl is None else Snapshot(params)
+        """The weights that made the rollout, where its updates may be taken back."""
         dims = 1
         for size in self.model.latent_shape():
             dims *= size
@@ -207,8 +211,10 @@ class Trainer:
         """The optimizer updates of one rollout; returns their mean metrics."""
         state, device = self.state, self.model.device
         passes = 2 if state.anchor is not None else 1
-        tick = self.clock.ticker(passes * sum(plan.rounds))
+        tick = self.clock.ticker(passes * sum(plan.rounds) + plan.gauge_rounds)
         logs = []
+        if self.before is not None:
+            self.before.renew()
         for update in range(plan.updates):
             items = self.items(plan, rollout, scored, advantages, update)
             if state.anchor is not None:
@@ -225,6 +231,9 @@ class Trainer:
                 progress=tick,
             )
             logs.append(self._apply(summarize(tally, self.world, plan.labels(update))))
+            if update == plan.updates - 1 and self.config.optimizer.measures_kl:
+                logs[-1] |= self._measure(plan, rollout, tick)
+            self._advance(logs[-1])
         return _mean(logs)
 
     def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
@@ -249,7 +258,7 @@ class Trainer:
         return items + [idle] * (plan.rounds[update] - len(items))
 
     def _apply(self, metrics: dict[str, float]) -> dict[str, float]:
-        """One optimizer step with everything that counts in updates: EMA, KL coefficient, anchor."""
+        """One optimizer step."""
         state, config = self.state, self.config.optimizer
         norm = self.engine.clip(state.params.values(), config.max_grad_norm)
         if not torch.isfinite(torch.tensor(norm)):
@@ -265,12 +274,32 @@ class Trainer:
         metrics["optimizer/lr"] = state.optimizer.step(state.updates)
         state.optimizer.zero_grad()
         state.updates += 1
+        return metrics
+
+    def _measure(self, plan: Plan, rollout: Rollout, progress: Callable[[], None]) -> dict[str, float]:
+        """How far the updates moved the policy: take back what is too far, and let the learning rate follow."""
+        config, pace = self.config.optimizer, self.state.optimizer.pace
+        kl = self.objective.dims * path_kl(plan, rollout, self.world, self.model.device, progress)
+        if not math.isfinite(kl):
+            raise Diverged(
+                f"After optimizer update {self.state.updates} the policy is at a KL of {kl} from that of its rollout: its "
+                "velocities are not finite. Continue from the last checkpoint with a lower optimizer.lr."
+            )
+        kept = share_kept(kl, config.max_kl)
+        if self.before is not None and kept < 1.0:
+            self.before.take_back(kept)
+        metrics = {"optimizer/kl": kl, "optimizer/kept": kept, "optimizer/lr_factor": pace.factor}
+        pace.observe(kl)
+        return metrics
+
+    def _advance(self, metrics: dict[str, float]) -> None:
+        """What counts in updates: EMA, KL coefficient, anchor."""
+        state = self.state
         if state.ema is not None:
             state.ema.advance()
-        state.kl.observe(metrics["kl/total"])
+        state.kl.observe(metrics["kl/total"], metrics["gradient/kl_share"])
         if state.anchor is not None:
             metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
-        return metrics
 
     def describe(self, scored: Scored, advantages: Tensor) -> dict[str, float]:
         """Metrics of the rewards."""

@@ -56,7 +56,7 @@ def identify(config: TrainConfig, own: Own | None = None) -> dict[str, str]:
         "prompts": _of_prompts(prompts),
         "eval_prompts": _of_prompts(held_out),
         "weights": _of_weights(config) if own.model is None else of_weights(own.model),
-        "code": _of_code(),
+        "code": of_code(),
         "plugins": _of_plugins(config, own),
     }
 
@@ -157,7 +157,8 @@ def _of_weights(config: TrainConfig) -> str:
     return fingerprint(folder, parts)
 
 
-def _of_code() -> str:
+def of_code() -> str:
+    """The version and a digest of the source of everything that a run computes with."""
     root, sha = Path(sage_grpo.__file__).parent, hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root)

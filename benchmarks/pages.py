@@ -1,0 +1,234 @@
+"""Figures in README.md and docs come from committed data: this fills them in, and says where one does not.
+
+    PYTHONPATH=src python benchmarks/pages.py                 # refresh every marked place
+    PYTHONPATH=src python benchmarks/pages.py --check         # change nothing; exit 1 where a place is stale or a number has no source
+    PYTHONPATH=src python benchmarks/pages.py keep FOLDER     # take the rows of a comparison (`sage-grpo compare --out FOLDER`) into docs/results
+
+A marked place is `<!-- data: VIEW FILE key=value ... -->text<!-- end -->`, a block of lines or a word in a sentence; FILE is a path from the
+repository's root, VIEW a function of `views.py`. The words around are a person's. Outside of marked places, code spans and code blocks, README.md,
+docs/benchmark.md and docs/results hold no decimal number and no percentage that is not a name (Wan 2.1) or a convention (95%): write a setting as code, a measurement
+as a marked place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from views import VIEWS
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])[+-]?\d*\.\d+(?:e-?\d+)?%?|\b\d+ ?%")
+CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
+NAMES = re.compile(
+    r"HunyuanVideo-1\.5|Wan 2\.[12](?: / 2\.2)?(?: (?:1\.3|5|14) ?B)?|Python 3\.\d+|arXiv \d{4}\.\d{5}|Apache-2\.0|95% interval"
+)
+"""Numbers that are names or conventions."""
+KEPT_CURVES = ("iteration", "reward/total", "reward/group_std", "gradient/kl_share", "kl/total", "optimizer/lr")
+"""Training metrics that stay in committed rows."""
+KEPT_SCORES = ("total", "Overall", "VQ", "MQ", "TA", "drift", "flicker", "sharpness", "proxy", "clips")
+"""Scores that do."""
+
+
+def pages() -> list[Path]:
+    """Every document that may have marked places."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def strict() -> list[Path]:
+    """Documents without a number that has no source."""
+    return [ROOT / "README.md", ROOT / "docs" / "benchmark.md", *sorted(RESULTS.rglob("*.md"))]
+
+
+def view(query: str) -> str:
+    """What a marked place has to say."""
+    name, file, *words = shlex.split(query)
+    if name not in VIEWS:
+        raise ValueError(f"There is no view {name!r}: {', '.join(VIEWS)}.")
+    if not (ROOT / file).exists():
+        raise ValueError(f"{query}: there is no {file}.")
+    return VIEWS[name](ROOT / file, **dict(word.split("=", 1) for word in words))
+
+
+def refreshed(text: str) -> str:
+    """A document with all of its marked places filled in."""
+
+    def fill(place: re.Match[str]) -> str:
+        found = view(place["query"])
+        found = f"\n{found}\n" if "\n" in place["text"] or "\n" in found else found
+        return f"<!-- data: {place['query']} -->{found}<!-- end -->"
+
+    return PLACE.sub(fill, text)
+
+
+def loose_numbers(text: str) -> Iterator[tuple[int, str]]:
+    """Line and number of everything that looks measured and is in no marked place."""
+
+    def blank(found: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", found[0])
+
+    for pattern in (PLACE, CODE, NAMES):
+        text = pattern.sub(blank, text)
+    for number, line in enumerate(text.splitlines(), start=1):
+        for found in NUMBER.finditer(line):
+            yield number, found[0]
+
+
+def problems() -> list[str]:
+    """What is stale, and what has no source."""
+    found = []
+    if (RESULTS / "leaderboard.json").read_text(encoding="utf-8") != json.dumps(leaderboard(), indent=1) + "\n":
+        found.append(
+            "docs/results/leaderboard.json is not what the rows in docs/results give; run benchmarks/pages.py keep FOLDER"
+        )
+    for file in pages():
+        text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
+        if refreshed(text) != text:
+            found.append(f"{name}: a marked place is stale; run benchmarks/pages.py")
+        if file in strict():
+            found += [f"{name}:{line}: {number} comes from no data file" for line, number in loose_numbers(text)]
+    return found
+
+
+def keep(folder: Path) -> Path:
+    """Take a comparison into docs/results/NAME: its rows without what no table shows, its figures, and a page to write on if there is none."""
+    from sage_grpo.lab import store
+    from sage_grpo.lab.report import render
+
+    suite, keys, _ = store.load_suite(folder)
+    render(folder)
+    target = RESULTS / suite.name
+    target.mkdir(parents=True, exist_ok=True)
+    rows = sorted(
+        store.latest(store.read_rows(folder / store.ROWS), keys).values(),
+        key=lambda row: (row["arm"], row["seed"]),
+    )
+    first = {row["arm"]: row["seed"] for row in reversed(rows)}
+    short = [compact(row, settings=first[row["arm"]] == row["seed"]) for row in rows]
+    content = "".join(json.dumps(row) + "\n" for row in short)
+    store.write(target / store.ROWS, content.encode())
+    store.write(target / store.SUITE, (folder / store.SUITE).read_bytes())
+    for picture in folder.glob("*.png"):
+        store.write(target / picture.name, small(picture))
+    (RESULTS / "leaderboard.json").write_text(json.dumps(leaderboard(), indent=1) + "\n", encoding="utf-8")
+    page = RESULTS / f"{suite.name}.md"
+    if not page.is_file():
+        store.write(page, skeleton(suite.name, suite.title, suite.question, sorted(target.glob("*.png"))).encode())
+    print(
+        f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write {page.relative_to(ROOT)}"
+    )
+    return target
+
+
+def small(picture: Path) -> bytes:
+    """A figure in 64 colours, a quarter of the bytes."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.open(picture).convert("RGB").quantize(64).save(stream, format="PNG", optimize=True)
+    return stream.getvalue()
+
+
+def compact(row: dict[str, Any], *, settings: bool) -> dict[str, Any]:
+    """A row without what no table shows; an arm's settings stand in its first row only."""
+    training, evaluations = row.get("training") or {}, row["evaluations"]
+    return {name: value for name, value in row.items() if name not in ("versions", "code")} | {
+        "settings": row["settings"] if settings else {},
+        "training": {
+            name: [None if value is None else float(f"{value:.4g}") for value in values]
+            for name, values in training.items()
+            if name in KEPT_CURVES
+        },
+        "evaluations": {
+            point: {name: value for name, value in scores.items() if name in KEPT_SCORES}
+            for point, scores in evaluations.items()
+        },
+    }
+
+
+def leaderboard() -> dict[str, Any]:
+    """Entries of all comparisons in docs/results."""
+    from sage_grpo.lab import store
+    from sage_grpo.lab.leaderboard import board, ranked
+
+    boards = []
+    for file in sorted(RESULTS.glob(f"*/{store.SUITE}")):
+        suite, keys, _ = store.load_suite(file.parent)
+        boards.append(board(suite, list(store.latest(store.read_rows(file.parent / store.ROWS), keys).values())))
+    entries = [entry for found in boards for entry in found["entries"]]
+    return {"format": 1, "rules": board_rules(), "entries": ranked(entries)}
+
+
+def board_rules() -> dict[str, Any]:
+    """What all entries have followed."""
+    from sage_grpo.lab.leaderboard import BUDGET, EVALUATION, SEEDS
+
+    return {"budget": BUDGET, "seeds": SEEDS, "evaluation": EVALUATION}
+
+
+def skeleton(name: str, title: str, question: str, pictures: list[Path]) -> str:
+    """A page with its data, and places for judgements."""
+    data = f"docs/results/{name}"
+    shown = "\n\n".join(f"![{picture.stem}]({name}/{picture.name})" for picture in pictures)
+    return f"""# {title}
+
+## What is claimed
+
+{question}
+
+## What was measured
+
+<!-- data: made {data} -->
+<!-- end -->
+
+<!-- data: scores {data} -->
+<!-- end -->
+
+<!-- data: differences {data} -->
+<!-- end -->
+
+{shown}
+
+## What we recommend
+
+To be written.
+
+## What did not hold
+
+To be written.
+"""
+
+
+def main() -> int:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="nothing, or: keep FOLDER")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    if options.words[:1] == ["keep"] and len(options.words) == 2:
+        keep(Path(options.words[1]))
+    elif options.words:
+        parser.error("the only word is: keep FOLDER")
+    if not options.check:
+        for file in pages():
+            text = file.read_text(encoding="utf-8")
+            if (new := refreshed(text)) != text:
+                file.write_text(new, encoding="utf-8")
+                print(f"refreshed {file.relative_to(ROOT)}")
+    found = problems()
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,265 @@
+"""Views of committed data as Markdown, by the names that marked places use (see pages.py). Each is a function of a file or folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from methods import BASE, at_cost, interval, read
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+# Files of benchmarks/methods.py
+
+
+def methods(file: Path, at: str = "135", first: str = "branch", only: str = "", columns: str = "") -> str:
+    """A table of benchmarks/methods.py: methods at an iteration, with intervals over seeds."""
+    rows = read(file)
+    names = _words(only) or list(dict.fromkeys(row["method"] for row in rows))
+    by = {name: {row["seed"]: row for row in rows if row["method"] == name and at in row["curve"]} for name in names}
+    leader = {row["seed"]: row for row in rows if row["method"] == first and at in row["curve"]}
+    budget = int(at) * next(iter(leader.values()))["cost"]
+    heads = {
+        "method": "method",
+        "seeds": "seeds",
+        "cost": "cost",
+        "seconds": "s / it",
+        "score": f"{at} iterations",
+        "gap": f"{first} minus it",
+        "drift": "drift",
+        "equal": f"at {first}'s cost",
+    }
+    wanted = _words(columns) or list(heads)
+
+    def cells(name: str) -> dict[str, str]:
+        runs = by[name]
+        ended = list(runs.values())
+        score = interval([run["curve"][at]["total"] for run in ended])
+        drift = interval([run["curve"][at]["drift"] for run in ended])
+        shared = [seed for seed in runs if seed in leader]
+        gaps = [leader[s]["curve"][at]["total"] - runs[s]["curve"][at]["total"] for s in shared]
+        gap = interval(gaps)
+        equal = interval([at_cost(run, budget) for run in ended])
+        return {
+            "method": name,
+            "seeds": str(len(ended)),
+            "cost": f"{ended[0]['cost']:.0f}",
+            "seconds": f"{statistics.mean(run['seconds_per_iteration'] for run in ended):.2f}",
+            "score": f"{score[0]:.3f} ± {score[1]:.3f}",
+            "gap": f"{gap[0]:+.3f} ± {gap[1]:.3f}",
+            "drift": f"{drift[0]:.4f} ± {drift[1]:.4f}",
+            "equal": f"{equal[0]:.3f} ± {equal[1]:.3f}",
+        }
+
+    return _table([heads[column] for column in wanted], [[cells(n)[column] for column in wanted] for n in names])
+
+
+def method_score(file: Path, method: str, at: str, seed: str = "", digits: str = "3") -> str:
+    """One score of benchmarks/methods.py: the mean over seeds, or a seed's."""
+    runs = [row for row in read(file) if row["method"] == method and at in row["curve"]]
+    values = [row["curve"][at]["total"] for row in runs if not seed or row["seed"] == int(seed)]
+    return f"{statistics.mean(values):.{int(digits)}f}"
+
+
+def method_way(file: Path, method: str, at: str, ceiling: str = "benchmarks/results/ceiling.json") -> str:
+    """Share of the way from the base to the ceiling."""
+    best = json.loads((Path(__file__).parent.parent / ceiling).read_text())["after_vae"]["Overall"]
+    return f"{(float(method_score(file, method, at, digits='6')) - BASE) / (best - BASE):.0%}"
+
+
+def base_score(file: Path) -> str:
+    """The held-out score before training, as benchmarks/methods.py measured it."""
+    return f"{next(row['curve']['0']['total'] for row in read(file) if '0' in row['curve']):.3f}"
+
+
+# Other files
+
+
+def demo(file: Path, made: str) -> str:
+    """Demo runs as a table."""
+    rows = [row for row in read(file) if row["made"].startswith(made)]
+    cells = [
+        [
+            str(row["seed"]),
+            f"{row['before']['total']:.3f}",
+            f"{row['after']['total']:.3f}",
+            f"{row['after']['total'] - row['before']['total']:+.3f}",
+            f"{row['before']['drift']:.3f}",
+            f"{row['after']['drift']:.3f}",
+            str(row["seconds"]),
+        ]
+        for row in rows
+    ]
+    return _table(["seed", "score before", "after", "change", "drift before", "after", "seconds"], cells)
+
+
+def demo_run(file: Path, recipe: str) -> str:
+    """A demo run of today in a sentence."""
+    row = next(row for row in read(file) if row["made"] == "since" and row["recipe"] == recipe)
+    gain = row["after"]["total"] - row["before"]["total"]
+    return f"{row['after']['total']:.3f} ({gain:+.3f}), drift {row['after']['drift']:.3f}, {row['seconds']} s"
+
+
+def number(file: Path, key: str, over: str = "", digits: str = "3", times: str = "1") -> str:
+    """A number of a JSON file by its dotted key, divided by another where `over` names one."""
+
+    def at(path: str) -> float:
+        value: Any = json.loads(file.read_text())
+        for part in path.split("."):
+            value = value[part]
+        return float(value)
+
+    return f"{float(times) * at(key) / (at(over) if over else 1.0):.{int(digits)}f}"
+
+
+def peaks(file: Path) -> str:
+    """How far measured peaks of memory are from the formula, at most, in per cent."""
+    found = json.loads(file.read_text())
+    gaps = []
+    for part in found.values():
+        if isinstance(part, dict) and "formula_gib" in part:
+            formula = sum(part["formula_gib"].values())
+            gaps += [abs(part[kind]["gib_peak"] / formula - 1) for kind in ("plain", "fsdp") if kind in part]
+    return f"{max(gaps):.0%}"
+
+
+def iteration(file: Path) -> str:
+    """Passes and seconds of an iteration at full size, by method."""
+    from branch_iteration import rows
+
+    heads = ["method", "sampling passes", "anchor passes", "forward and backward", "seconds", "times as fast as sage"]
+    return _table(heads, rows(file))
+
+
+def iteration_speed(file: Path, method: str, digits: str = "1") -> str:
+    """Times as fast as sage at full size."""
+    from branch_iteration import rows
+
+    return f"{float(next(row[-1] for row in rows(file) if row[0] == method)):.{int(digits)}f}"
+
+
+# Folders of `sage-grpo compare`
+
+
+@cache
+def _summary(folder: Path) -> Any:
+    from sage_grpo.lab import store
+    from sage_grpo.lab.summary import summarize
+
+    suite, keys, _ = store.load_suite(folder)
+    return summarize(suite, list(store.latest(store.read_rows(folder / store.ROWS), keys).values()))
+
+
+def scores(folder: Path) -> str:
+    """The table of a comparison."""
+    from sage_grpo.lab.report import tables
+
+    return tables(_summary(folder)).split("\n\n")[0]
+
+
+def differences(folder: Path) -> str:
+    """Paired differences from the baseline."""
+    from sage_grpo.lab.report import tables
+
+    parts = tables(_summary(folder)).split("\n\n")
+    return parts[1] if len(parts) > 1 else "There is nothing to compare."
+
+
+def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
+    """One number of a comparison. kind: final, difference (from the baseline), way, equal (at equal passes), equal_difference, base."""
+    from sage_grpo.lab.report import number as plain
+    from sage_grpo.lab.report import percent, plus_minus
+
+    summary = _summary(folder)
+    found, key = summary.arms[arm], column or summary.suite.columns[0].key
+    if kind in ("final", "difference"):
+        return plus_minus(getattr(found, kind)[key], signed=kind == "difference")
+    if kind == "base":
+        return plain(found.base[key])
+    if kind == "way":
+        return percent(found.way)
+    return plus_minus(getattr(found, kind), signed=kind == "equal_difference")
+
+
+def steps(folder: Path, arms: str) -> str:
+    """Gradient norms by step beside what the kernel predicts, both over their mean; arms are separated by semicolons."""
+    summary = _summary(folder)
+    rows = []
+    for name in arms.split(";"):
+        known = {step: found for step, found in summary.arms[name].steps.items() if "raw" in found}
+        norms = statistics.fmean(found["raw"] for found in known.values())
+        predicted = statistics.fmean(found["sensitivity"] for found in known.values())
+        inverse = statistics.fmean(1 / found["std"] for found in known.values())
+        for step, found in known.items():
+            shares = (found["raw"] / norms, found["sensitivity"] / predicted, 1 / found["std"] / inverse)
+            rows.append([name, str(step), *(f"{share:.2f}" for share in shares), f"{found['equalized'] / norms:.2f}"])
+    return _table(["arm", "step", "gradient", "|b| / std", "1 / std", "gradient as weighted"], rows)
+
+
+def made(folder: Path) -> str:
+    """Command, machine, commit and seeds of a comparison."""
+    from sage_grpo.lab import store
+
+    suite, keys, command = store.load_suite(folder)
+    rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
+    machines = sorted({row["machine"]["device"] for row in rows if "machine" in row})
+    commits = sorted({row["commit"] for row in rows if row.get("commit")})
+    place = f"docs/results/{folder.name}/runs.jsonl"
+    return (
+        f"`{command}`, {', '.join(machines)}, commit {', '.join(commits) or 'unknown'}, {len(suite.seeds)} seeds, {len(rows)} runs. Data: "
+        f"[{place}]({folder.name}/runs.jsonl); `sage-grpo compare --table` draws it again."
+    )
+
+
+def leaderboard(file: Path, most: str = "20") -> str:
+    """The best entries of the leaderboard."""
+    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.lab.statistics import Interval
+
+    def cell(found: dict[str, Any] | None, *, signed: bool = False) -> str:
+        if found is None:
+            return "–"
+        half = math.nan if found["half"] is None else found["half"]
+        return plus_minus(Interval(found["mean"], half, found["count"]), signed=signed)
+
+    content = json.loads(file.read_text())
+    rows = [
+        [
+            entry["name"],
+            ", ".join(entry["trained_on"]),
+            f"{entry['seeds']}" + (f" ({entry['diverged']} diverged)" if entry["diverged"] else ""),
+            cell(entry["at_budget"]),
+            cell(entry["final"]["Overall"]),
+            f"{entry['passes']:,.0f}",
+            cell(entry["final"]["drift"]),
+            cell(entry["gain_own"], signed=True),
+            cell(entry["gain_true"], signed=True),
+        ]
+        for entry in content["entries"][: int(most)]
+    ]
+    heads = ["entry", "trained on", "seeds", f"Overall at {content['rules']['budget']:,} passes", "Overall at the end"]
+    return _table([*heads, "passes", "drift", "gain in its reward", "gain in truth"], rows)
+
+
+VIEWS: dict[str, Callable[..., str]] = {
+    function.__name__: function
+    for function in (
+        *(methods, method_score, method_way, base_score, demo, demo_run, number, peaks, iteration, iteration_speed),
+        *(scores, differences, value, steps, made, leaderboard),
+    )
+}

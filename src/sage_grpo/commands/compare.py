@@ -1,0 +1,227 @@
+"""Compare recipes and settings over seeds: many runs side by side, one file of rows, tables with intervals, figures, a report.
+
+`sage-grpo compare shapes/branch shapes/sage --vary optimizer.lr=2e-5,5e-5 --seeds 8 --out FOLDER` runs a grid, `--suite NAME` an experiment of
+the package, and `--table FOLDER` draws tables and figures again. The same command continues what was interrupted (docs/compare.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.hints import did_you_mean
+from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
+from sage_grpo.lab.suites import Size
+from sage_grpo.ranges import Count, Folder, Positive, Seed, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to compare."""
+
+    recipes: list[str] = field(default_factory=list)
+    """Recipes to compare; the words before all options."""
+    vary: list[str] = field(default_factory=list)
+    """Fields with several values, FIELD=VALUE,VALUE: every combination of them with every recipe is an arm."""
+    set: list[str] = field(default_factory=list)
+    """Fields with one value for all arms, FIELD=VALUE."""
+    suite: str | None = None
+    """An experiment by name, in place of recipes."""
+    size: Size = "full"
+    """Size of the suite: full (about ten minutes of a GPU), brief (the arms that decide), or smoke, which only shows that it works."""
+    seeds: Count | None = None
+    """Seeds of every arm; None is the suite's number, and 8 for recipes."""
+    first_seed: Seed = FIRST_SEED
+    """The first seed, where `seeds` is given; the others follow."""
+    iterations: Count | None = None
+    """Iterations of all runs; None is the recipe's or the suite's."""
+    points: list[int] = field(default_factory=list)
+    """Iterations that are evaluated besides the first and the last; empty goes by evaluate.every, or the suite."""
+    baseline: str | None = None
+    """The arm that others are compared with; None is the first. A recipe's name means its arm with the recipe's own values."""
+    columns: list[str] = field(default_factory=list)
+    """Metrics of the evaluation to show; the first one decides. Empty: total, and the parts of the shapes judge where all runs have it."""
+    out: Folder = "runs/compare"
+    """Folder of runs.jsonl and what derives from it. Runs that it holds are not made again."""
+    jobs: Count | Literal["auto"] = "auto"
+    """Runs side by side. auto: the cores, or 16 of the miniature on a GPU, or one of a real model on each."""
+    mps: bool = True
+    """Let processes share a GPU by NVIDIA's MPS where it is installed; it is started for the comparison unless it runs already."""
+    budget: Positive | None = None
+    """Seconds after which nothing is running any more: runs that would not end in time are not started. None is no limit."""
+    weights: bool = False
+    """Keep the final weights of every run, in weights/."""
+    table: Folder | None = None
+    """Only draw the tables and figures of this folder again."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def defaults(argv: list[str]) -> tuple[None, list[str]]:
+    """The words with repeated lists (--vary A --vary B) as one."""
+    lists: dict[str, list[str]] = {"--vary": [], "--set": []}
+    words, rest = [], list(argv)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in lists:
+            words.append(f"{name}{equals}{value}")
+            continue
+        lists[name] += [value] if equals else []
+        while rest and not rest[0].startswith("--"):
+            lists[name].append(rest.pop(0))
+    for name, values in lists.items():
+        words += [name, *values] if values else []
+    return None, words
+
+
+def run(options: Options) -> int:
+    """Run what is missing, then draw."""
+    from sage_grpo.lab.report import REPORT, render, tables
+
+    if options.table is not None:
+        print(tables(render(Path(options.table))))
+        return 0
+    from sage_grpo.lab import run as lab
+    from sage_grpo.lab.prepare import prepare
+    from sage_grpo.lab.store import SUITE
+    from sage_grpo.recipes import recipe
+    from sage_grpo.train.preflight import preflight
+
+    suite, out = suite_of(options), Path(options.out)
+    jobs = prepare(suite, recipe, preflight)
+    command = shlex.join(["sage-grpo", *sys.argv[1:]])
+    many = None if options.jobs == "auto" else int(options.jobs)
+    interrupted = False
+    try:
+        ended = lab.run(
+            out, suite, jobs, command=command, side_by_side=many, mps=options.mps, budget=options.budget, weights=options.weights
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted and not (out / SUITE).is_file():  # before the first run
+        return 130
+    print(tables(render(out)))
+    print(f"\nReport: {out / REPORT}")
+    if interrupted:
+        print("Interrupted. The same command continues.", file=sys.stderr)
+        return 130
+    if ended.failed:
+        print(f"{ended.failed} run(s) failed; {out / REPORT} says why. The same command tries them again.", file=sys.stderr)
+    if ended.missing:
+        print(f"{ended.missing} run(s) were not made: the budget is spent. The same command continues.", file=sys.stderr)
+    return 1 if ended.failed else 3 if ended.missing else 0
+
+
+def suite_of(options: Options) -> Suite:
+    """The suite by name, or of the grid, with what the options change."""
+    if bool(options.suite) == bool(options.recipes):
+        raise ConfigError("Name recipes to compare (sage-grpo compare shapes/branch shapes/sage ...), or one --suite.")
+    if options.suite:
+        suite = _named(options)
+    else:
+        suite = _grid(options)
+    changes = dict(_pair(word) for word in _fields(options.set))
+    suite = replace(suite, options={**suite.options, **changes})
+    if options.seeds is not None:
+        suite = replace(suite, seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)))
+    if options.iterations is not None:
+        arms = tuple(replace(arm, iterations=None) for arm in suite.arms)
+        suite = replace(suite, iterations=options.iterations, arms=arms)
+    if options.points:
+        suite = replace(suite, points=tuple(options.points))
+    if options.columns:
+        suite = replace(suite, columns=_columns(suite.columns, options.columns))
+    return suite if options.baseline is None else replace(suite, baseline=_baseline(suite, options.baseline))
+
+
+def _named(options: Options) -> Suite:
+    from sage_grpo.lab.suites import SUITES
+
+    if options.vary:
+        raise ConfigError("--vary makes arms of recipes; a suite has its own. --set changes a field of all of them.")
+    if options.suite not in SUITES:
+        raise ConfigError(
+            f"There is no suite {options.suite!r}. Suites: {', '.join(SUITES) or 'none'}."
+            + did_you_mean(str(options.suite), SUITES)
+        )
+    return SUITES[str(options.suite)](options.size)
+
+
+def _grid(options: Options) -> Suite:
+    from sage_grpo.lab.world import columns_of
+    from sage_grpo.recipes import recipe
+
+    axes = []
+    for words in _fields(options.vary):
+        key, values = _pair(words)
+        axes.append([(key, value) for value in _split(values)])
+    tails = [axis[0][0].rpartition(".")[2] for axis in axes]
+    names = [axis[0][0] if tails.count(tail) > 1 else tail for axis, tail in zip(axes, tails)]
+    arms = []
+    for start in options.recipes:
+        for values in itertools.product(*axes):
+            labels = [f"{name}={value}" for name, (_, value) in zip(names, values)]
+            arms.append(Arm(name=" ".join([start, *labels]), recipe=start, options=dict(values)))
+    return Suite(
+        name=Path(options.out).name,
+        title=f"{' and '.join(options.recipes)}" + (f" over {', '.join(axis[0][0] for axis in axes)}" if axes else ""),
+        question="Which settings score best on held-out prompts?",
+        arms=tuple(arms),
+        baseline=arms[0].name,
+        columns=columns_of([recipe(name) for name in options.recipes]),
+    )
+
+
+def _baseline(suite: Suite, name: str) -> str:
+    """An arm by its name; a recipe's name is its arm with the recipe's own values, else its first."""
+    from sage_grpo.lab.prepare import configured
+    from sage_grpo.recipes import recipe
+
+    own = [arm for arm in suite.arms if arm.recipe == name]
+    if any(arm.name == name for arm in suite.arms) or not own:
+        return name  # an unknown one is refused by the suite
+    plain = configured(suite, replace(own[0], options={}), recipe(name))
+    return next((arm.name for arm in own if configured(suite, arm, recipe(name)) == plain), own[0].name)
+
+
+def _columns(known: Sequence[Column], keys: Sequence[str]) -> tuple[Column, ...]:
+    by_key = {column.key: column for column in known}
+    return tuple(by_key.get(key, Column(key=key)) for key in keys)
+
+
+def _fields(words: Sequence[str]) -> list[str]:
+    """FIELD=VALUE,VALUE again, where the parser has split it at its commas."""
+    found: list[str] = []
+    for word in words:
+        if re.match(r"[A-Za-z_][\w.]*=", word) or not found:
+            found.append(word)
+        else:
+            found[-1] += f",{word}"
+    return found
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not value:
+        raise ConfigError(f"{word!r} is no setting: write FIELD=VALUE, such as optimizer.lr=2e-5.")
+    return key, value
+
+
+def _split(values: str) -> list[str]:
+    """Values between commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for letter in values:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]

@@ -1,0 +1,270 @@
+"""One run, measured: train and evaluate (or only sample), and everything about it as one row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sage_grpo
+from sage_grpo.lab.prepare import Job, head
+from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.train.build import build
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.folder.identity import of_code, plain
+from sage_grpo.train.plan import Plan
+from sage_grpo.train.trainer import Trainer
+from sage_grpo.train.update import Diverged
+
+BLOCKS = 30
+"""Points of a training curve, at most."""
+Scores = dict[str, float | None]
+Progress = Callable[[int], None]
+
+
+class Record:
+    """What is known about a run so far; also one that diverges or fails leaves what it had."""
+
+    def __init__(self) -> None:
+        self.evaluations: dict[str, Scores] = {}
+        self.passes: dict[str, int] = {}
+        self.training: list[dict[str, float]] = []
+        self.grid: dict[int, dict[str, float]] = {}
+        """By step of the run's grid: what the kernel predicts."""
+        self.updates = self.cost = 0
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def content(self) -> dict[str, Any]:
+        """The row's part that the run itself decides; the same for the same settings and seed."""
+        return {
+            "reached": len(self.training),
+            "evaluations": self.evaluations,
+            "passes": self.passes,
+            "updates": self.updates,
+            "training": blocks(self.training),
+            "steps": by_step(self.training, self.grid),
+        }
+
+
+def measure(job: Job, bases: dict[str, Scores], progress: Progress, weights: Path | None = None) -> dict[str, Any]:
+    """Run a job; returns its row. `bases` remembers evaluations of untrained models, which many runs have in common."""
+    start, record = time.perf_counter(), Record()
+    status, fault = "done", None
+    try:
+        trainer = Trainer(job.config, build(job.config))
+        trainer.encode_prompts()
+        if job.kind == "rollout":
+            sample(trainer, record, progress)
+        else:
+            train(trainer, job.points, record, bases, progress)
+        if weights is not None:
+            trainer.export(weights)
+    except (Diverged, RewardFailure) as error:
+        status, fault = ("diverged" if isinstance(error, Diverged) else "failed"), f"{type(error).__name__}: {error}"
+    count = max(1, len(record.training))
+    seconds = {
+        "iteration": record.seconds["iterations"] / count,
+        "evaluate": record.seconds["evaluate"],
+        "total": time.perf_counter() - start,
+    }
+    return {
+        **head(job, status, fault),
+        **record.content(),
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        **surroundings(job.config),
+    }
+
+
+def train(
+    trainer: Trainer, points: Sequence[int], record: Record, bases: dict[str, Scores], progress: Progress
+) -> None:
+    """Train to the end; evaluate at the points."""
+    config, state = trainer.config, trainer.state
+    for step in range(trainer.planner.grid.num_steps):
+        record.grid[step] = predicted(trainer, step)
+    while True:
+        number = state.iteration
+        if number in points and trainer.held_out:
+            record.evaluations[str(number)] = _evaluate(trainer, record, bases)
+            record.passes[str(number)] = record.cost
+        progress(number)
+        if number >= config.iterations:
+            return
+        plan = trainer.planner.plan(number, state.stream.peek(config.batch.prompts))
+        row = trainer.step()
+        record.cost += rollout_cost(plan) + update_cost(plan, reference=state.anchor is not None)
+        record.seconds["iterations"] += row["time/total"]
+        record.training.append(row)
+        record.updates = state.updates
+        for label, weight in plan.equalizer.items():
+            record.grid[label]["weight"] = weight
+
+
+def _evaluate(trainer: Trainer, record: Record, bases: dict[str, Scores]) -> Scores:
+    config = trainer.config
+    # The base is the same for all runs of the same model on the same prompts, whatever they learn with.
+    parts = [config.model, *config.rewards, config.evaluate, config.data]
+    text = json.dumps([config.batch.micro_batch, *(plain(asdict(part)) for part in parts)], sort_keys=True)
+    base = hashlib.sha256(text.encode()).hexdigest() if trainer.state.iteration == 0 else ""
+    if base not in bases or not base:
+        start = time.perf_counter()
+        found = trainer.evaluate().metrics
+        trainer.clock.report()  # what it took is no part of the next iteration
+        record.seconds["evaluate"] += time.perf_counter() - start
+        scores = {name.removeprefix("eval/"): figure(value) for name, value in found.items()}
+        if not base:
+            return scores
+        bases[base] = scores
+    return bases[base]
+
+
+def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
+    """Only sample, with exploration, and score; the means stand where an evaluation's would."""
+    config, state = trainer.config, trainer.state
+    totals: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for step in range(trainer.planner.grid.num_steps):
+        record.grid[step] = predicted(trainer, step)
+    for number in range(config.iterations):
+        start = time.perf_counter()
+        plan = trainer.planner.plan(number, state.stream.take(config.batch.prompts))
+        rollout = trainer.roll_out(plan)
+        scored = trainer.score(trainer.decode(rollout), plan)
+        for name, values in {**scored.parts, "total": scored.total}.items():
+            totals[name].append(values)
+        record.cost += rollout_cost(plan)
+        record.seconds["iterations"] += time.perf_counter() - start
+        record.training.append({"reward/total": float(scored.total.nanmean())})
+        progress(number + 1)
+    found = {name: torch.cat(values) for name, values in totals.items()}
+    scores = {name: figure(float(values.nanmean())) for name, values in found.items()}
+    scores["clips"] = float(len(found["total"]))
+    record.evaluations[str(config.iterations)] = scores
+    record.passes[str(config.iterations)] = record.cost
+
+
+def rollout_cost(plan: Plan) -> int:
+    """Samples through the network in a rollout; what a group shares counts once."""
+    shared = len({key for group in plan.groups for key in plan.trunk(group)})
+    apart = [
+        len(batch.members) * (plan.group_of(batch).schedule.num_steps - plan.group_of(batch).branch)
+        for rank in range(len(plan.shares))
+        for batch in plan.batches(rank)
+    ]
+    return shared + sum(apart)
+
+
+def update_cost(plan: Plan, *, reference: bool) -> int:
+    """Samples through the network in the updates: forward and backward 3, the anchor's forward pass 1."""
+    replayed = sum(
+        1 if replay.shared else len(replay.members)
+        for rank in range(len(plan.shares))
+        for update in range(plan.updates)
+        for replay in plan.replays(rank, update)
+    )
+    return replayed * (3 + reference)
+
+
+def predicted(trainer: Trainer, step: int) -> dict[str, float]:
+    """What the kernel says about a step of the run's grid: sensitivity |b| / std (where there is noise) and std."""
+    transition = trainer.planner.kernel(*trainer.planner.grid.pair(step))
+    std = float(transition.std)
+    return {"std": std, **({"sensitivity": float(transition.sensitivity)} if std > 0 else {})}
+
+
+def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str, list[float | None]]:
+    """Training metrics as means over blocks of iterations; `iteration` is the last of each block."""
+    size = max(1, math.ceil(len(rows) / most))
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    names = sorted({name for row in rows for name in row if not name.startswith("time/") and name.count("/") < 2})
+    curve: dict[str, list[float | None]] = {"iteration": [float(min((n + 1) * size, len(rows))) for n in range(len(parts))]}
+    for name in names:
+        columns = [[row[name] for row in part if name in row] for part in parts]
+        curve[name] = [figure(sum(column) / len(column)) if column else None for column in columns]
+    return curve
+
+
+def by_step(rows: Sequence[Mapping[str, float]], grid: Mapping[int, Mapping[str, float]]) -> dict[str, Scores]:
+    """Mean gradient norms of every step that was trained, beside what the kernel predicts."""
+    steps: dict[str, Scores] = {}
+    for step, known in sorted(grid.items()):
+        found = {kind: [row[name] for row in rows if (name := f"gradient/{kind}/{step:03d}") in row] for kind in KINDS}
+        norms = {kind: figure(sum(values) / len(values)) for kind, values in found.items() if values}
+        steps[str(step)] = {**{name: figure(value) for name, value in known.items()}, **norms}
+    return steps
+
+
+KINDS = ("raw", "equalized", "sent")
+"""Gradient norms that the trainer logs by step."""
+
+
+def figure(value: float) -> float | None:
+    """Seven digits; JSON has no NaN and no infinity."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def surroundings(config: TrainConfig) -> dict[str, Any]:
+    """Hardware, versions and code: what may explain that another machine's figures differ."""
+    cuda = torch.cuda.is_available() and config.model.device != "cpu"
+    return {
+        "machine": {
+            "device": torch.cuda.get_device_name() if cuda else _processor(),
+            "cores": os.cpu_count(),
+            "system": platform.system(),
+        },
+        "versions": {
+            "sage-grpo": sage_grpo.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: found for name in ("diffusers", "transformers", "peft") if (found := _version(name))},
+        },
+        "commit": commit(),
+        "code": _code(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def _code() -> str:
+    return of_code()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+@cache
+def commit() -> str:
+    """The commit of the source, "+changes" where it was edited; empty where it is no checkout."""
+    folder = Path(sage_grpo.__file__).parent
+
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+        return found.stdout.strip() if found.returncode == 0 else ""
+
+    try:
+        number = git("rev-parse", "--short=12", "HEAD")
+        return f"{number}+changes" if number and git("status", "--porcelain", "--", ".") else number
+    except OSError:  # no git
+        return ""

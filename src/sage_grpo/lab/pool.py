@@ -1,0 +1,203 @@
+"""Many runs side by side: workers that take one job after another, a budget, and what is left to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from sage_grpo.lab.prepare import Job, head
+from sage_grpo.lab.worker import request
+
+Row = dict[str, Any]
+COMMAND = (sys.executable, "-m", "sage_grpo.lab.worker")
+
+
+class Estimates:
+    """Seconds that runs take: by arm, from those that ended and from those under way."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+
+    def learn(self, job: Job, seconds: float, iterations: float) -> None:
+        """A job did so many iterations in so many seconds."""
+        if iterations > 0:
+            self._rates[job.arm] = seconds / iterations
+
+    def seconds(self, job: Job) -> float | None:
+        """What a job will take; as the slowest arm where its own is not known yet, None where none is."""
+        rate = self._rates.get(job.arm, max(self._rates.values(), default=None))
+        return None if rate is None else rate * job.config.iterations
+
+
+class Worker:
+    """A process that answers jobs; a thread of ours waits for it."""
+
+    def __init__(
+        self, folder: Path, number: int, environment: Mapping[str, str], command: Sequence[str] = COMMAND
+    ) -> None:
+        self.folder, self.log = folder, folder / "logs" / f"worker-{number:02d}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._environment, self._command = {**os.environ, **environment}, list(command)
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def start(self) -> subprocess.Popen[str]:
+        """The process; a new one where there is none, or where the last one ended."""
+        if self._process is None or self._process.poll() is not None:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment,
+                    text=True,
+                    bufsize=1,
+                )
+        if self._closed:  # between two looks of the thread
+            self._process.kill()
+        return self._process
+
+    def answer(self, line: str, tell: Callable[[int], None]) -> Row | str:
+        """The row of a job, or how the process ended without one."""
+        process = self.start()
+        with suppress(BrokenPipeError):
+            _of(process.stdin).write(line + "\n")
+        for said in _of(process.stdout):
+            words = json.loads(said)
+            if "row" in words:
+                return words["row"]
+            if "done" in words:
+                tell(words["done"])
+        return f"The process ended with {process.wait()}; {self.log} has its last words."
+
+    def close(self, *, now: bool) -> None:
+        """Let the process end after its job, or at once."""
+        self._closed = True
+        if self._process is None:
+            return
+        if now:
+            self._process.kill()
+        with suppress(OSError):
+            _of(self._process.stdin).close()
+        self._process.wait()
+
+
+class Pool:
+    """Runs jobs in order on so many workers; `on_row` gets every row, one at a time."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        workers: Sequence[Worker],
+        on_row: Callable[[Job, Row], None],
+        *,
+        weights: bool = False,
+        budget: float | None = None,
+    ) -> None:
+        self.waiting, self.workers, self.on_row = deque(jobs), list(workers), on_row
+        self.weights, self.budget = weights, budget
+        self.estimates, self.running = Estimates(), dict[str, tuple[Job, float, int]]()
+        self.began = time.monotonic()
+        self._lock, self._changed = threading.RLock(), threading.Event()
+        self._stopped = False
+        self._fault: BaseException | None = None
+
+    def run(self, look: Callable[[Pool], None] = lambda pool: None, interval: float = 0.5) -> None:
+        """Until all jobs are done or the budget is spent; `look` is called now and then. An interruption ends the workers."""
+        threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in self.workers]
+        for thread in threads:
+            thread.start()
+        try:
+            while any(thread.is_alive() for thread in threads):
+                self._changed.wait(interval)
+                self._changed.clear()
+                look(self)
+                if self._fault is not None:
+                    raise self._fault
+                if self.budget is not None and self.elapsed > self.budget:
+                    break
+        finally:
+            over = any(thread.is_alive() for thread in threads)
+            self._stopped = True
+            for worker in self.workers:
+                worker.close(now=over)
+            for thread in threads:
+                thread.join()
+        if self._fault is not None:
+            raise self._fault
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.began
+
+    def left(self) -> float | None:
+        """Seconds until all is done, as far as is known."""
+        with self._lock:
+            whole = [self.estimates.seconds(job) for job in self.waiting]
+            now = time.monotonic()
+            under_way = [
+                None if (all_of_it := self.estimates.seconds(job)) is None else max(0.0, all_of_it - (now - since))
+                for job, since, _ in self.running.values()
+            ]
+        known = [seconds for seconds in (*whole, *under_way) if seconds is not None]
+        if len(known) < len(whole) + len(under_way):
+            return None
+        return max(sum(known) / max(1, len(self.workers)), max(known, default=0.0))
+
+    def _take(self) -> Job | None:
+        """The next job that can still end in time."""
+        with self._lock:
+            if self._stopped:
+                return None
+            for place, job in enumerate(self.waiting):
+                needs = self.estimates.seconds(job) or 0.0
+                if self.budget is None or self.elapsed + needs <= self.budget:
+                    del self.waiting[place]
+                    self.running[job.key] = (job, time.monotonic(), 0)
+                    return job
+            return None
+
+    def _serve(self, worker: Worker) -> None:
+        try:
+            while (job := self._take()) is not None:
+                line = json.dumps(request(job, worker.folder, weights=self.weights))
+                answer = worker.answer(line, lambda done, job=job: self._tell(job, done))  # type: ignore[misc]
+                self._end(job, answer)
+        except BaseException as error:  # noqa: BLE001 - the thread's caller raises it
+            self._fault = error
+        self._changed.set()
+
+    def _tell(self, job: Job, done: int) -> None:
+        with self._lock:
+            _, since, _ = self.running[job.key]
+            self.running[job.key] = (job, since, done)
+            self.estimates.learn(job, time.monotonic() - since, done)
+
+    def _end(self, job: Job, answer: Row | str) -> None:
+        with self._lock:
+            _, since, _ = self.running.pop(job.key)
+            if isinstance(answer, str):
+                if self._stopped:  # we ended it: it is neither done nor failed
+                    self.waiting.appendleft(job)
+                    return
+                answer = {**head(job, "failed", answer), "evaluations": {}, "passes": {}}
+            elif answer["status"] == "done":
+                self.estimates.learn(job, time.monotonic() - since, job.config.iterations)
+            self.on_row(job, answer)
+        self._changed.set()
+
+
+def _of(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream

@@ -1,0 +1,145 @@
+"""From a suite to jobs: every arm's whole configuration is built and checked before any run starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sage_grpo.configure import ConfigError, parse
+from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.store import FORMAT
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.folder.identity import differences, plain
+
+SET_ELSEWHERE = {
+    "seed": "the seeds are the suite's (--seeds, --first_seed)",
+    "out": "rows go to the comparison's folder (--out)",
+    **dict.fromkeys(("resume", "allow_changes", "keep", "log"), "runs that are compared write no folders of their own"),
+    "parallel": "each run is one process",
+}
+"""Fields that an arm cannot set, and why."""
+NO_MATTER = ("out", "resume", "allow_changes", "keep", "log", "parallel", "evaluate.every", "evaluate.show", "seed")
+"""Fields that do not count in a run's key: they change nothing, or stand in it by themselves."""
+MINIATURE = {"model.vae_slicing": False, "model.cache": None}
+"""For the embedded model, which is small: decode many clips at once, and keep no files of encoded prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run."""
+
+    arm: str
+    recipe: str
+    seed: int
+    key: str
+    """Digest of everything that decides what it computes."""
+    config: TrainConfig
+    settings: dict[str, Any]
+    """What differs from the recipe."""
+    points: tuple[int, ...]
+    """Iterations that are evaluated."""
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.arm}, seed {self.seed}"
+
+    @property
+    def file(self) -> str:
+        """Name of the file with the arm's configuration."""
+        return f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', self.arm)}-{self.key[:8]}.yaml"
+
+
+def prepare(
+    suite: Suite, recipe: Callable[[str], TrainConfig], check: Callable[[TrainConfig], None] = lambda config: None
+) -> list[Job]:
+    """All jobs, seed by seed, long runs first; `check` is what a configuration has to pass before anything starts."""
+    arms = []
+    for arm in suite.arms:
+        try:
+            start = recipe(arm.recipe)
+            config = configured(suite, arm, start)
+            check(config)
+        except (ValueError, FileNotFoundError) as error:
+            raise ConfigError(f"Arm {arm.name!r}: {error}") from error
+        arms.append((arm, start, config))
+    arms.sort(key=lambda one: -one[2].iterations)
+    return [_job(suite, arm, start, replace(config, seed=seed)) for seed in suite.seeds for arm, start, config in arms]
+
+
+def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
+    """The recipe with the suite's and the arm's settings; unknown fields and values out of range are refused by name."""
+    options = dict(MINIATURE) if start.model.path in (None, "shapes") else {}
+    if suite.iterations is not None:
+        options["iterations"] = suite.iterations
+    options |= {**suite.options, **arm.options}
+    if arm.iterations is not None:
+        options["iterations"] = arm.iterations
+    for key in options:
+        reason = next((why for name, why in SET_ELSEWHERE.items() if key == name or key.startswith(f"{name}.")), "")
+        if reason:
+            raise ConfigError(f"{key} cannot be compared: {reason}.")
+    words = [f"--{key}={_word(value)}" for key, value in options.items()]
+    return parse(TrainConfig, words, prog="sage-grpo compare", defaults=start)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job:
+    points = tuple(evaluated(suite.points, config.evaluate.every, config.iterations)) if suite.kind == "train" else ()
+    changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
+    return Job(
+        arm=arm.name,
+        recipe=arm.recipe,
+        seed=config.seed,
+        key=key_of(config, points, suite.kind),
+        config=config,
+        settings={key: value for key, value in changed.items() if key not in ("seed", "out", *MINIATURE)},
+        points=points,
+        kind=suite.kind,
+    )
+
+
+def evaluated(points: Sequence[int] | None, every: int, iterations: int) -> list[int]:
+    """Iterations that are evaluated: the first, the last, and what was asked for between them."""
+    between = points if points is not None else range(0, iterations, every) if every else ()
+    return sorted({0, iterations, *(point for point in between if 0 < point < iterations)})
+
+
+def key_of(config: TrainConfig, points: Sequence[int], kind: str) -> str:
+    """Digest of what a run computes. Defaults do not count, so that a field that is added later changes no key."""
+    changed = differences(_plain(TrainConfig()), _plain(config))
+    counted = {
+        key: new
+        for key, (_, new) in changed.items()
+        if not any(key == name or key.startswith(f"{name}.") for name in NO_MATTER)
+    }
+    text = json.dumps([counted, config.seed, list(points), kind], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def head(job: Job, status: str, fault: str | None) -> dict[str, Any]:
+    """What a row says about its job."""
+    return {
+        "format": FORMAT,
+        "arm": job.arm,
+        "recipe": job.recipe,
+        "seed": job.seed,
+        "key": job.key,
+        "kind": job.kind,
+        "status": status,
+        "error": fault,
+        "iterations": job.config.iterations,
+        "settings": job.settings,
+    }
+
+
+def _plain(config: TrainConfig) -> Mapping[str, Any]:
+    return plain(asdict(config))

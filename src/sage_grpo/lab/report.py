@@ -1,0 +1,203 @@
+"""Tables, figures and the report of a comparison, all from its rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.lab import leaderboard, store
+from sage_grpo.lab.design import Suite
+from sage_grpo.lab.figures import draw
+from sage_grpo.lab.statistics import Interval
+from sage_grpo.lab.summary import ArmSummary, Summary, summarize
+
+TABLE, REPORT, NUMBERS = "table.md", "report.md", "table.json"
+
+
+def render(folder: Path) -> Summary:
+    """Write table.md, table.json (neither has times: the same rows give the same files), report.md and the figures."""
+    suite, keys, command = store.load_suite(folder)
+    rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
+    order = {key: place for place, key in enumerate(keys)}
+    rows.sort(key=lambda row: order[row["key"]])
+    summary = summarize(suite, rows)
+    store.write(folder / TABLE, (tables(summary) + "\n").encode())
+    store.write(folder / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))
+    store.write(folder / NUMBERS, (json.dumps(numbers(summary), indent=1) + "\n").encode())
+    figures = draw(summary, folder)
+    store.write(folder / REPORT, (text(summary, rows, figures, command) + "\n").encode())
+    return summary
+
+
+def tables(summary: Summary) -> str:
+    """Scores and paired differences as Markdown."""
+    return "\n".join([*_scores(summary), "", *_differences(summary)]).strip()
+
+
+def _scores(summary: Summary) -> list[str]:
+    suite, first = summary.suite, summary.suite.columns[0]
+    has_way = any(arm.way is not None for arm in summary.arms.values())
+    has_equal = any(arm.equal is not None for arm in summary.arms.values())
+    heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns)]
+    heads += ["way to the ceiling"] * has_way + [f"{first.title} at {summary.budget:,.0f} passes"] * has_equal + ["passes", "updates"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for names, base in _bases(summary):
+        cells = [f"base{names}", "", "0", *(number(base.get(column.key)) for column in suite.columns)]
+        lines.append("| " + " | ".join([*cells, *["0%"] * has_way, *[""] * has_equal, "0", "0"]) + " |")
+    for arm in summary.arms.values():
+        cells = [arm.name, _seeds(arm), str(arm.iterations), *(plus_minus(arm.final[c.key]) for c in suite.columns)]
+        cells += [percent(arm.way)] * has_way + [plus_minus(arm.equal)] * has_equal
+        cells += [_whole(arm.passes), _whole(arm.updates)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _differences(summary: Summary) -> list[str]:
+    suite, first = summary.suite, summary.suite.columns[0]
+    rows = [arm for arm in summary.arms.values() if arm.difference]
+    if not rows:
+        return []
+    has_equal = any(arm.equal_difference is not None for arm in rows)
+    heads = [f"minus {suite.baseline}", "pairs", *(column.title for column in suite.columns), f"p ({first.title}, Holm)"]
+    heads += [f"{first.title} at equal passes"] * has_equal
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for arm in rows:
+        cells = [arm.name, str(arm.difference[first.key].count if first.key in arm.difference else 0)]
+        cells += [plus_minus(arm.difference.get(column.key), signed=True) for column in suite.columns]
+        cells += [_p(summary.adjusted.get(arm.name))] + [plus_minus(arm.equal_difference, signed=True)] * has_equal
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _bases(summary: Summary) -> list[tuple[str, dict[str, float]]]:
+    """Scores before training; one row, unless arms are evaluated differently."""
+    found: dict[str, tuple[list[str], dict[str, float]]] = {}
+    for arm in summary.arms.values():
+        if arm.base:
+            same = json.dumps({key: f"{value:.3f}" for key, value in arm.base.items()})
+            found.setdefault(same, ([], arm.base))[0].append(arm.name)
+    alone = len(found) == 1
+    return [("" if alone else f" of {', '.join(names)}", base) for names, base in found.values()]
+
+
+def numbers(summary: Summary) -> dict[str, Any]:
+    """What the tables show, with all digits, for programs."""
+
+    def plain(value: Interval | None) -> dict[str, float | int | None] | None:
+        if value is None:
+            return None
+        found = {"mean": value.mean, "low": value.low, "high": value.high, "count": value.count}
+        return {name: None if isinstance(part, float) and math.isnan(part) else part for name, part in found.items()}
+
+    arms = {
+        name: {
+            "counts": arm.counts,
+            "iterations": arm.iterations,
+            "base": arm.base,
+            "final": {key: plain(value) for key, value in arm.final.items()},
+            "way": plain(arm.way),
+            "equal_passes": plain(arm.equal),
+            "difference": {key: plain(value) for key, value in arm.difference.items()},
+            "equal_passes_difference": plain(arm.equal_difference),
+            "p_holm": _finite(summary.adjusted.get(name)),
+            "passes": _finite(arm.passes),
+            "updates": _finite(arm.updates),
+        }
+        for name, arm in summary.arms.items()
+    }
+    return {"suite": summary.suite.name, "baseline": summary.suite.baseline, "budget": _finite(summary.budget), "arms": arms}
+
+
+def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[Path], command: str) -> str:
+    """The report."""
+    suite = summary.suite
+    parts = [f"# {suite.title}", suite.question, f"    {command}", "## Results", tables(summary), READING]
+    if suite.notes:
+        parts.append(suite.notes)
+    parts += [f"![{file.stem}]({file.name})" for file in figures]
+    faults = [f"- {row['arm']}, seed {row['seed']}: {row['status']}. {row['error']}" for row in rows if row["error"]]
+    if faults:
+        parts += ["## Runs that did not end", "\n".join(faults)]
+    parts += ["## Settings", "\n".join(_settings(suite, rows)), "## Time and machine", "\n".join(_times(summary, rows))]
+    return "\n\n".join(parts)
+
+
+READING = (
+    "Mean ± half of the 95% interval over seeds (Student's t). Differences are taken seed by seed, where both arms ended; their intervals are plain (each for "
+    "itself), the p values are adjusted for the number of arms (Holm). Runs that diverged or failed are counted and in no mean. Passes are samples "
+    "through the network in training: 1 forward, 3 forward and backward."
+)
+
+
+def _settings(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [f"Seeds {', '.join(map(str, suite.seeds))}. What differs from the recipe:", ""]
+    for arm in suite.arms:
+        own = next((row["settings"] for row in rows if row["arm"] == arm.name), dict(arm.options))
+        changes = ", ".join(f"`{key}` {json.dumps(value)}" for key, value in sorted(own.items())) or "nothing"
+        lines.append(f"- {arm.name}: {arm.recipe}; {changes}")
+    return lines
+
+
+def _times(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = ["| arm | s / iteration | s / run |", "|---|---|---|"]
+    for arm in summary.arms.values():
+        lines.append(f"| {arm.name} | {number(arm.seconds['iteration'])} | {_whole(arm.seconds['total'])} |")
+    lines += ["", "Runs shared the machine, so that these seconds are those of a busy one.", ""]
+    known = [row for row in rows if "machine" in row]
+    for title, part in (("machine", "machine"), ("versions", "versions"), ("commit", "commit"), ("code", "code")):
+        values = sorted({json.dumps(row[part], sort_keys=True) for row in known})
+        shown = "; ".join(_words(json.loads(value)) for value in values)
+        mixed = " (runs differ in this: take care)" if len(values) > 1 else ""
+        lines.append(f"- {title}: {shown or 'unknown'}{mixed}")
+    return lines
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return str(value)[:60] or "unknown"
+
+
+def _seeds(arm: ArmSummary) -> str:
+    others = [f"{count} {state}" for state, count in arm.counts.items() if count and state != "done"]
+    return f"{arm.counts['done']}" + (f" ({', '.join(others)})" if others else "")
+
+
+def number(value: float | None) -> str:
+    """Three digits after the point, four below 0.1; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.4f}"
+
+
+def plus_minus(value: Interval | None, *, signed: bool = False) -> str:
+    """Mean ± half."""
+    if value is None or value.count == 0:
+        return "–"
+    digits = 3 if signed or abs(value.mean) >= 0.1 else 4
+    mean = f"{value.mean:+.{digits}f}" if signed else f"{value.mean:.{digits}f}"
+    return mean if math.isnan(value.half) else f"{mean} ± {value.half:.{digits}f}"
+
+
+def percent(value: Interval | None) -> str:
+    """A share as per cent."""
+    if value is None:
+        return "–"
+    return f"{value.mean:.0%}" if math.isnan(value.half) else f"{value.mean:.0%} ± {value.half:.0%}"
+
+
+def _p(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
+
+
+def _whole(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.0f}"
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

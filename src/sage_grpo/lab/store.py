@@ -1,0 +1,96 @@
+"""runs.jsonl: one row a run, the only data; and suite.json, what was asked for. Tables and figures derive from the two."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.lab.design import Arm, Column, Suite
+
+ROWS, SUITE = "runs.jsonl", "suite.json"
+FORMAT = 1
+FINISHED = ("done", "diverged")
+"""States that a run does not leave: to diverge is a result. One that failed is tried again by the next call."""
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a last line that was cut off is left out, any other damage is an error."""
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ConfigError(
+                f"{file}: line {number} is no JSON. Remove it (its run is then done again), or restore the file from a copy."
+            ) from error
+        if not isinstance(row, dict) or row.get("format") != FORMAT:
+            raise ConfigError(f"{file}: line {number} is no row of format {FORMAT} that `sage-grpo compare` writes.")
+        rows.append(row)
+    return rows
+
+
+def repair(file: Path) -> bool:
+    """Cut off a last line that was half written; returns whether there was one."""
+    content = file.read_bytes() if file.is_file() else b""
+    whole = b"".join(json.dumps(row).encode() + b"\n" for row in read_rows(file))
+    if content.count(b"\n") == whole.count(b"\n") and content.endswith((b"\n", b"")) and (not content or content[-1:] == b"\n"):
+        return False
+    write(file, whole)
+    return True
+
+
+def append(file: Path, row: Mapping[str, Any]) -> None:
+    """Add a row; it is on disk when this returns."""
+    with file.open("ab") as stream:
+        stream.write(json.dumps(row).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def write(file: Path, content: bytes) -> None:
+    """Write a file at once: a reader never sees half of it."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, file)
+
+
+def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The row that counts for every key: the last one that is finished, else the last."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = found.get(row["key"])
+        if row["key"] in keys and (known is None or row["status"] in FINISHED or known["status"] not in FINISHED):
+            found[row["key"]] = dict(row)
+    return found
+
+
+def save_suite(folder: Path, suite: Suite, keys: Sequence[str], command: str) -> None:
+    """Write down what was asked for, with the keys of its runs."""
+    content = {"format": FORMAT, "suite": asdict(suite), "keys": list(keys), "command": command}
+    write(folder / SUITE, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
+    """What was asked for in a folder, the keys of its runs, and the command."""
+    file = folder / SUITE
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} is not the folder of a comparison: it has no {SUITE}.")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        suite = dict(content["suite"])
+        suite["arms"] = tuple(Arm(**arm) for arm in suite["arms"])
+        suite["columns"] = tuple(Column(**column) for column in suite["columns"])
+        suite |= {name: None if suite[name] is None else tuple(suite[name]) for name in ("seeds", "points", "figures")}
+        return Suite(**suite), list(content["keys"]), str(content["command"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged ({error}): run the comparison's command again, finished runs are kept.") from error

@@ -1,0 +1,96 @@
+"""What all suites share: the world's rewards and columns, sizes, and what a suite will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
+
+Size = Literal["smoke", "brief", "full"]
+"""smoke: two arms and seconds of two CPU cores, to see that it runs. brief: the arms that decide, a few minutes of one GPU. full: all of it, about
+ten minutes of one GPU."""
+SETTING_A: Mapping[str, float] = {"TA": 1.0, "MQ": 1.0, "VQ": 1.0}
+"""The paper's averaged reward."""
+SETTING_B: Mapping[str, float] = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
+"""The paper's alignment-focused reward; the judge's Overall is this sum, whatever a run is trained on."""
+UNTRAINED: Mapping[str, Any] = {
+    "name": "video_stats",
+    "label": "untrained",
+    "metric_only": True,
+    "weights": {"flicker": 0.0, "sharpness": 0.0},
+    "batch_size": 0,
+}
+"""What nothing is trained on and the judge does not compute: unsteady light over time, and blur."""
+CEILING = 1.91919
+"""Overall of clean clips of the held-out prompts after the model's own VAE: `sage-grpo shapes ceiling` measures it."""
+OVERALL = Column(key="Overall", ceiling=CEILING)
+DRIFT = Column(key="drift", higher=False)
+FLICKER = Column(key="flicker", label="flicker (untrained)", higher=False)
+COLUMNS = (OVERALL, Column(key="VQ"), Column(key="MQ"), Column(key="TA"), DRIFT, FLICKER)
+"""The columns of the paper's Table 2, with the true drift, and a metric that is not trained on in the place of CLIPScore."""
+SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 8))
+MEASURED: Mapping[str, Any] = {
+    "evaluate.prompts": 128,
+    "evaluate.steps": 20,
+}
+"""How every run of a suite is evaluated (the rules of docs/benchmark.md)."""
+TINY: Mapping[str, Any] = {
+    "batch.prompts": 2,
+    "batch.group_size": 2,
+    "batch.micro_batch": 4,
+    "evaluate.prompts": 2,
+    "evaluate.steps": 2,
+}
+PER_ITERATION, PER_EVALUATION, PER_RUN = 0.1, 0.25, 0.2
+"""Seconds of one H200 that an iteration of sage, an evaluation and a start take when 16 processes share it
+(benchmarks/results/methods_h200.jsonl)."""
+BRANCH_SHARE = 0.58
+"""What an iteration of branch takes of that."""
+
+
+def judged(weights: Mapping[str, float] = SETTING_B) -> list[Mapping[str, Any]]:
+    """Rewards: the judge with these weights, and what is only measured."""
+    return [{"name": "shapes", "weights": dict(weights), "batch_size": 0}, UNTRAINED]
+
+
+def proxied() -> list[Mapping[str, Any]]:
+    """Rewards: the naive proxy counts, the judge only watches."""
+    watching = {"name": "shapes", "weights": dict(SETTING_B), "metric_only": True, "batch_size": 0}
+    return [{"name": "shapes_proxy", "weights": {"proxy": 1.0}, "batch_size": 0}, watching, UNTRAINED]
+
+
+def expected_seconds(suite: Suite) -> float:
+    """What the suite will take of one H200 with 16 processes side by side, by the rates above."""
+    total = 0.0
+    for arm in suite.arms:
+        iterations = arm.iterations or suite.iterations or 45
+        rate = PER_ITERATION * (BRANCH_SHARE if arm.recipe.endswith("/branch") else 1.0)
+        evaluations = 0 if suite.kind == "rollout" else len({iterations, *(suite.points or ())} - {0})
+        total += len(suite.seeds) * (PER_RUN + iterations * rate + evaluations * PER_EVALUATION)
+    return total
+
+
+def sized(suite: Suite, size: Size, *, brief: Sequence[str], smoke: Sequence[str], shorter: int | None = None) -> Suite:
+    """The suite at a size: `brief` and `smoke` name the arms that stay; `shorter` are the iterations of brief."""
+    if size == "full":
+        return _priced(suite)
+    kept = brief if size == "brief" else smoke
+    arms = tuple(arm for arm in suite.arms if arm.name in kept)
+    if size == "brief":
+        iterations = shorter or suite.iterations
+        points = None if suite.points is None else tuple(p for p in suite.points if p <= (iterations or p))
+        return _priced(replace(suite, arms=arms, iterations=iterations, points=points))
+    arms = tuple(replace(arm, iterations=None) for arm in arms)
+    return replace(suite, arms=arms, seeds=SEEDS[:2], iterations=2, points=(0, 2), options={**suite.options, **TINY})
+
+
+def _priced(suite: Suite) -> Suite:
+    price = f"Estimated at {expected_seconds(suite):.0f} s of one H200 with 16 runs side by side."
+    return replace(suite, notes="\n\n".join(note for note in (suite.notes, price) if note))
+
+
+def suffixed(arms: Sequence[Arm], suffix: str, options: Mapping[str, Any]) -> tuple[Arm, ...]:
+    """The same arms under longer names, with further options."""
+    return tuple(replace(arm, name=arm.name + suffix, options={**arm.options, **options}) for arm in arms)

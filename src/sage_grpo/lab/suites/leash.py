@@ -1,0 +1,188 @@
+"""What holds a policy back: schedules of the KL coefficient, strategies, updates per rollout, and a reward that can be hacked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sage_grpo.lab.design import Arm, Column, Suite
+from sage_grpo.lab.suites.common import (
+    COLUMNS,
+    DRIFT,
+    FLICKER,
+    MEASURED,
+    OVERALL,
+    SEEDS,
+    Size,
+    judged,
+    proxied,
+    sized,
+)
+
+RECIPE = "shapes/sage_paper"
+ALL_STEPS = {"update.step_fraction": 1.0}
+"""Runs that train every step fall back after 90 to 135 iterations: there a trust region must earn its keep."""
+SHARE: dict[str, Any] = {"kl.kind": "share", "trust_region.mode": "dual"}
+
+
+def target_kl(nats: float) -> dict[str, Any]:
+    """A learning rate that follows the KL of a rollout's updates, and takes back what went five times too far."""
+    return {"trust_region.mode": "none", "optimizer.target_kl": nats, "optimizer.max_kl": 5 * nats}
+
+
+BRANCH_NATS, SAGE_NATS = 0.01, 0.4
+"""What a rollout's updates move the policy by at the good learning rate of 5e-5: branch, and sage with all steps trained."""
+
+
+def ramp(low: float, high: float) -> dict[str, Any]:
+    """The two-stage coefficient; the ramp ends after half of a run of 45 iterations."""
+    return {"kl.kind": "two_stage", "kl.lambda_min": low, "kl.lambda_max": high, "kl.warmup_updates": 45}
+
+
+def constant(value: float) -> dict[str, Any]:
+    """A constant coefficient."""
+    return {"kl.kind": "constant", "kl.lambda_min": value, "kl.lambda_max": value}
+
+
+def schedule(size: Size) -> Suite:
+    """Schedules of the KL coefficient: the paper's three, feedback, and values that act."""
+    feedback = {**ramp(1e-7, 1e-5), "kl.target": 1e-4}
+    arms = (
+        Arm(name="two-stage 1e-7 to 1e-5", recipe=RECIPE, options=ramp(1e-7, 1e-5)),
+        Arm(name="constant 1e-5", recipe=RECIPE, options=constant(1e-5)),
+        Arm(name="two-stage 1e-7 to 1e-6", recipe=RECIPE, options=ramp(1e-7, 1e-6)),
+        Arm(name="no KL", recipe=RECIPE, options={"trust_region.mode": "none"}),
+        Arm(name="paper's feedback", recipe=RECIPE, options={**feedback, "kl.kind": "paper"}),
+        Arm(name="PPO's feedback", recipe=RECIPE, options={**feedback, "kl.kind": "ppo"}),
+        Arm(name="constant 0.1", recipe=RECIPE, options=constant(0.1)),
+        Arm(name="two-stage 1e-2 to 1", recipe=RECIPE, options=ramp(1e-2, 1.0)),
+    )
+    suite = Suite(
+        name="schedule",
+        title="Schedules of the KL coefficient (figure 7)",
+        question="The paper finds a ramp from 1e-7 to 1e-5 better than a constant 1e-5 and a ramp to 1e-6. Do these differ at all, and what does a "
+        "coefficient do that is large enough to act?",
+        arms=arms,
+        baseline="two-stage 1e-7 to 1e-5",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged()},
+        iterations=60,
+        points=(0, 30, 60),
+        columns=COLUMNS,
+    )
+    brief = ("two-stage 1e-7 to 1e-5", "constant 1e-5", "two-stage 1e-7 to 1e-6", "no KL")
+    smoke = ("two-stage 1e-7 to 1e-5", "constant 1e-5")
+    return sized(suite, size, brief=brief, smoke=smoke, shorter=45)
+
+
+def strategies(updates: int) -> tuple[Arm, ...]:
+    """Every way to hold a policy, with this many updates a rollout."""
+    own = {**ALL_STEPS, "update.updates_per_rollout": updates}
+    modes: dict[str, dict[str, Any]] = {
+        mode: {"trust_region.mode": mode} for mode in ("none", "fixed", "moving", "dual")
+    }
+    modes |= {"share": SHARE, "target_kl": target_kl(SAGE_NATS)}
+    return tuple(Arm(name=f"{name} x{updates}", recipe=RECIPE, options={**own, **mode}) for name, mode in modes.items())
+
+
+def strategy(size: Size) -> Suite:
+    """Strategies of the trust region over 135 iterations, two updates a rollout; relative ones beside the paper's."""
+    suite = Suite(
+        name="strategy",
+        title="Strategies of the trust region (figure 8)",
+        question="The paper claims that the dual trust region learns fastest, ends highest and keeps exploring, while others collapse or stall. Is that so "
+        "at its coefficients, and do regions that are relative (a share of the gradient, a target KL per rollout) hold better?",
+        arms=strategies(2),
+        baseline="dual x2",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged()},
+        iterations=135,
+        points=(0, 45, 90, 135),
+        columns=COLUMNS,
+    )
+    brief = ("none x2", "dual x2", "share x2", "target_kl x2")
+    return sized(suite, size, brief=brief, smoke=("dual x2", "target_kl x2"), shorter=90)
+
+
+def strategy_updates(size: Size) -> Suite:
+    """The same with 1 and 4 updates a rollout: with one, the clip and the step-wise KL cannot act."""
+    kept = ("none", "dual", "target_kl")
+    arms = tuple(arm for updates in (1, 4) for arm in strategies(updates) if arm.name.split()[0] in kept)
+    suite = Suite(
+        name="strategy_updates",
+        title="Updates per rollout (figure 8, continued)",
+        question="A rollout that is used once cannot move its own ratio, so the clip and the step-wise KL are dead. Does using it four times learn faster, "
+        "and is a trust region needed then?",
+        arms=arms,
+        baseline="none x1",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged()},
+        iterations=135,
+        points=(0, 45, 90, 135),
+        columns=(OVERALL, DRIFT, FLICKER),
+        notes="The steps of a rollout are dealt out to its updates, so that passes are equal.",
+    )
+    return sized(suite, size, brief=("none x1", "none x4", "target_kl x4"), smoke=("none x1", "none x4"), shorter=45)
+
+
+def heat(size: Size) -> Suite:
+    """Learning rates over a factor of ten for 300 iterations of branch, without a region and with a target KL."""
+    ways: dict[str, dict[str, Any]] = {"none": {}, "target_kl": target_kl(BRANCH_NATS)}
+    pairs = (("none", 5e-5), ("none", 2e-4), ("target_kl", 2e-5), ("target_kl", 5e-5), ("target_kl", 2e-4))
+    arms = tuple(
+        Arm(name=f"{way} {lr:.0e}", recipe="shapes/branch", options={**ways[way], "optimizer.lr": lr})
+        for way, lr in pairs
+    )
+    suite = Suite(
+        name="heat",
+        title="Learning rates over a factor of ten",
+        question="A trust region that acts must keep a run that is four times too hot from collapsing, and must cost a good one nothing.",
+        arms=arms,
+        baseline="none 5e-05",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged()},
+        iterations=300,
+        points=(0, 45, 90, 135, 200, 300),
+        columns=(OVERALL, DRIFT, FLICKER),
+    )
+    brief = tuple(arm.name for arm in arms if arm.options["optimizer.lr"] > 2e-5)
+    return sized(suite, size, brief=brief, smoke=("none 5e-05", "target_kl 2e-04"), shorter=90)
+
+
+def hacking(size: Size) -> Suite:
+    """A naive proxy as the reward, the true judge as a witness."""
+    proxy = {"rewards": proxied()}
+    sage = {**ALL_STEPS, **proxy}
+    arms = (
+        Arm(name="proxy, sage + dual", recipe=RECIPE, options=sage),
+        Arm(name="proxy, sage no KL", recipe=RECIPE, options={**sage, "trust_region.mode": "none"}),
+        Arm(
+            name="proxy, sage fixed 1",
+            recipe=RECIPE,
+            options={**sage, "trust_region.mode": "fixed", **constant(1.0)},
+        ),
+        Arm(name="proxy, sage share", recipe=RECIPE, options={**sage, **SHARE}),
+        Arm(name="proxy, branch", recipe="shapes/branch", options=proxy),
+        Arm(name="judge, sage + dual", recipe=RECIPE, options={**ALL_STEPS, "rewards": _judge_and_proxy()}),
+    )
+    suite = Suite(
+        name="hacking",
+        title="Reward hacking: a naive proxy against the true judge",
+        question="The paper says that trust regions keep a policy from hacking its reward. The proxy rewards colour, saturation and change; the judge tells "
+        "what the clips are worth. How far do they part, and does any region hold?",
+        arms=arms,
+        baseline="proxy, sage + dual",
+        seeds=SEEDS,
+        options=MEASURED,
+        iterations=90,
+        points=(0, 45, 90),
+        columns=(OVERALL, Column(key="proxy"), DRIFT, FLICKER),
+        notes="All but the last arm are trained on the proxy alone: Overall is then the truth that no gradient has seen.",
+    )
+    brief = ("proxy, sage + dual", "proxy, sage no KL", "proxy, sage fixed 1", "proxy, branch")
+    return sized(suite, size, brief=brief, smoke=("proxy, sage + dual", "proxy, branch"), shorter=45)
+
+
+def _judge_and_proxy() -> list[Any]:
+    """The judge counts, the proxy only watches."""
+    watching = {"name": "shapes_proxy", "weights": {"proxy": 1.0}, "metric_only": True, "batch_size": 0}
+    return [*judged(), watching]

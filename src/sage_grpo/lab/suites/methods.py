@@ -1,0 +1,137 @@
+"""Whole methods against one another: the paper's Table 2, and what more clips, prompts or trained steps give."""
+
+from __future__ import annotations
+
+from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.suites.common import (
+    COLUMNS,
+    DRIFT,
+    FLICKER,
+    MEASURED,
+    OVERALL,
+    SEEDS,
+    SETTING_A,
+    SETTING_B,
+    Size,
+    judged,
+    sized,
+    suffixed,
+)
+
+EXACT = {"kernel.name": "sage_exact", "kernel.sigma_max": None}
+METHODS = (
+    Arm(name="dance", recipe="shapes/dance_grpo"),
+    Arm(name="flow", recipe="shapes/flow_grpo"),
+    Arm(name="cps", recipe="shapes/cps"),
+    Arm(name="sage", recipe="shapes/sage_paper"),
+    Arm(name="sage_exact", recipe="shapes/sage_paper", options=EXACT),
+    Arm(name="branch", recipe="shapes/branch"),
+)
+WITHOUT_KL = {"trust_region.mode": "none"}
+DUAL = {
+    "trust_region.mode": "dual",
+    "trust_region.beta_position": 1.0,
+    "trust_region.beta_velocity": 0.1,
+    "kl.kind": "two_stage",
+    "kl.lambda_min": 1e-7,
+    "kl.lambda_max": 1e-5,
+}
+"""The paper's trust region on any method."""
+MATCHED = {"dance": 1.37363, "flow": 0.56953, "cps": 0.46208, "sage_exact": 0.47793}
+"""The eta at which a kernel injects as much variance over a rollout (6 steps, shift 3) as sage does at 0.5."""
+CLAIM = (
+    "The paper's Table 2 ranks sage with its dual trust region above dance, flow and cps in reward setting B, from one run each, scored by the "
+    "reward that was trained on."
+)
+
+
+def table2(size: Size) -> Suite:
+    """The paper's Table 2 in reward setting B: six methods, without KL and with the dual one, and kernels at equal variance."""
+    arms = suffixed(METHODS, "", WITHOUT_KL) + suffixed(METHODS, " + dual", DUAL)
+    matched = {arm.name: arm for arm in METHODS}
+    arms += tuple(
+        Arm(
+            name=f"{name} matched",
+            recipe=matched[name].recipe,
+            options={**matched[name].options, **WITHOUT_KL, "kernel.eta": eta},
+        )
+        for name, eta in MATCHED.items()
+    )
+    suite = Suite(
+        name="table2",
+        title="Methods, with and without the dual trust region (Table 2, setting B)",
+        question=f"{CLAIM} Does the order hold over seeds, does the dual KL help, and what is left of it when kernels inject the same variance?",
+        arms=arms,
+        baseline="sage + dual",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged(SETTING_B)},
+        iterations=45,
+        points=(0, 45),
+        columns=COLUMNS,
+        figures=("bars", "curves"),
+        notes="Kernels marked `matched` inject as much variance over a rollout as sage does at eta 0.5; all others run at eta 0.5, branch at its own.",
+    )
+    order = ("sage + dual", "sage", "branch", "flow", "dance", "cps", "sage_exact")
+    return sized(suite, size, brief=order, smoke=("sage + dual", "branch"))
+
+
+def table2_a(size: Size) -> Suite:
+    """The paper's Table 2 in reward setting A, where all parts weigh the same."""
+    suite = Suite(
+        name="table2_a",
+        title="Methods, with and without the dual trust region (Table 2, setting A)",
+        question="In setting A the paper finds that a KL costs reward for every method, and cps without one is best. Does that hold over seeds?",
+        arms=suffixed(METHODS, "/a", WITHOUT_KL) + suffixed(METHODS, "/a + dual", DUAL),
+        baseline="sage/a + dual",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged(SETTING_A)},
+        iterations=45,
+        points=(0, 45),
+        columns=COLUMNS,
+        figures=("bars", "curves"),
+        notes="Trained on TA + MQ + VQ; Overall is TA + MQ/2 + VQ/2 as everywhere, so that settings can be compared.",
+    )
+    return sized(suite, size, brief=("sage/a + dual", "sage/a", "branch/a"), smoke=("sage/a + dual", "branch/a"))
+
+
+def scaling(size: Size) -> Suite:
+    """How to spend equal clips: many prompts or large groups, few or many trained steps."""
+    clips = 8 if size == "smoke" else 48
+    splits = (2, 4) if size == "smoke" else (2, 4, 8, 12, 16)
+    arms = tuple(
+        Arm(
+            name=f"branch {prompts} x {clips // prompts}",
+            recipe="shapes/branch",
+            options={
+                "batch.prompts": prompts,
+                "batch.group_size": clips // prompts,
+                "batch.micro_batch": clips // prompts,
+            },
+        )
+        for prompts in splits
+    )
+    # One update for all, so that only the number of steps differs.
+    arms += tuple(
+        Arm(
+            name=f"sage {steps} of 5 steps",
+            recipe="shapes/sage_paper",
+            options={"update.step_fraction": steps / 5, "update.updates_per_rollout": 1, **WITHOUT_KL},
+        )
+        for steps in (1, 3, 5)
+    )
+    suite = Suite(
+        name="scaling",
+        title="Prompts x group size at equal clips, and trained steps",
+        question="The paper takes groups of 4 and trains every step. At 48 clips an iteration, what do more prompts, larger groups and more trained "
+        "steps give?",
+        arms=arms,
+        baseline=f"branch 4 x {clips // 4}",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged()},
+        iterations=90,
+        points=(0, 45, 90),
+        columns=(OVERALL, DRIFT, FLICKER),
+        notes="Network passes are equal across the splits up to the shared prefix, which runs once a prompt.",
+    )
+    brief = ("branch 2 x 24", "branch 4 x 12", "branch 8 x 6", "branch 16 x 3")
+    return sized(suite, size, brief=brief, smoke=("branch 2 x 4", "branch 4 x 2"), shorter=45)

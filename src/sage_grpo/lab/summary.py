@@ -1,0 +1,175 @@
+"""The numbers of an experiment from its rows: means over seeds, differences seed by seed, shares of the way, equal passes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from sage_grpo.lab.design import Column, Suite
+from sage_grpo.lab.statistics import Interval, Paired, holm, mean_interval, paired_interval
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSummary:
+    """An arm over its seeds."""
+
+    name: str
+    iterations: int
+    counts: dict[str, int]
+    """Runs by how they ended: done, diverged, failed, missing."""
+    base: dict[str, float]
+    """Columns before training, where they were measured."""
+    final: dict[str, Interval]
+    """Columns after the last iteration, over the seeds that got there."""
+    way: Interval | None
+    """Share of the way from base to ceiling, in the first column."""
+    equal: Interval | None
+    """The first column where as many network passes were made as the cheapest arm makes in all."""
+    difference: dict[str, Paired]
+    """Final columns minus the baseline's."""
+    equal_difference: Paired | None
+    """The first column minus the baseline's, at equal passes."""
+    passes: float
+    """Samples through the network in a whole run, mean over seeds."""
+    updates: float
+    seconds: dict[str, float]
+    """Means over runs: an iteration, all evaluations, the run."""
+    curves: dict[str, dict[int, Interval]] = field(repr=False)
+    """Columns by iteration."""
+    passes_at: dict[int, float] = field(repr=False)
+    """Passes by iteration."""
+    steps: dict[int, dict[str, float]] = field(repr=False)
+    """Gradient norms and predictions by denoising step, means over runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """An experiment."""
+
+    suite: Suite
+    arms: dict[str, ArmSummary]
+    """In the suite's order; arms without a finished run are there too."""
+    budget: float
+    """Passes of the comparison at equal cost; NaN where there is none."""
+    adjusted: dict[str, float]
+    """p of every arm's difference in the first column after Holm's adjustment over all arms."""
+
+
+def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
+    """From the rows that count, one per arm and seed at most (see `store.latest`)."""
+    by_arm = {arm.name: {row["seed"]: row for row in rows if row["arm"] == arm.name} for arm in suite.arms}
+    ended = {name: {s: row for s, row in runs.items() if reached(row)} for name, runs in by_arm.items()}
+    costs = [_mean([cost(row) for row in runs.values()]) for runs in ended.values() if runs]
+    budget = min(costs) if costs and suite.kind == "train" and min(costs) > 0 else math.nan
+    baseline = ended[suite.baseline]
+    arms = {name: _arm(suite, name, by_arm[name], ended[name], baseline, budget) for name in by_arm}
+    first = suite.columns[0].key
+    tests = {name: arm.difference[first].p for name, arm in arms.items() if first in arm.difference}
+    return Summary(suite=suite, arms=arms, budget=budget, adjusted=holm(tests))
+
+
+def reached(row: Row) -> bool:
+    """Whether a run got to its end."""
+    return row["status"] == "done" and str(row["iterations"]) in row["evaluations"]
+
+
+def cost(row: Row) -> float:
+    """Passes of a whole run."""
+    return row["passes"][str(row["iterations"])]
+
+
+def _arm(
+    suite: Suite, name: str, runs: Mapping[int, Row], ended: Mapping[int, Row], baseline: Mapping[int, Row], budget: float
+) -> ArmSummary:
+    first, is_baseline = suite.columns[0], name == suite.baseline
+    keys = [column.key for column in suite.columns]
+    finals = {key: _column(ended, key) for key in keys}
+    equal = {seed: at_passes(row, first.key, budget) for seed, row in ended.items()}
+    theirs = {seed: at_passes(row, first.key, budget) for seed, row in baseline.items()}
+    differences = {key: paired_interval(finals[key], _column(baseline, key)) for key in keys}
+    points = sorted({int(point) for row in ended.values() for point in row["evaluations"]})
+    bases = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
+    return ArmSummary(
+        name=name,
+        iterations=max((row["iterations"] for row in runs.values()), default=0),
+        counts=_counts(suite, runs),
+        base={key: _mean(known) for key, values in bases.items() if (known := _known(values))},
+        final={key: mean_interval(list(values.values())) for key, values in finals.items()},
+        way=_way(first, ended),
+        equal=None if math.isnan(budget) else mean_interval(_known(equal.values())),
+        difference={} if is_baseline else {key: gap for key, gap in differences.items() if gap.count},
+        equal_difference=None if is_baseline or math.isnan(budget) else paired_interval(_present(equal), _present(theirs)),
+        passes=_mean([cost(row) for row in ended.values()]),
+        updates=_mean([row["updates"] for row in ended.values()]),
+        seconds={part: _mean([row["seconds"][part] for row in ended.values()]) for part in ("iteration", "evaluate", "total")},
+        curves={key: {p: mean_interval(_at(ended, key, p)) for p in points if _at(ended, key, p)} for key in keys},
+        passes_at={p: _mean([row["passes"][str(p)] for row in ended.values() if str(p) in row["passes"]]) for p in points},
+        steps=_steps(ended),
+    )
+
+
+def _counts(suite: Suite, runs: Mapping[int, Row]) -> dict[str, int]:
+    states = [runs[seed]["status"] if seed in runs else "missing" for seed in suite.seeds]
+    return {state: states.count(state) for state in ("done", "diverged", "failed", "missing")}
+
+
+def _column(runs: Mapping[int, Row], key: str) -> dict[int, float]:
+    """The last value of every seed that has one."""
+    return _present({seed: row["evaluations"][str(row["iterations"])].get(key) for seed, row in runs.items()})
+
+
+def _at(runs: Mapping[int, Row], key: str, point: int) -> list[float]:
+    return _known(row["evaluations"].get(str(point), {}).get(key) for row in runs.values())
+
+
+def _way(column: Column, runs: Mapping[int, Row]) -> Interval | None:
+    """Each run by its own base."""
+    if column.ceiling is None:
+        return None
+    shares = []
+    for row in runs.values():
+        base, last = row["evaluations"].get("0", {}).get(column.key), row["evaluations"][str(row["iterations"])].get(column.key)
+        if base is not None and last is not None:
+            shares.append((last - base) / (column.ceiling - base))
+    return mean_interval(shares) if shares else None
+
+
+def at_passes(row: Row, key: str, budget: float) -> float | None:
+    """A column where a run had made so many passes: on the line between the evaluations before and after; None past its end."""
+    found = [
+        (row["passes"][point], scores[key])
+        for point, scores in sorted(row["evaluations"].items(), key=lambda one: int(one[0]))
+        if scores.get(key) is not None
+    ]
+    for (low, before), (high, after) in pairwise(found):
+        if low <= budget <= high:
+            return before + (after - before) * (budget - low) / (high - low)
+    return found[-1][1] if found and math.isclose(found[-1][0], budget, rel_tol=1e-9) else None
+
+
+def _steps(runs: Mapping[int, Row]) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, list[float]]] = {}
+    for row in runs.values():
+        for step, values in row.get("steps", {}).items():
+            for name, value in values.items():
+                if value is not None:
+                    found.setdefault(int(step), {}).setdefault(name, []).append(value)
+    return {step: {name: _mean(values) for name, values in kinds.items()} for step, kinds in sorted(found.items())}
+
+
+def _present(values: Mapping[int, float | None]) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _known(values: Any) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan

@@ -1,0 +1,49 @@
+"""A step size that follows the KL of the steps it makes: the exact KL is closed form, the right learning rate is a guess."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+GAIN = 1 / 3
+"""Share of a deviation that one observation corrects: a rollout's KL scatters by a factor of 2 around its mean, for its prompts
+differ, and a rate that followed each of them would scatter as much."""
+LARGEST_STEP = 1.5
+"""The factor changes by at most this, up or down, from one rollout to the next."""
+LEAST = 1e-3
+"""The factor never falls below this: a run that needs less is broken in another way."""
+
+
+class Pace:
+    """Holds the factor on the learning rate; `observe` is called once per rollout with the same KL on every rank."""
+
+    def __init__(self, target: float | None, *, most: float = 1.0) -> None:
+        self.target, self.most = target, most
+        self.factor = min(1.0, most)
+
+    def observe(self, kl: float) -> float:
+        """Count one rollout's updates, which moved the policy by this KL; returns the factor of the next ones.
+
+        The KL is quadratic in the step, so a step sqrt(target / kl) as long would have made the target. A KL of exactly 0 says
+        nothing about step sizes (there was no gradient).
+        """
+        if not math.isfinite(kl) or kl < 0:
+            raise ValueError(f"A KL of {kl} cannot steer the learning rate.")
+        if self.target is not None and kl > 0:
+            wanted = math.sqrt(self.target / kl) ** GAIN
+            step = min(max(wanted, 1 / LARGEST_STEP), LARGEST_STEP)
+            self.factor = min(max(self.factor * step, LEAST), self.most)
+        return self.factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs."""
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        self.factor = float(state["factor"])
+
+
+def share_kept(kl: float, most: float | None) -> float:
+    """How much of a step that moved the policy by `kl` may stay so that `most` remains of it; the KL is quadratic in the step."""
+    return 1.0 if most is None or kl <= most else math.sqrt(most / kl)

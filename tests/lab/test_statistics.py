@@ -1,0 +1,102 @@
+"""Intervals over seeds against tabulated quantiles and simulated samples of known distributions."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from sage_grpo.lab.statistics import holm, mean_interval, paired_interval, t_cdf, t_quantile
+
+TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 7: 2.3646, 9: 2.2622, 15: 2.1314, 30: 2.0423, 120: 1.9799}
+"""97.5% quantiles of Student's t by degrees of freedom, as printed in tables."""
+
+
+@pytest.mark.parametrize(("freedom", "value"), TABLE.items())
+def test_quantiles_are_those_of_the_tables(freedom: int, value: float) -> None:
+    assert t_quantile(0.975, freedom) == pytest.approx(value, abs=6e-5)
+    assert t_quantile(0.025, freedom) == pytest.approx(-value, abs=6e-5)
+
+
+@pytest.mark.parametrize("t", [-30.0, -2.5, -0.3, 0.0, 0.7, 4.0, 1e3])
+def test_the_distribution_has_its_closed_forms(t: float) -> None:
+    """One degree of freedom is Cauchy's distribution; two and four have polynomials in t / sqrt(freedom + t^2)."""
+    assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
+    assert t_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)
+    s = t / math.sqrt(4 + t * t)
+    assert t_cdf(t, 4) == pytest.approx(0.5 + 0.25 * s * (3 - s * s), abs=1e-12)
+
+
+def test_many_degrees_of_freedom_are_normal() -> None:
+    assert t_quantile(0.975, 1e6) == pytest.approx(1.959964, abs=1e-5)
+
+
+def test_a_quantile_outside_of_probabilities_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 < p < 1"):
+        t_quantile(1.0, 3)
+
+
+def test_by_hand() -> None:
+    """1, 2, 3, 4: mean 2.5, deviation sqrt(5/3), and t of 3 degrees of freedom."""
+    found = mean_interval([1.0, 2.0, 3.0, 4.0])
+    assert (found.mean, found.count) == (2.5, 4)
+    assert found.half == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, abs=1e-5)
+    assert (found.low, found.high) == pytest.approx((2.5 - found.half, 2.5 + found.half))
+
+
+def test_one_seed_has_a_mean_and_no_interval() -> None:
+    found = mean_interval([1.5])
+    assert found.mean == 1.5
+    assert math.isnan(found.half)
+    assert not found.excludes_zero
+    assert mean_interval([]).count == 0
+
+
+SAMPLES = 2000
+
+
+def binomial_bounds(p: float, n: int) -> tuple[float, float]:
+    """Four standard errors on either side: a true coverage of p is outside once in 16,000 times."""
+    error = 4 * math.sqrt(p * (1 - p) / n)
+    return p - error, p + error
+
+
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_95_of_100_intervals_hold_the_true_mean(count: int) -> None:
+    draw = random.Random(count)
+    hits = sum(abs((found := mean_interval([draw.gauss(3, 0.7) for _ in range(count)])).mean - 3) <= found.half for _ in range(SAMPLES))
+    low, high = binomial_bounds(0.95, SAMPLES)
+    assert low < hits / SAMPLES < high
+
+
+def test_95_of_100_paired_intervals_hold_the_true_difference_and_are_short() -> None:
+    """A spread that both arms of a seed share is no part of a difference: with seeds apart by 10, 0.3 can still be told."""
+    draw = random.Random(1)
+    hits, halves, small = 0, [], 0
+    for _ in range(SAMPLES):
+        common = [draw.gauss(0, 10) for _ in range(8)]
+        ours = {seed: level + draw.gauss(0.3, 0.1) for seed, level in enumerate(common)}
+        theirs = {seed: level + draw.gauss(0, 0.1) for seed, level in enumerate(common)}
+        found = paired_interval(ours, theirs)
+        hits += found.low <= 0.3 <= found.high
+        halves.append(found.half)
+        small += paired_interval({s: v - 0.3 for s, v in ours.items()}, theirs).p < 0.05
+    low, high = binomial_bounds(0.95, SAMPLES)
+    assert low < hits / SAMPLES < high
+    assert max(halves) < 0.4
+    assert 1 - high < small / SAMPLES < 1 - low  # p below 0.05 in 5 of 100 where there is no difference
+
+
+def test_pairs_are_seeds_that_both_have() -> None:
+    found = paired_interval({1: 5.0, 2: 7.0, 9: 100.0}, {1: 4.0, 2: 5.0, 7: -100.0})
+    assert (found.mean, found.count) == (1.5, 2)
+    # Two gaps 1 and 2: t = 1.5 / 0.5 = 3 with one degree of freedom.
+    assert found.p == pytest.approx(1 - 2 * math.atan(3.0) / math.pi, abs=1e-9)
+    assert paired_interval({1: 1.0}, {2: 1.0}).count == 0
+
+
+def test_holm_by_hand() -> None:
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": math.nan})
+    assert {name: found[name] for name in "abc"} == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    assert math.isnan(found["d"])

@@ -1,0 +1,116 @@
+"""The suites by name: they build, they compare what they say, and what they measure is what docs/benchmark.md says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import KERNELS
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.inspector import transitions
+from sage_grpo.lab import world
+from sage_grpo.lab.measure import measure
+from sage_grpo.lab.prepare import Job, key_of, prepare
+from sage_grpo.lab.suites import SUITES, common, expected_seconds
+from sage_grpo.lab.suites.methods import MATCHED
+from sage_grpo.recipes import recipe
+from sage_grpo.train.plan import Planner
+
+ROOT = Path(__file__).parents[2]
+SHIFT = json.loads((ROOT / "src/sage_grpo/shapes/assets/scheduler/scheduler_config.json").read_text())["shift"]
+
+
+@cache
+def jobs_of(name: str) -> tuple[Job, ...]:
+    """One job per arm of the full size: parsing settings is what takes time here."""
+    full = SUITES[name]("full")
+    return tuple(prepare(replace(full, seeds=full.seeds[:1]), recipe))
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str) -> None:
+    jobs = jobs_of(name)
+    keys = {key_of(replace(job.config, seed=0), job.points, job.kind): job.arm for job in jobs}
+    assert len(keys) == len(jobs), "two arms are the same run"
+    for job in jobs:
+        config = job.config
+        grid = Schedule.shifted(config.rollout.steps, SHIFT)
+        planner = Planner(config, grid, config.kernel.build(), trains=lambda sigma: True)
+        planner.check()
+        plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
+        assert plan.updates == config.update.updates_per_rollout
+        assert (config.evaluate.prompts, config.evaluate.steps) == (128, 20)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_sizes_are_what_they_promise(name: str) -> None:
+    smoke, brief, full = (SUITES[name](size) for size in ("smoke", "brief", "full"))
+    assert smoke.name == brief.name == full.name == name
+    assert len(full.seeds) >= 8
+    assert full.seeds == brief.seeds
+    assert expected_seconds(smoke) < expected_seconds(brief) < expected_seconds(full) < 800  # about ten minutes
+    assert (len(smoke.arms), smoke.iterations) == (2, 2)
+    names = {arm.name for arm in full.arms}
+    assert {arm.name for arm in brief.arms} <= names
+    assert f"{expected_seconds(full):.0f} s" in full.notes
+
+
+def test_table2_has_every_method_with_and_without_the_dual_region() -> None:
+    arms = {job.arm: job.config for job in jobs_of("table2")}
+    for method in ("dance", "flow", "cps", "sage", "sage_exact", "branch"):
+        assert arms[method].trust_region.mode == "none"
+        dual = arms[f"{method} + dual"]
+        assert (dual.trust_region.mode, dual.kl.kind, dual.kl.lambda_max) == ("dual", "two_stage", 1e-5)
+    setting_a = jobs_of("table2_a")[0].config.rewards[0].weights
+    assert setting_a == {"TA": 1.0, "MQ": 1.0, "VQ": 1.0}
+    assert arms["sage"].rewards[0].weights == {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
+
+
+def test_matched_kernels_inject_the_variance_of_sage() -> None:
+    steps = recipe("shapes/sage_paper").rollout.steps
+
+    def injected(name: str, eta: float) -> float:
+        kernel = KERNELS[name](eta=eta)
+        grid = Schedule.shifted(steps, SHIFT).exploring([True] * steps, deterministic_last=kernel.leaves_noise)
+        return float(transitions(kernel, grid).std.square().sum())
+
+    for name, eta in MATCHED.items():
+        assert injected(name, eta) == pytest.approx(injected("sage", 0.5), rel=1e-4), name
+        assert injected(name, 0.5) != pytest.approx(injected("sage", 0.5), rel=1e-2), name
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_metric_that_is_not_trained_on_counts_in_no_run(name: str) -> None:
+    for job in jobs_of(name):
+        (spec,) = [reward for reward in job.config.rewards if reward.name == "video_stats"]
+        assert not spec.counts
+        assert "flicker" in spec.weights
+
+
+def test_the_ceiling_is_the_one_that_was_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/ceiling.json").read_text())
+    best = measured["after_vae"]
+    assert best["Overall"] == common.CEILING
+    assert {part: best[part] for part in world.CEILING} == world.CEILING
+    assert world.ceiling(dict(common.SETTING_B)) == pytest.approx(common.CEILING, abs=2e-5)
+    assert best["Overall"] < measured["clean"]["Overall"]
+    assert best["drift"] > measured["clean"]["drift"]
+
+
+@pytest.mark.parametrize(("name", "arm"), [("hacking", "proxy, branch"), ("noise", "dance 0.5, 6 steps")])
+def test_a_smoke_run_gives_every_column(name: str, arm: str) -> None:
+    suite = SUITES[name]("smoke")
+    arms = tuple(one for one in suite.arms if one.name == arm)
+    (job,) = prepare(replace(suite, arms=arms, baseline=arm, seeds=(1000,), iterations=1, points=(1,)), recipe)
+    row = measure(job, {}, lambda done: None)
+    assert row["status"] == "done", row["error"]
+    last = row["evaluations"]["1"]
+    assert all(isinstance(last[column.key], float) for column in suite.columns)
+    if name == "hacking":  # trained on the proxy alone, watched by the judge
+        assert last["total"] == pytest.approx(last["proxy"], rel=1e-5)
+        assert row["steps"]["2"]["raw"] > 0

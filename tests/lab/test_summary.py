@@ -1,0 +1,173 @@
+"""Tables from rows: every number by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import row
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.lab import store
+from sage_grpo.lab.design import Arm, Column, Suite
+from sage_grpo.lab.report import render
+from sage_grpo.lab.summary import at_passes, summarize
+
+T1 = 12.7062047
+"""97.5% quantile of t with one degree of freedom."""
+
+
+def suite(**fields: Any) -> Suite:
+    """Arms a (the baseline), b and c, seeds 1 and 2."""
+    arms = tuple(Arm(name=name, recipe="shapes/sage") for name in "abc")
+    columns = (Column(key="total", label="Overall", ceiling=2.0), Column(key="drift", higher=False))
+    start = {"name": "s", "title": "T", "question": "Q?", "arms": arms, "baseline": "a", "seeds": (1, 2), "columns": columns}
+    return Suite(**{**start, **fields})
+
+
+ROWS = [
+    row("a", 1, {0: 1.0, 2: 1.2, 4: 1.4}),
+    row("a", 2, {0: 1.0, 2: 1.3, 4: 1.6}),
+    row("b", 1, {0: 1.0, 4: 1.5}, cost=5),
+    row("b", 2, {0: 1.0, 4: 1.9}, cost=5),
+    row("c", 1, {0: 1.0, 4: 9.0}),
+    row("c", 2, {0: 1.0}, status="diverged", iterations=4),
+]
+
+
+def test_means_intervals_ways_and_differences() -> None:
+    summary = summarize(suite(), ROWS)
+    a, b, c = summary.arms.values()
+    assert a.final["total"].mean == pytest.approx(1.5)
+    assert a.final["total"].half == pytest.approx(T1 * 0.1)  # deviation 0.2 / sqrt 2, over sqrt 2
+    assert b.difference["total"].mean == pytest.approx((0.1 + 0.3) / 2)
+    assert b.difference["total"].half == pytest.approx(T1 * 0.1)
+    assert b.difference["drift"].mean == pytest.approx(0.02)
+    assert not a.difference
+    assert a.way is not None
+    assert a.way.mean == pytest.approx(0.5)  # 0.4 and 0.6 of the way from 1 to 2
+    assert a.base == {"total": 1.0, "drift": 0.1}
+    assert (a.passes, b.passes, a.updates) == (40, 20, 8)
+    assert c.counts == {"done": 1, "diverged": 1, "failed": 0, "missing": 0}
+    assert c.final["total"].mean == 9.0  # the one that ended
+    assert c.difference["total"].count == 1
+    # t = 0.2 / 0.1 with one degree of freedom; c has one pair and is no test, so that Holm has one.
+    assert summary.adjusted["b"] == pytest.approx(1 - 2 * math.atan(2.0) / math.pi)
+    assert math.isnan(summary.adjusted["c"])
+
+
+def test_scores_at_equal_passes_lie_on_the_curve() -> None:
+    """The cheapest arm makes 20 passes; a has made as many after 2 of its 4 iterations."""
+    summary = summarize(suite(), ROWS)
+    a, b, c = summary.arms.values()
+    assert summary.budget == 20
+    assert a.equal is not None
+    assert b.equal is not None
+    assert c.equal is not None
+    assert a.equal.mean == pytest.approx((1.2 + 1.3) / 2)
+    assert b.equal.mean == pytest.approx((1.5 + 1.9) / 2)
+    assert c.equal.mean == pytest.approx(5.0)  # half of the way from 1 to 9
+    assert b.equal_difference is not None
+    assert b.equal_difference.mean == pytest.approx((0.3 + 0.6) / 2)
+    assert at_passes(ROWS[0], "total", 10) == pytest.approx(1.1)
+    assert at_passes(ROWS[0], "total", 41) is None
+
+
+def test_seeds_without_a_run_are_counted() -> None:
+    summary = summarize(suite(), [*ROWS[:3], row("b", 2, {}, status="failed", iterations=4)])
+    assert summary.arms["b"].counts == {"done": 1, "diverged": 0, "failed": 1, "missing": 0}
+    assert summary.arms["c"].counts["missing"] == 2
+    assert summary.arms["b"].difference["total"].count == 1
+
+
+def test_the_suite_refuses_what_cannot_be_compared() -> None:
+    with pytest.raises(ConfigError, match=r"baseline 'sagee'.*Did you mean 'sage'"):
+        suite(arms=(Arm(name="sage", recipe="x"),), baseline="sagee")
+    with pytest.raises(ConfigError, match="two arms are called 'a'"):
+        suite(arms=(Arm(name="a", recipe="x"), Arm(name="a", recipe="y")))
+    with pytest.raises(ConfigError, match="seed is there twice"):
+        suite(seeds=(1, 1))
+
+
+def _write(folder: Path, rows: list[dict[str, Any]], **fields: Any) -> None:
+    store.save_suite(folder, suite(figures=("curves", "steps", "bars"), **fields), [r["key"] for r in ROWS], "the command")
+    for one in rows:
+        store.append(folder / store.ROWS, one)
+
+
+def test_the_report_has_tables_figures_settings_faults_and_machine(tmp_path: Path) -> None:
+    _write(tmp_path, ROWS)
+    render(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| a | 2 | 4 | 1.500 ± 1.271 | 0.150 ± 0.127 | 50% ± 127% | 1.250 ± 0.635 | 40 | 8 |" in text
+    assert "| base |  | 0 | 1.000 | 0.100 | 0% |  | 0 | 0 |" in text
+    assert "| b | 2 | +0.200 ± 1.271 | +0.020 ± 0.127 | 0.295 | +0.450 ± 1.906 |" in text
+    assert "| c | 1 (1 diverged) |" in text
+    assert "- c, seed 2: diverged. why" in text
+    for part in ("the command", "Q?", "`optimizer.lr` 0.001", "device a machine", "torch 2", "commit: abc"):
+        assert part in text
+    for name in ("curves", "steps", "bars"):
+        assert f"]({name}.png)" in text
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+    numbers = json.loads((tmp_path / "table.json").read_text())
+    assert numbers["arms"]["a"]["final"]["total"]["mean"] == 1.5
+    assert numbers["arms"]["c"]["difference"]["total"]["low"] is None
+
+
+def test_tables_do_not_depend_on_times_or_on_the_order_in_which_runs_ended(tmp_path: Path) -> None:
+    for place, rows in (("one", ROWS), ("two", [{**r, "seconds": {"iteration": 9, "evaluate": 9, "total": 99}} for r in ROWS[::-1]])):
+        (tmp_path / place).mkdir()
+        _write(tmp_path / place, rows)
+        render(tmp_path / place)
+    for name in ("table.md", "table.json", "curves.png"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_runs_of_several_machines_are_marked(tmp_path: Path) -> None:
+    _write(tmp_path, [*ROWS[:1], {**ROWS[1], "machine": {"device": "another"}}])
+    render(tmp_path)
+    assert "runs differ in this" in (tmp_path / "report.md").read_text()
+
+
+def test_a_folder_before_its_first_run_has_a_table(tmp_path: Path) -> None:
+    _write(tmp_path, [])
+    assert render(tmp_path).arms["a"].counts["missing"] == 2
+
+
+def test_half_a_last_line_is_cut_off_and_other_damage_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    for one in ROWS[:2]:
+        store.append(file, one)
+    whole = file.read_bytes()
+    assert not store.repair(file)
+    file.write_bytes(whole + b'{"format": 1, "arm"')
+    assert len(store.read_rows(file)) == 2
+    assert store.repair(file)
+    assert file.read_bytes() == whole
+    file.write_bytes(whole[:-1])  # only its newline is missing: the next row would be glued to it
+    assert store.repair(file)
+    assert file.read_bytes() == whole
+    file.write_bytes(b"nonsense\n" + whole)
+    with pytest.raises(ConfigError, match="line 1 is no JSON"):
+        store.read_rows(file)
+
+
+def test_the_finished_row_counts_and_not_a_fault_before_or_after() -> None:
+    bad, good = {**ROWS[0], "status": "failed"}, ROWS[0]
+    for rows in ([bad, good], [good, bad]):
+        assert store.latest(rows, [good["key"]])[good["key"]]["status"] == "done"
+    assert not store.latest(rows, ["another"])
+
+
+def test_a_suite_survives_its_file(tmp_path: Path) -> None:
+    asked = suite(points=(1, 2), options={"kernel.eta": 0.5})
+    store.save_suite(tmp_path, asked, ["k"], "words")
+    assert store.load_suite(tmp_path) == (asked, ["k"], "words")
+    (tmp_path / store.SUITE).write_text("{}")
+    with pytest.raises(ConfigError, match="damaged"):
+        store.load_suite(tmp_path)
+    with pytest.raises(FileNotFoundError, match="not the folder of a comparison"):
+        store.load_suite(tmp_path / "elsewhere")

@@ -1,0 +1,85 @@
+"""A learning rate that follows the KL of its steps: laws on a policy whose KL is known in closed form."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_cases import law
+from sage_grpo.rl.pace import GAIN, LARGEST_STEP, LEAST, Pace, share_kept
+
+
+def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) -> float:
+    """A Gaussian policy whose velocity is a weight: KL = 1/2 sensitivity^2 (rate gradient)^2."""
+    return 0.5 * (sensitivity * rate * gradient) ** 2
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-2, 1.0])
+def test_it_settles_at_the_target_from_any_learning_rate(rate: float) -> None:
+    """Over a factor of 10,000: too cold, about right and far too hot."""
+    pace = Pace(0.01, most=1e4)
+    for _ in range(80):
+        pace.observe(kl_of_step(rate * pace.factor))
+    assert kl_of_step(rate * pace.factor) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_one_observation_corrects_its_part_of_the_deviation_of_the_step() -> None:
+    """Not of the KL, which is the step's square."""
+    pace = Pace(0.01)
+    target = math.sqrt(2 * 0.01) / 6  # the rate whose step has this KL
+    rate = 1.3 * target
+    pace.observe(kl_of_step(rate))
+    assert math.log(rate * pace.factor / target) == pytest.approx((1 - GAIN) * math.log(1.3))
+
+
+def test_it_is_never_hotter_than_asked_and_recovers_after_a_spike() -> None:
+    pace = Pace(0.01)
+    assert {pace.observe(1e-6) for _ in range(5)} == {1.0}
+    assert pace.observe(1e9) == pytest.approx(1 / LARGEST_STEP)
+    for _ in range(50):
+        pace.observe(1e-3)
+    assert pace.factor == 1.0
+    for _ in range(100):
+        pace.observe(1e9)
+    assert pace.factor == LEAST
+
+
+def test_without_a_target_and_without_a_move_nothing_follows() -> None:
+    assert Pace(None).observe(1e9) == 1.0
+    pace = Pace(0.01, most=2.0)
+    pace.observe(0.02)
+    before = pace.factor
+    assert before < 1.0
+    assert pace.observe(0.0) == before  # no gradient, no information
+
+
+@law
+@given(kls=st.lists(st.floats(0.0, 1e3), max_size=40), cut=st.integers(0, 40), most=st.floats(0.1, 10.0))
+def test_a_resumed_pace_continues(kls: list[float], cut: int, most: float) -> None:
+    straight, first, second = (Pace(0.1, most=most) for _ in range(3))
+    expected = [straight.observe(kl) for kl in kls]
+    found = [first.observe(kl) for kl in kls[:cut]]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert found + [second.observe(kl) for kl in kls[cut:]] == expected
+    assert all(LEAST <= factor <= most for factor in (Pace(0.1, most=most).factor, *expected))
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -1.0])
+def test_what_is_no_kl_is_refused(kl: float) -> None:
+    with pytest.raises(ValueError, match="cannot steer the learning rate"):
+        Pace(0.1).observe(kl)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 2.0])
+def test_what_is_kept_of_a_step_has_the_largest_kl(rate: float) -> None:
+    kept = share_kept(kl_of_step(rate), 0.02)
+    assert kl_of_step(rate * kept) == pytest.approx(min(kl_of_step(rate), 0.02))
+    assert (kept < 1.0) == (kl_of_step(rate) > 0.02)
+
+
+def test_without_a_limit_all_is_kept() -> None:
+    assert share_kept(1e9, None) == 1.0

@@ -1,0 +1,78 @@
+"""No number in README.md, docs/benchmark.md or docs/results comes from anything but a committed data file."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import pages  # noqa: E402
+import views  # noqa: E402
+
+
+def test_marked_places_are_fresh_and_every_number_has_a_source() -> None:
+    assert pages.problems() == [], "run: PYTHONPATH=src python benchmarks/pages.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It reaches 1.521 here.", ["1.521"]),
+        ("It gains +0.02 ± 0.01, or 40% of it.", ["+0.02", "0.01", "40%"]),
+        ("| branch | 1.521 |", ["1.521"]),
+        ("<!-- data: x y -->1.521<!-- end --> and then .3", [".3"]),
+        ("Wan 2.1 1.3B at `lr 0.5` with HunyuanVideo-1.5, arXiv 2603.21872, 8 seeds, 135 iterations, 95% interval", []),
+        ("```\n0.5\n```\n[a](b-1.5.md)", []),
+    ],
+)
+def test_a_number_without_a_source_is_found(text: str, found: list[str]) -> None:
+    assert [number for _, number in pages.loose_numbers(text)] == found
+
+
+def test_a_stale_place_is_found_and_refreshed() -> None:
+    query = "number benchmarks/results/ceiling.json key=after_vae.Overall digits=2"
+    text = f"The ceiling is <!-- data: {query} -->9.99<!-- end -->."
+    assert pages.refreshed(text) == f"The ceiling is <!-- data: {query} -->1.92<!-- end -->."
+    with pytest.raises(ValueError, match="no view 'nubmer'"):
+        pages.refreshed(text.replace("number", "nubmer"))
+    with pytest.raises(ValueError, match=r"there is no benchmarks/results/seiling\.json"):
+        pages.refreshed(text.replace("ceiling.json", "seiling.json"))
+
+
+def test_the_table_of_the_script_and_the_marked_place_agree(capsys) -> None:
+    """Two ways to the same figures: what `benchmarks/methods.py table` prints, and what the documents hold."""
+    import argparse
+
+    import methods
+
+    file = ROOT / "benchmarks/results/methods_h200.jsonl"
+    methods.table(argparse.Namespace(file=file, at=135, baseline="branch"))
+    printed = capsys.readouterr().out.strip().splitlines()
+    assert printed == views.methods(file).splitlines()
+
+
+def test_committed_data_is_small_and_says_how_it_was_made() -> None:
+    for folder in ("docs/results", "benchmarks/results"):
+        for file in (ROOT / folder).rglob("*"):
+            assert not file.is_file() or file.stat().st_size < 300_000, f"{file} is too large to commit"
+    for file in (ROOT / "docs/results").glob("*/suite.json"):
+        assert "command" in views.json.loads(file.read_text())
+        assert (file.parent / "runs.jsonl").is_file()
+        assert (ROOT / f"docs/results/{file.parent.name}.md").is_file()
+    listed = (ROOT / "benchmarks/results/README.md").read_text()
+    for file in (ROOT / "benchmarks/results").glob("*.json*"):
+        assert f"`{file.name}`" in listed, f"benchmarks/results/README.md does not say how {file.name} was made"
+
+
+def test_every_figure_has_a_source() -> None:
+    pictures = (ROOT / "docs/images/README.md").read_text()
+    for page in pages.strict():
+        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+            file = (page.parent / name).resolve()
+            assert file.is_file(), f"{page}: there is no {name}"
+            beside_data = (file.parent / "runs.jsonl").is_file()
+            assert beside_data or f"`{file.name}`" in pictures, f"{page}: {name} has no data and no command"
