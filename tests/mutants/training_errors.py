@@ -19,9 +19,16 @@ UPDATE = (
     Mutant(
         "the equaliser is dropped from the backward pass",
         "train/update.py",
-        "raw, item.equalizer * raw, trust)",
-        "raw, raw, trust)",
+        "policy = item.equalizer * raw\n",
+        "policy = raw\n",
         ORACLE,
+    ),
+    Mutant(
+        "the KL's share is that of the rows instead of the members",
+        "train/update.py",
+        "if len(v) < len(x_next):",
+        "if False:",
+        (f"{BRANCHING}test_shared_replay_equals_the_plain_path[clip-sage-0.5-3]",),
     ),
     Mutant(
         "the equaliser is applied to the KL too",

@@ -75,8 +75,6 @@ def assert_same_run(shared, plain, tolerance: float = 2e-5) -> None:
         for name in left:
             if "gradient/raw" in name or "gradient/equalized" in name or "gradient/sent" in name:
                 continue  # norms at the velocity: of one row for all members, or of a row for each
-            if name == "gradient/kl_share":
-                continue
             # Log-ratios are differences of numbers near 1 in float32.
             assert left[name] == pytest.approx(right[name], rel=2e-4, abs=2e-6), name
 

@@ -120,6 +120,8 @@ class Loss:
     """Gradient of the surrogate, equalised."""
     trust: Tensor
     """Gradient of lambda times the KL."""
+    squares: tuple[Tensor, Tensor]
+    """Squared norms of `policy` and `trust` with a row for every member: their ratio depends on neither sharing nor ranks."""
 
     @property
     def total(self) -> Tensor:
@@ -151,7 +153,23 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
         penalty = objective.scale * kl_lambda * (item.weight * kl.total).sum()
         (trust,) = torch.autograd.grad(penalty, v, retain_graph=True)
     log_ratio = (log_prob - log_prob_old).detach()
-    return Loss(terms, kl, log_ratio, float(value.detach()), raw, item.equalizer * raw, trust)
+    policy = item.equalizer * raw
+    squares = policy.square().sum(), trust.square().sum()
+    if len(v) < len(x_next):
+        (slope,) = torch.autograd.grad(objective.scale * item.equalizer * value, log_prob, retain_graph=True)
+        squares = _by_member(slope, step, x_next, sensitivity), _shared_out(trust, item.weight)
+    return Loss(terms, kl, log_ratio, float(value.detach()), raw, policy, trust, squares)
+
+
+def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor) -> Tensor:
+    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next - mean) / (std D)."""
+    noise = ((x_next - step.gaussian.mean.detach()) / step.gaussian.std.to(x_next.device)).flatten(1)
+    return (slope * sensitivity / noise.shape[1]).square().dot(noise.square().sum(1))
+
+
+def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
+    """Sum of the squared norms of the members' parts of a gradient that is the same for all but for their weights."""
+    return trust.square().sum() * weight.square().sum() / weight.sum().square().clamp(min=1e-30)
 
 
 def replay(item: Item, device: torch.device) -> Step:
@@ -192,8 +210,8 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
     tally.grad_raw[item.label] += _square(loss.raw)
     tally.grad_weighted[item.label] += policy
     tally.grad_sent[item.label] += _square(loss.total)
-    sums["gradient/policy"] += policy
-    sums["gradient/kl"] += _square(loss.trust)
+    sums["gradient/policy"] += float(loss.squares[0])
+    sums["gradient/kl"] += float(loss.squares[1])
     if not math.isfinite(loss.value + kl_total + tally.grad_sent[item.label]):
         tally.bad_steps.add(item.label)
 
