@@ -606,6 +606,13 @@ OPTIMIZER = (
         (f"{STRIDE}test_the_kl_of_an_update_is_that_of_its_gaussians",),
     ),
     Mutant(
+        "every rank measures its own KL",
+        "train/stride.py",
+        "world.sum(torch.tensor([total], dtype=torch.float64))",
+        "torch.tensor([total], dtype=torch.float64)",
+        ("parallel/test_equal_runs.py::test_every_layout_is_the_same_run[hunyuan15_t2v-False-1.0-2-1-1]",),
+    ),
+    Mutant(
         "the measured KL is not weighed",
         "train/stride.py",
         "weight * float(kl[row])",
