@@ -17,7 +17,9 @@ sys.path.insert(0, str(TOYS))
 MakeRow = Callable[..., dict[str, Any]]
 
 
-def row(arm: str, seed: int, curve: dict[int, float], *, cost: int = 10, status: str = "done", **more: Any) -> dict[str, Any]:
+def row(
+    arm: str, seed: int, curve: dict[int, float], *, cost: int = 10, status: str = "done", **more: Any
+) -> dict[str, Any]:
     """A row of a run with this curve; `cost` passes an iteration. Its drift is a tenth of the score."""
     iterations = more.pop("iterations", max(curve, default=0))
     return {
@@ -56,5 +58,12 @@ def toy_suite(toy_options: dict[str, Any]) -> Suite:
     """Two arms x two seeds x two iterations."""
     arms = (Arm(name="sage", recipe="shapes/sage"), Arm(name="branch", recipe="shapes/branch"))
     return Suite(
-        name="toy", title="Toys", question="?", arms=arms, baseline="sage", seeds=(1, 2), options=toy_options, iterations=2
+        name="toy",
+        title="Toys",
+        question="?",
+        arms=arms,
+        baseline="sage",
+        seeds=(1, 2),
+        options=toy_options,
+        iterations=2,
     )
