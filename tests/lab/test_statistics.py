@@ -65,7 +65,10 @@ def binomial_bounds(p: float, n: int) -> tuple[float, float]:
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_95_of_100_intervals_hold_the_true_mean(count: int) -> None:
     draw = random.Random(count)
-    hits = sum(abs((found := mean_interval([draw.gauss(3, 0.7) for _ in range(count)])).mean - 3) <= found.half for _ in range(SAMPLES))
+    hits = sum(
+        abs((found := mean_interval([draw.gauss(3, 0.7) for _ in range(count)])).mean - 3) <= found.half
+        for _ in range(SAMPLES)
+    )
     low, high = binomial_bounds(0.95, SAMPLES)
     assert low < hits / SAMPLES < high
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import row
+from lab_rows import row
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.lab import store
@@ -24,7 +24,15 @@ def suite(**fields: Any) -> Suite:
     """Arms a (the baseline), b and c, seeds 1 and 2."""
     arms = tuple(Arm(name=name, recipe="shapes/sage") for name in "abc")
     columns = (Column(key="total", label="Overall", ceiling=2.0), Column(key="drift", higher=False))
-    start = {"name": "s", "title": "T", "question": "Q?", "arms": arms, "baseline": "a", "seeds": (1, 2), "columns": columns}
+    start = {
+        "name": "s",
+        "title": "T",
+        "question": "Q?",
+        "arms": arms,
+        "baseline": "a",
+        "seeds": (1, 2),
+        "columns": columns,
+    }
     return Suite(**{**start, **fields})
 
 
@@ -93,7 +101,9 @@ def test_the_suite_refuses_what_cannot_be_compared() -> None:
 
 
 def _write(folder: Path, rows: list[dict[str, Any]], **fields: Any) -> None:
-    store.save_suite(folder, suite(figures=("curves", "steps", "bars"), **fields), [r["key"] for r in ROWS], "the command")
+    store.save_suite(
+        folder, suite(figures=("curves", "steps", "bars"), **fields), [r["key"] for r in ROWS], "the command"
+    )
     for one in rows:
         store.append(folder / store.ROWS, one)
 
@@ -118,7 +128,10 @@ def test_the_report_has_tables_figures_settings_faults_and_machine(tmp_path: Pat
 
 
 def test_tables_do_not_depend_on_times_or_on_the_order_in_which_runs_ended(tmp_path: Path) -> None:
-    for place, rows in (("one", ROWS), ("two", [{**r, "seconds": {"iteration": 9, "evaluate": 9, "total": 99}} for r in ROWS[::-1]])):
+    for place, rows in (
+        ("one", ROWS),
+        ("two", [{**r, "seconds": {"iteration": 9, "evaluate": 9, "total": 99}} for r in ROWS[::-1]]),
+    ):
         (tmp_path / place).mkdir()
         _write(tmp_path / place, rows)
         render(tmp_path / place)

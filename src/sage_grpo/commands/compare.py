@@ -102,7 +102,14 @@ def run(options: Options) -> int:
     interrupted = False
     try:
         ended = lab.run(
-            out, suite, jobs, command=command, side_by_side=many, mps=options.mps, budget=options.budget, weights=options.weights
+            out,
+            suite,
+            jobs,
+            command=command,
+            side_by_side=many,
+            mps=options.mps,
+            budget=options.budget,
+            weights=options.weights,
         )
     except KeyboardInterrupt:
         interrupted = True
@@ -114,9 +121,14 @@ def run(options: Options) -> int:
         print("Interrupted. The same command continues.", file=sys.stderr)
         return 130
     if ended.failed:
-        print(f"{ended.failed} run(s) failed; {out / REPORT} says why. The same command tries them again.", file=sys.stderr)
+        print(
+            f"{ended.failed} run(s) failed; {out / REPORT} says why. The same command tries them again.",
+            file=sys.stderr,
+        )
     if ended.missing:
-        print(f"{ended.missing} run(s) were not made: the budget is spent. The same command continues.", file=sys.stderr)
+        print(
+            f"{ended.missing} run(s) were not made: the budget is spent. The same command continues.", file=sys.stderr
+        )
     return 1 if ended.failed else 3 if ended.missing else 0
 
 

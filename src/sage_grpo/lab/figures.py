@@ -60,11 +60,17 @@ def _steps(summary: Summary, path: Path) -> Path | None:
     if not arms:
         return None
     figure, axes = _panels(1, 3, height=3.6)
-    panels = (("sensitivity", "predicted: |b| / std"), ("raw", "measured gradient norm"), ("sent", "gradient norm sent to the network"))
+    panels = (
+        ("sensitivity", "predicted: |b| / std"),
+        ("raw", "measured gradient norm"),
+        ("sent", "gradient norm sent to the network"),
+    )
     for axis, (name, title) in zip(axes[0], panels):
         for place, arm in arms:
             points = [step for step, values in arm.steps.items() if name in values and "raw" in values]
-            axis.plot(points, [arm.steps[step][name] for step in points], marker="o", ms=3, **_look(place), label=arm.name)
+            axis.plot(
+                points, [arm.steps[step][name] for step in points], marker="o", ms=3, **_look(place), label=arm.name
+            )
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlabel("denoising step")
         axis.set_yscale("log")

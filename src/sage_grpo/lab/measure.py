@@ -189,7 +189,9 @@ def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str,
     size = max(1, math.ceil(len(rows) / most))
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
     names = sorted({name for row in rows for name in row if not name.startswith("time/") and name.count("/") < 2})
-    curve: dict[str, list[float | None]] = {"iteration": [float(min((n + 1) * size, len(rows))) for n in range(len(parts))]}
+    curve: dict[str, list[float | None]] = {
+        "iteration": [float(min((n + 1) * size, len(rows))) for n in range(len(parts))]
+    }
     for name in names:
         columns = [[row[name] for row in part if name in row] for part in parts]
         curve[name] = [figure(sum(column) / len(column)) if column else None for column in columns]

@@ -42,7 +42,11 @@ def _scores(summary: Summary) -> list[str]:
     has_way = any(arm.way is not None for arm in summary.arms.values())
     has_equal = any(arm.equal is not None for arm in summary.arms.values())
     heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns)]
-    heads += ["way to the ceiling"] * has_way + [f"{first.title} at {summary.budget:,.0f} passes"] * has_equal + ["passes", "updates"]
+    heads += (
+        ["way to the ceiling"] * has_way
+        + [f"{first.title} at {summary.budget:,.0f} passes"] * has_equal
+        + ["passes", "updates"]
+    )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for names, base in _bases(summary):
         cells = [f"base{names}", "", "0", *(number(base.get(column.key)) for column in suite.columns)]
@@ -61,7 +65,12 @@ def _differences(summary: Summary) -> list[str]:
     if not rows:
         return []
     has_equal = any(arm.equal_difference is not None for arm in rows)
-    heads = [f"minus {suite.baseline}", "pairs", *(column.title for column in suite.columns), f"p ({first.title}, Holm)"]
+    heads = [
+        f"minus {suite.baseline}",
+        "pairs",
+        *(column.title for column in suite.columns),
+        f"p ({first.title}, Holm)",
+    ]
     heads += [f"{first.title} at equal passes"] * has_equal
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for arm in rows:
@@ -108,7 +117,12 @@ def numbers(summary: Summary) -> dict[str, Any]:
         }
         for name, arm in summary.arms.items()
     }
-    return {"suite": summary.suite.name, "baseline": summary.suite.baseline, "budget": _finite(summary.budget), "arms": arms}
+    return {
+        "suite": summary.suite.name,
+        "baseline": summary.suite.baseline,
+        "budget": _finite(summary.budget),
+        "arms": arms,
+    }
 
 
 def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[Path], command: str) -> str:

@@ -72,7 +72,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     NaN (too few seeds) is no test and counts as none.
     """
     tests = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
-    adjusted, largest = {name: math.nan for name in p_values}, 0.0
+    adjusted, largest = dict.fromkeys(p_values, math.nan), 0.0
     for place, (p, name) in enumerate(tests):
         largest = max(largest, min(1.0, (len(tests) - place) * p))  # never below that of a smaller p
         adjusted[name] = largest

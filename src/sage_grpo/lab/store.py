@@ -43,7 +43,11 @@ def repair(file: Path) -> bool:
     """Cut off a last line that was half written; returns whether there was one."""
     content = file.read_bytes() if file.is_file() else b""
     whole = b"".join(json.dumps(row).encode() + b"\n" for row in read_rows(file))
-    if content.count(b"\n") == whole.count(b"\n") and content.endswith((b"\n", b"")) and (not content or content[-1:] == b"\n"):
+    if (
+        content.count(b"\n") == whole.count(b"\n")
+        and content.endswith((b"\n", b""))
+        and (not content or content[-1:] == b"\n")
+    ):
         return False
     write(file, whole)
     return True
@@ -93,4 +97,6 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
         suite |= {name: None if suite[name] is None else tuple(suite[name]) for name in ("seeds", "points", "figures")}
         return Suite(**suite), list(content["keys"]), str(content["command"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged ({error}): run the comparison's command again, finished runs are kept.") from error
+        raise ConfigError(
+            f"{file} is damaged ({error}): run the comparison's command again, finished runs are kept."
+        ) from error

@@ -85,7 +85,12 @@ def cost(row: Row) -> float:
 
 
 def _arm(
-    suite: Suite, name: str, runs: Mapping[int, Row], ended: Mapping[int, Row], baseline: Mapping[int, Row], budget: float
+    suite: Suite,
+    name: str,
+    runs: Mapping[int, Row],
+    ended: Mapping[int, Row],
+    baseline: Mapping[int, Row],
+    budget: float,
 ) -> ArmSummary:
     first, is_baseline = suite.columns[0], name == suite.baseline
     keys = [column.key for column in suite.columns]
@@ -104,12 +109,18 @@ def _arm(
         way=_way(first, ended),
         equal=None if math.isnan(budget) else mean_interval(_known(equal.values())),
         difference={} if is_baseline else {key: gap for key, gap in differences.items() if gap.count},
-        equal_difference=None if is_baseline or math.isnan(budget) else paired_interval(_present(equal), _present(theirs)),
+        equal_difference=None
+        if is_baseline or math.isnan(budget)
+        else paired_interval(_present(equal), _present(theirs)),
         passes=_mean([cost(row) for row in ended.values()]),
         updates=_mean([row["updates"] for row in ended.values()]),
-        seconds={part: _mean([row["seconds"][part] for row in ended.values()]) for part in ("iteration", "evaluate", "total")},
+        seconds={
+            part: _mean([row["seconds"][part] for row in ended.values()]) for part in ("iteration", "evaluate", "total")
+        },
         curves={key: {p: mean_interval(_at(ended, key, p)) for p in points if _at(ended, key, p)} for key in keys},
-        passes_at={p: _mean([row["passes"][str(p)] for row in ended.values() if str(p) in row["passes"]]) for p in points},
+        passes_at={
+            p: _mean([row["passes"][str(p)] for row in ended.values() if str(p) in row["passes"]]) for p in points
+        },
         steps=_steps(ended),
     )
 
@@ -134,7 +145,10 @@ def _way(column: Column, runs: Mapping[int, Row]) -> Interval | None:
         return None
     shares = []
     for row in runs.values():
-        base, last = row["evaluations"].get("0", {}).get(column.key), row["evaluations"][str(row["iterations"])].get(column.key)
+        base, last = (
+            row["evaluations"].get("0", {}).get(column.key),
+            row["evaluations"][str(row["iterations"])].get(column.key),
+        )
         if base is not None and last is not None:
             shares.append((last - base) / (column.ceiling - base))
     return mean_interval(shares) if shares else None
