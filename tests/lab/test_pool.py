@@ -29,6 +29,7 @@ for line in sys.stdin:
     print(json.dumps({"done": 2}), flush=True)
     print(json.dumps({"row": row}), flush=True)
     if what == "fails":
+        time.sleep(0.5)  # as long as it takes to leave
         sys.exit(1)
 """
 """A worker's side of the conversation, without the libraries; the arm's name says what it does."""
