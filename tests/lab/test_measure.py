@@ -21,6 +21,7 @@ ARMS = {
     "mix_grpo": {"rollout.window.every": 1},
     "two epochs": {"update.repeat": True, "update.updates_per_rollout": 3},
     "fixed": {"trust_region.mode": "fixed"},
+    "target": {"optimizer.target_kl": 0.01},
 }
 
 

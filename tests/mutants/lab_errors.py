@@ -77,16 +77,23 @@ MUTANTS = (
     Mutant(
         "the anchor's pass costs nothing",
         "lab/measure.py",
-        "return replayed * (3 + reference)",
-        "return replayed * 3",
+        "return replayed * (3 + reference) + gauged",
+        "return replayed * 3 + gauged",
         (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[sage]",),
     ),
     Mutant(
         "what a group shares is counted for every member",
         "lab/measure.py",
-        "1 if replay.shared else len(replay.members)",
-        "len(replay.members)",
+        "return 1 if replay.shared else len(replay.members)",
+        "return len(replay.members)",
         (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[branch]",),
+    ),
+    Mutant(
+        "measuring the step costs nothing",
+        "lab/measure.py",
+        "return replayed * (3 + reference) + gauged",
+        "return replayed * (3 + reference)",
+        (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[target]",),
     ),
     Mutant(
         "one base stands for all evaluations",
