@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield from faults(hint, value, f"{name}.")
     elif origin in (Union, types.UnionType):
+        if any(get_origin(option) is Literal and value in get_args(option) for option in inner):
+            return  # a word in place of a number ("auto")
         for option in inner:
             yield from _faults(option, value, name)
     elif origin is dict and isinstance(value, Mapping):

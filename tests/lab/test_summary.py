@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_rows import row
 
-from conftest import row
 from sage_grpo.configure import ConfigError
 from sage_grpo.lab import store
 from sage_grpo.lab.design import Arm, Column, Suite

@@ -19,7 +19,7 @@ from sage_grpo.configure import ConfigError
 from sage_grpo.hints import did_you_mean
 from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.lab.suites import Size
-from sage_grpo.ranges import Count, Folder, Positive, Seed, check
+from sage_grpo.ranges import Count, Folder, Natural, Positive, Seed, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Options:
     """The first seed, where `seeds` is given; the others follow."""
     iterations: Count | None = None
     """Iterations of all runs; None is the recipe's or the suite's."""
-    points: list[int] = field(default_factory=list)
+    points: list[Natural] = field(default_factory=list)
     """Iterations that are evaluated besides the first and the last; empty goes by evaluate.every, or the suite."""
     baseline: str | None = None
     """The arm that others are compared with; None is the first. A recipe's name means its arm with the recipe's own values."""

@@ -25,7 +25,7 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train.build import build
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.folder.identity import of_code, plain
-from sage_grpo.train.plan import Plan
+from sage_grpo.train.plan import Plan, Replay
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Diverged
 
@@ -167,14 +167,15 @@ def rollout_cost(plan: Plan) -> int:
 
 
 def update_cost(plan: Plan, *, reference: bool) -> int:
-    """Samples through the network in the updates: forward and backward 3, the anchor's forward pass 1."""
-    replayed = sum(
-        1 if replay.shared else len(replay.members)
-        for rank in range(len(plan.shares))
-        for update in range(plan.updates)
-        for replay in plan.replays(rank, update)
-    )
-    return replayed * (3 + reference)
+    """Samples through the network in the updates: forward and backward 3, the anchor's forward pass 1, measuring the step 1."""
+
+    def samples(replay: Replay) -> int:
+        return 1 if replay.shared else len(replay.members)
+
+    ranks = range(len(plan.shares))
+    replayed = sum(samples(replay) for rank in ranks for u in range(plan.updates) for replay in plan.replays(rank, u))
+    gauged = sum(samples(replay) for rank in ranks for replay in plan.gauged(rank))
+    return replayed * (3 + reference) + gauged
 
 
 def predicted(trainer: Trainer, step: int) -> dict[str, float]:

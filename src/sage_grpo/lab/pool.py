@@ -75,6 +75,8 @@ class Worker:
         for said in _of(process.stdout):
             words = json.loads(said)
             if "row" in words:
+                if words["row"]["status"] == "failed":  # it ends now; the next job is for another
+                    self._let_go(process)
                 return words["row"]
             if "done" in words:
                 tell(words["done"])
@@ -87,9 +89,13 @@ class Worker:
             return
         if now:
             self._process.kill()
+        self._let_go(self._process)
+
+    def _let_go(self, process: subprocess.Popen[str]) -> None:
+        """Give it no more jobs, and wait for its end."""
         with suppress(OSError):
-            _of(self._process.stdin).close()
-        self._process.wait()
+            _of(process.stdin).close()
+        process.wait()
 
 
 class Pool:

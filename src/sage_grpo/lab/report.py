@@ -157,8 +157,10 @@ def _settings(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _times(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["| arm | s / iteration | s / run |", "|---|---|---|"]
-    for arm in summary.arms.values():
-        lines.append(f"| {arm.name} | {number(arm.seconds['iteration'])} | {_whole(arm.seconds['total'])} |")
+    lines += [
+        f"| {arm.name} | {number(arm.seconds['iteration'])} | {_whole(arm.seconds['total'])} |"
+        for arm in summary.arms.values()
+    ]
     lines += ["", "Runs shared the machine, so that these seconds are those of a busy one.", ""]
     known = [row for row in rows if "machine" in row]
     for title, part in (("machine", "machine"), ("versions", "versions"), ("commit", "commit"), ("code", "code")):

@@ -1,0 +1,70 @@
+"""The whole command in processes of its own: killed in the middle and continued, with an arm that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_grpo.cli import main
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """What runs.jsonl holds."""
+    file = folder / "runs.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+@pytest.mark.dist
+def test_killed_and_continued_with_a_run_that_fails(
+    tmp_path: Path,
+    toy_options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two arms x two seeds on the CPU. `trainer_toys:broken` is refused by the try-out of rewards, in the worker."""
+    out = tmp_path / "out"
+    toy_options.pop("rewards")
+    good, bad = (json.dumps([{"name": f"trainer_toys:{name}", "batch_size": 0}]) for name in ("bright", "broken"))
+    words = ["compare", "shapes/sage", "--vary", f"rewards={good},{bad}", "--seeds", "2", "--iterations", "2"]
+    words += ["--set", *(f"{key}={value}" for key, value in toy_options.items()), "--jobs", "1", "--out", str(out)]
+    paths = [str(ROOT / "src"), str(ROOT / "tests" / "train")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    process = subprocess.Popen([sys.executable, "-m", "sage_grpo", *words], stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 300
+    while not rows_of(out) and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = (out / "runs.jsonl").read_bytes()
+    kept = [json.loads(line) for line in before.splitlines()]
+    assert 1 <= len(kept) < 4, "it was to be killed in the middle"
+    (out / "runs.jsonl").write_bytes(before + b'{"format": 1, "arm": "shap')  # as if while writing a row
+
+    monkeypatch.setattr(sys, "argv", ["sage-grpo", *words])
+    assert main(words) == 1  # runs failed
+    told = capsys.readouterr()
+    assert "was cut off" in told.err
+    rows = rows_of(out)
+    done = [row for row in rows if row["status"] == "done"]
+    assert [row for row in rows if row in kept] == kept
+    assert sorted(row["seed"] for row in done) == [1000, 1001]  # none of them twice
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert {row["seed"] for row in failed} == {1000, 1001}
+    assert "the reward's machine is gone" in failed[-1]["error"]
+    table = (out / "table.md").read_text()
+    assert "2 failed" in table
+    assert table.strip() in told.out
+    assert len(list((out / "configs").glob("*.yaml"))) == 4
+
+    assert main(["compare", "--table", str(out)]) == 0
+    assert (out / "table.md").read_text() == table

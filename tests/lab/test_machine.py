@@ -1,0 +1,85 @@
+"""MPS is started where it is there and not running, and stopped by whom it was started."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sage_grpo.lab import machine
+from sage_grpo.recipes import recipe
+
+CONTROL = """#!/bin/sh
+if [ "$1" = "-d" ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {log}; exit {starts}; fi
+read order
+echo "$order $CUDA_MPS_PIPE_DIRECTORY" >> {log}
+[ "$order" != get_server_list ] || [ -n "{running}" ]
+"""
+"""NVIDIA's program, as far as we talk to it."""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the program was told; no MPS runs yet."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    _install(tmp_path)
+    return tmp_path / "log"
+
+
+def _install(folder: Path, *, starts: int = 0, running: str = "") -> None:
+    program = folder / machine.CONTROL
+    program.write_text(CONTROL.format(log=folder / "log", starts=starts, running=running))
+    program.chmod(0o755)
+
+
+def test_mps_is_started_for_the_workers_and_stopped_afterwards_also_after_a_fault(log: Path) -> None:
+    pipe = ""
+
+    def fails() -> None:
+        nonlocal pipe
+        with machine.mps(True) as (environment, remark):
+            pipe = environment["CUDA_MPS_PIPE_DIRECTORY"]
+            assert Path(pipe).is_dir()
+            assert "by MPS" in remark
+            assert log.read_text().splitlines() == ["get_server_list ", f"start {pipe}"]
+            raise RuntimeError("a fault")
+
+    with pytest.raises(RuntimeError, match="a fault"):
+        fails()
+    assert log.read_text().splitlines()[2:] == [f"quit {pipe}"]
+    assert not Path(pipe).exists()
+
+
+def test_an_mps_that_runs_is_used_and_left_alone(log: Path) -> None:
+    _install(log.parent, running="yes")
+    with machine.mps(True) as (environment, remark):
+        assert environment == {}
+        assert "runs here" in remark
+    assert log.read_text().split() == ["get_server_list"]
+
+
+def test_without_mps_processes_take_turns_and_it_is_said(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(log.parent, starts=1)
+    with machine.mps(True) as (environment, remark):
+        assert environment == {}
+        assert "does not start" in remark
+    with machine.mps(False) as (environment, remark):
+        assert (environment, remark) == ({}, "")
+    monkeypatch.setenv("PATH", "")
+    with machine.mps(True) as (environment, remark):
+        assert "there is no" in remark
+
+
+def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = recipe("shapes/sage")
+    large = replace(small, model=replace(small.model, path="somewhere/large"))
+    monkeypatch.setattr(machine, "cores", lambda: 40)
+    assert machine.how_many([small], []) == 40
+    assert machine.how_many([small], ["0", "1"]) == 32
+    assert machine.how_many([small, large], ["0", "1"]) == 2
+    places = [machine.environment(["0", "1"], number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
+    assert places == ["0", "1", "0"]
+    assert machine.environment([], 0)["OMP_NUM_THREADS"] == "1"

@@ -1,0 +1,152 @@
+"""One run as a row: what it says is what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from trainer_zoo.toy import ToyModel
+
+from sage_grpo.lab import measure as lab
+from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.prepare import Job, prepare
+from sage_grpo.recipes import recipe
+
+ARMS = {
+    "sage": {},
+    "branch": {},
+    "mix_grpo": {"rollout.window.every": 1},
+    "two epochs": {"update.repeat": True, "update.updates_per_rollout": 3},
+    "fixed": {"trust_region.mode": "fixed"},
+    "target": {"optimizer.target_kl": 0.01},
+}
+
+
+MakeJob = Callable[[str], Job]
+
+
+@pytest.fixture
+def job_of(toy_suite: Suite) -> MakeJob:
+    """arm -> its job, with the toy model."""
+
+    def make(name: str) -> Job:
+        start = name if name in ("branch", "mix_grpo") else "sage"
+        arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
+        suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=3, points=(2,))
+        return prepare(suite, recipe)[0]
+
+    return make
+
+
+def run(job: Job, bases: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Its row."""
+    return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_passes_are_the_samples_that_went_through_the_network(
+    arm: str, job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample with a graph costs three: forward, and twice as much backward. Evaluations are not counted."""
+    counted, velocity, evaluate = {"cost": 0, "on": True}, ToyModel.velocity, lab.Trainer.evaluate
+
+    def counting(self: Any, x: torch.Tensor, *words: Any, **more: Any) -> torch.Tensor:
+        if counted["on"]:
+            counted["cost"] += len(x) * (3 if torch.is_grad_enabled() else 1)
+        return velocity(self, x, *words, **more)
+
+    def quiet(self: Any, *words: Any) -> Any:
+        counted["on"] = False
+        found = evaluate(self, *words)
+        counted["on"] = True
+        return found
+
+    monkeypatch.setattr(ToyModel, "velocity", counting)
+    monkeypatch.setattr(lab.Trainer, "evaluate", quiet)
+    row = run(job_of(arm))
+    assert row["status"] == "done"
+    assert row["passes"]["3"] == counted["cost"] > 0
+    assert row["passes"]["0"] == 0 < row["passes"]["2"] < row["passes"]["3"]
+
+
+def test_a_row_has_the_curve_of_a_run_and_is_the_same_every_time(job_of: MakeJob) -> None:
+    bases: dict[str, Any] = {}
+    first, again = run(job_of("sage"), bases), run(job_of("sage"), bases)  # the second knows the base from the first
+    alone = run(job_of("sage"))
+    times = ("seconds",)
+    assert [{k: v for k, v in row.items() if k not in times} for row in (again, alone)] == 2 * [
+        {k: v for k, v in first.items() if k not in times}
+    ]
+    assert list(first["evaluations"]) == ["0", "2", "3"]
+    assert first["evaluations"]["0"]["total"] != first["evaluations"]["3"]["total"]
+    assert (first["reached"], first["updates"]) == (3, 6)
+    assert first["training"]["iteration"] == [1, 2, 3]
+    assert len(first["training"]["reward/total"]) == 3
+    assert not [name for name in first["training"] if name.startswith("time/")]
+    assert len(bases) == 1
+    assert first["settings"]["batch.prompts"] == 2
+
+
+def test_another_evaluation_is_another_base(job_of: MakeJob) -> None:
+    bases: dict[str, Any] = {}
+    job = job_of("sage")
+    run(job, bases)
+    more = replace(job, config=replace(job.config, evaluate=replace(job.config.evaluate, steps=9)))
+    run(more, bases)
+    run(job_of("branch"), bases)  # learns otherwise, starts from the same
+    assert len(bases) == 2
+
+
+def test_gradient_norms_stand_beside_what_the_kernel_predicts(job_of: MakeJob) -> None:
+    steps = run(job_of("sage"))["steps"]
+    trained = [values for values in steps.values() if "raw" in values]
+    assert len(trained) >= 3
+    for values in trained:
+        assert values["equalized"] == pytest.approx(values["weight"] * values["raw"], rel=1e-3)
+    products = [values["weight"] * values["sensitivity"] for values in trained]
+    assert products == pytest.approx([products[0]] * len(products), rel=1e-3)  # what the equaliser is for
+
+
+def test_a_run_that_diverges_is_a_result_with_what_it_had(job_of: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = lab.Trainer.step
+
+    def diverges(self: Any) -> dict[str, float]:
+        if self.state.iteration == 2:
+            raise lab.Diverged("the gradient is nan")
+        return step(self)
+
+    monkeypatch.setattr(lab.Trainer, "step", diverges)
+    row = run(job_of("sage"))
+    assert (row["status"], row["error"], row["reached"]) == ("diverged", "Diverged: the gradient is nan", 2)
+    assert list(row["evaluations"]) == ["0", "2"]
+
+
+def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
+    toy_suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    score = lab.Trainer.score
+
+    def watched(self: Any, videos: torch.Tensor, plan: Any) -> Any:
+        scored = score(self, videos, plan)
+        seen.append(scored.total)
+        return scored
+
+    monkeypatch.setattr(lab.Trainer, "score", watched)
+    job, *_ = prepare(replace(toy_suite, kind="rollout", seeds=(1,)), recipe)
+    row = run(job)
+    total = torch.cat(seen)
+    assert len(total) == 16  # two batches of two prompts x four
+    assert row["evaluations"] == {"2": {"bright": pytest.approx(float(total.mean())), "total": pytest.approx(float(total.mean())), "clips": 16}}  # fmt: skip
+    assert row["updates"] == 0
+    assert row["passes"]["2"] == 2 * 8 * 5
+
+
+def test_long_curves_are_thinned_to_means_of_blocks() -> None:
+    rows = [{"reward/total": float(n), "time/total": 1.0, "gradient/raw/001": 1.0} for n in range(7)]
+    curve = lab.blocks(rows, most=3)
+    assert curve == {"iteration": [3, 6, 7], "reward/total": [1.0, 4.0, 6.0]}
+    assert lab.figure(float("nan")) is None

@@ -1,0 +1,120 @@
+"""Workers side by side: faults are recorded and others go on, a budget holds, nothing is left running."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_grpo.lab.pool import Pool, Worker
+from sage_grpo.lab.prepare import Job
+from sage_grpo.train.config import TrainConfig
+
+FAKE = """
+import json, os, sys, time
+for line in sys.stdin:
+    job = json.loads(line)
+    print("---", job["arm"], os.getpid(), file=sys.stderr, flush=True)
+    what = job["arm"].split()[0]
+    if what == "dies":
+        os._exit(9)
+    if what == "hangs":
+        print(json.dumps({"done": 1}), flush=True)
+        time.sleep(1000)
+    row = {"arm": job["arm"], "seed": job["seed"], "key": job["key"], "status": "done", "iterations": 2, "error": None, "evaluations": {}, "pid": os.getpid()}
+    if what == "fails":
+        row |= {"status": "failed", "error": "it broke"}
+    print(json.dumps({"done": 2}), flush=True)
+    print(json.dumps({"row": row}), flush=True)
+    if what == "fails":
+        time.sleep(0.5)  # as long as it takes to leave
+        sys.exit(1)
+"""
+"""A worker's side of the conversation, without the libraries; the arm's name says what it does."""
+
+
+def job(arm: str, seed: int = 0) -> Job:
+    """A job."""
+    return Job(
+        arm=arm,
+        recipe="r",
+        seed=seed,
+        key=f"{arm}/{seed}",
+        config=TrainConfig(iterations=2),
+        settings={},
+        points=(),
+        kind="train",
+    )
+
+
+def work(folder: Path, jobs: list[Job], count: int = 1, **options: Any) -> tuple[Pool, list[dict[str, Any]]]:
+    """Run jobs on fake workers; the pool and the rows."""
+    rows: list[dict[str, Any]] = []
+    workers = [Worker(folder, number, {}, (sys.executable, "-c", FAKE)) for number in range(count)]
+    pool = Pool(jobs, workers, lambda job, row: rows.append(row), **options)
+    pool.run(interval=0.02)
+    return pool, rows
+
+
+def test_one_process_makes_many_runs_in_their_order(tmp_path: Path) -> None:
+    pool, rows = work(tmp_path, [job("ok", seed) for seed in range(4)])
+    assert [row["seed"] for row in rows] == [0, 1, 2, 3]
+    assert len({row["pid"] for row in rows}) == 1
+    assert not pool.waiting
+
+
+def test_a_run_that_fails_or_takes_its_process_along_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    _, rows = work(tmp_path, [job("fails"), job("ok 1"), job("dies"), job("ok 2")])
+    assert [(row["arm"], row["status"]) for row in rows] == [
+        ("fails", "failed"),
+        ("ok 1", "done"),
+        ("dies", "failed"),
+        ("ok 2", "done"),
+    ]
+    assert rows[0]["error"] == "it broke"
+    assert "ended with 9" in rows[2]["error"]
+    assert "worker-00.log" in rows[2]["error"]
+    assert rows[2]["key"] == "dies/0"
+
+
+def test_workers_share_the_jobs(tmp_path: Path) -> None:
+    _, rows = work(tmp_path, [job(f"ok {n}") for n in range(12)], count=3)
+    assert sorted(row["arm"] for row in rows) == sorted(f"ok {n}" for n in range(12))
+
+
+def test_at_the_end_of_the_budget_nothing_runs_and_what_was_cut_off_is_no_failure(tmp_path: Path) -> None:
+    pool, rows = work(tmp_path, [job("ok"), job("hangs"), job("ok 2")], budget=1.5)
+    assert [row["arm"] for row in rows] == ["ok"]
+    assert [one.arm for one in pool.waiting] == ["hangs", "ok 2"]
+    assert pool.workers[0]._process is not None
+    assert pool.workers[0]._process.poll() is not None
+
+
+def test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is(tmp_path: Path) -> None:
+    pool = Pool([job("long"), job("short")], [], lambda job, row: None, budget=100)
+    pool.estimates.learn(job("long"), 1000, 2)
+    pool.estimates.learn(job("short"), 10, 2)
+    taken = pool._take()
+    assert taken is not None
+    assert taken.arm == "short"
+    assert pool._take() is None
+
+
+def test_time_left_is_the_work_over_the_workers() -> None:
+    pool = Pool([job("a", 1), job("a", 2), job("b", 1)], [None, None], lambda job, row: None)  # type: ignore[list-item]
+    assert pool.left() is None
+    pool.estimates.learn(job("a"), 10, 2)  # b is not known yet and counts as the slowest
+    assert pool.left() == pytest.approx(15)
+
+
+def test_a_fault_of_ours_ends_the_workers(tmp_path: Path) -> None:
+    def broken(job: Job, row: dict[str, Any]) -> None:
+        raise OSError("the disk is full")
+
+    workers = [Worker(tmp_path, n, {}, (sys.executable, "-c", FAKE)) for n in range(2)]
+    pool = Pool([job("ok"), job("hangs")], workers, broken)
+    with pytest.raises(OSError, match="disk is full"):
+        pool.run(interval=0.02)
+    assert all(worker._process is None or worker._process.poll() is not None for worker in workers)

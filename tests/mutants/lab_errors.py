@@ -1,0 +1,126 @@
+"""Errors of comparisons: statistics, what counts as the same run, what counts as cost, what is kept."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+STATISTICS = "lab/test_statistics.py::"
+SUMMARY = "lab/test_summary.py::"
+PREPARE = "lab/test_prepare.py::"
+MEASURE = "lab/test_measure.py::"
+POOL = "lab/test_pool.py::"
+
+MUTANTS = (
+    Mutant(
+        "an interval has as many degrees of freedom as seeds",
+        "lab/statistics.py",
+        "t_quantile(0.5 + level / 2, len(values) - 1)",
+        "t_quantile(0.5 + level / 2, len(values))",
+        (f"{STATISTICS}test_by_hand",),
+    ),
+    Mutant(
+        "an interval is one-sided",
+        "lab/statistics.py",
+        "t_quantile(0.5 + level / 2,",
+        "t_quantile(level,",
+        (f"{STATISTICS}test_95_of_100_intervals_hold_the_true_mean[5]",),
+    ),
+    Mutant(
+        "Holm's adjustment may fall",
+        "lab/statistics.py",
+        "largest = max(largest, min(1.0, (len(tests) - place) * p))",
+        "largest = min(1.0, (len(tests) - place) * p)",
+        (f"{STATISTICS}test_holm_by_hand",),
+    ),
+    Mutant(
+        "runs that diverged are in the mean",
+        "lab/summary.py",
+        'return row["status"] == "done" and str(row["iterations"]) in row["evaluations"]',
+        'return row["status"] != "missing"',
+        (f"{SUMMARY}test_means_intervals_ways_and_differences",),
+    ),
+    Mutant(
+        "a difference has the wrong sign",
+        "lab/summary.py",
+        "paired_interval(finals[key], _column(baseline, key))",
+        "paired_interval(_column(baseline, key), finals[key])",
+        (f"{SUMMARY}test_means_intervals_ways_and_differences",),
+    ),
+    Mutant(
+        "equal passes are those of the dearest arm",
+        "lab/summary.py",
+        "budget = min(costs)",
+        "budget = max(costs)",
+        (f"{SUMMARY}test_scores_at_equal_passes_lie_on_the_curve",),
+    ),
+    Mutant(
+        "a fault after the end hides a finished run",
+        "lab/store.py",
+        'or row["status"] in FINISHED or known["status"] not in FINISHED)',
+        "or True)",
+        (f"{SUMMARY}test_the_finished_row_counts_and_not_a_fault_before_or_after",),
+    ),
+    Mutant(
+        "the seed is no part of a run's key",
+        "lab/prepare.py",
+        "json.dumps([counted, config.seed, list(points), kind], sort_keys=True)",
+        "json.dumps([counted, list(points), kind], sort_keys=True)",
+        (f"{PREPARE}test_a_key_goes_by_what_is_computed_and_by_nothing_else",),
+    ),
+    Mutant(
+        "the suite's settings win over the arm's",
+        "lab/prepare.py",
+        "options |= {**suite.options, **arm.options}",
+        "options |= {**arm.options, **suite.options}",
+        (f"{PREPARE}test_settings_arrive_in_their_order_and_are_told",),
+    ),
+    Mutant(
+        "the anchor's pass costs nothing",
+        "lab/measure.py",
+        "return replayed * (3 + reference) + gauged",
+        "return replayed * 3 + gauged",
+        (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[sage]",),
+    ),
+    Mutant(
+        "what a group shares is counted for every member",
+        "lab/measure.py",
+        "return 1 if replay.shared else len(replay.members)",
+        "return len(replay.members)",
+        (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[branch]",),
+    ),
+    Mutant(
+        "measuring the step costs nothing",
+        "lab/measure.py",
+        "return replayed * (3 + reference) + gauged",
+        "return replayed * (3 + reference)",
+        (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[target]",),
+    ),
+    Mutant(
+        "one base stands for all evaluations",
+        "lab/measure.py",
+        "parts = [config.model, *config.rewards, config.evaluate, config.data]",
+        "parts = [config.model, *config.rewards, config.data]",
+        (f"{MEASURE}test_another_evaluation_is_another_base",),
+    ),
+    Mutant(
+        "a process that failed gets the next job",
+        "lab/pool.py",
+        'if words["row"]["status"] == "failed":',
+        "if False:",
+        (f"{POOL}test_a_run_that_fails_or_takes_its_process_along_is_recorded_and_the_others_go_on",),
+    ),
+    Mutant(
+        "a run that the budget cut off counts as failed",
+        "lab/pool.py",
+        "if self._stopped:  # we ended it",
+        "if False:  # we ended it",
+        (f"{POOL}test_at_the_end_of_the_budget_nothing_runs_and_what_was_cut_off_is_no_failure",),
+    ),
+    Mutant(
+        "runs are started that cannot end in time",
+        "lab/pool.py",
+        "self.elapsed + needs <= self.budget",
+        "self.elapsed <= self.budget",
+        (f"{POOL}test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is",),
+    ),
+)
