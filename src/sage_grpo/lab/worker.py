@@ -65,9 +65,6 @@ def main() -> int:
 
     warnings.simplefilter("once")
     torch.set_num_threads(1)
-    if torch.cuda.is_available():  # the same seeds are to give the same table
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
     bases: dict[str, Any] = {}
     say(ready=True)
     for line in sys.stdin:
