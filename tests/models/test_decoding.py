@@ -59,6 +59,19 @@ def test_chunks_of_frames_are_the_whole_decode(frames: int, model, wide_vae) -> 
         assert_same(chunked(hunyuan15_pixels, vae, z[:1], frames=1), whole[:1])
 
 
+def test_the_layout_of_the_weights_changes_nothing(wide_vae) -> None:
+    z = latents(wide_vae, 1, 3)
+    plain = chunked(hunyuan15_pixels, wide_vae, z, frames=2)
+    convolutions = [module for module in wide_vae.decoder.modules() if isinstance(module, torch.nn.Conv3d)]
+    try:
+        for layout in (torch.channels_last_3d, torch.contiguous_format):
+            for conv in convolutions:
+                conv.weight.data = conv.weight.data.contiguous(memory_format=layout)
+            assert_same(chunked(hunyuan15_pixels, wide_vae, z, frames=2), plain)
+    finally:
+        assert all(conv.weight.is_contiguous() for conv in convolutions)
+
+
 @pytest.fixture(scope="module")
 def residual_vae() -> Any:
     """The VAE of Wan 2.2 5B in small: other blocks, and pixels in patches."""

@@ -233,15 +233,15 @@ MUTANTS = (
     Mutant(
         "a chunk of frames starts as if nothing came before it",
         "models/decoding.py",
-        "if self.past is None:",
-        "if True:",
+        "if self.past is None else self.past",
+        "if True else self.past",
         CHUNKS,
     ),
     Mutant(
         "a convolution carries the first frames of a chunk instead of the last",
         "models/decoding.py",
-        "self.past = x[:, :, x.shape[2] - before :].clone()",
-        "self.past = x[:, :, :before].clone()",
+        "self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, -count:].clone()",
+        "self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, :count].clone()",
         CHUNKS,
     ),
     Mutant(

@@ -144,8 +144,8 @@ def _attend(block: Any, x: Tensor) -> Tensor:
 
 
 def _causal_conv(module: Any, x: Tensor) -> Tensor:
-    """A causal convolution from the first frame on."""
-    return _convolve(module.conv, F.pad(x, module.time_causal_padding, mode=module.pad_mode))
+    """A causal convolution of whole clips."""
+    return _convolve(module, _first(module, x), x)
 
 
 class _Carry:
@@ -156,20 +156,42 @@ class _Carry:
         self.past: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        *space, before, after = self.module.time_causal_padding
-        if self.past is None:
-            self.past = x[:, :, :1].expand(-1, -1, before, -1, -1)
-        x = torch.cat([self.past, x], dim=2)
-        self.past = x[:, :, x.shape[2] - before :].clone()  # not a view, which would keep all of x
-        return _convolve(self.module.conv, F.pad(x, (*space, 0, after), mode=self.module.pad_mode))
+        past = _first(self.module, x) if self.past is None else self.past
+        count = past.shape[2]
+        # A copy, not a view, which would keep all of x; one frame alone may be less than the past that is needed.
+        self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, -count:].clone()
+        return _convolve(self.module, past, x)
 
 
-def _convolve(conv: nn.Conv3d, x: Tensor) -> Tensor:
-    """A convolution. For one small clip PyTorch takes its slow way on a CPU, though oneDNN's is three times as fast (on x86)."""
+def _first(module: Any, x: Tensor) -> Tensor:
+    """What comes before a clip: its first frame, repeated."""
+    return x[:, :, :1].expand(-1, -1, module.time_causal_padding[4], -1, -1)
+
+
+def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
+    """The convolution of x after its past, with the borders of every frame repeated: put together in one copy.
+
+    For one small clip PyTorch takes its slow way on a CPU, though oneDNN's is three times as fast (on x86).
+    """
+    conv, (left, right, top, bottom, _, _) = module.conv, module.time_causal_padding
+    (batch, channels, frames, height, width), before = x.shape, past.shape[2]
+    size = (batch, channels, before + frames, top + height + bottom, left + width + right)
+    whole = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_layout(conv.weight))
+    inner = whole[..., top : top + height, left : left + width]
+    inner[:, :, :before], inner[:, :, before:] = past, x
+    rows = whole[..., left : left + width]
+    rows[..., :top, :], rows[..., top + height :, :] = inner[..., :1, :], inner[..., -1:, :]
+    whole[..., :left], whole[..., left + width :] = rows[..., :1], rows[..., -1:]
     if x.device.type != "cpu" or x.dtype != torch.float32 or not _onednn():
-        return conv(x)
+        return conv(whole)
     none, one = [0, 0, 0], [1, 1, 1]
-    return torch.mkldnn_convolution(x, conv.weight, conv.bias, none, one, one, 1)
+    return torch.mkldnn_convolution(whole, conv.weight, conv.bias, none, one, one, 1)
+
+
+def _layout(weight: Tensor) -> torch.memory_format:
+    """How the inputs of a convolution lie in memory: as its weights do."""
+    plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=torch.channels_last_3d)
+    return torch.contiguous_format if plain else torch.channels_last_3d
 
 
 def _onednn() -> bool:

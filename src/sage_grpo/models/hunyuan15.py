@@ -119,7 +119,7 @@ class Hunyuan15(FamilyModel):
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
         _pack(pipe.transformer)
-        for block in _vae_attention(pipe.vae):
+        for block in vae_attention(pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
         super().__init__(
             spec,
@@ -260,7 +260,8 @@ def causal_mask(
     return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
 
 
-def _vae_attention(vae: nn.Module) -> list[nn.Module]:
+def vae_attention(vae: nn.Module) -> list[nn.Module]:
+    """The VAE's attention blocks, in its encoder and its decoder."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]
