@@ -106,6 +106,7 @@ def variants(family: str, vae: Any, z: Tensor, chunks: list[int]) -> Iterable[tu
         yield "frames", lambda: to_uint8(wan_pixels(vae, z))
         yield "frames, channels last", lambda: to_uint8(wan_pixels(vae, z))
         return
+    yield "one chunk", lambda: to_uint8(hunyuan15_pixels(vae, z, z.shape[2]))
     yield "chunks, default", lambda: to_uint8(hunyuan15_pixels(vae, z))
     for size in chunks:
         yield f"chunks of {size}", lambda size=size: to_uint8(hunyuan15_pixels(vae, z, size))

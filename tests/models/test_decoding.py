@@ -140,7 +140,7 @@ def test_tiles_are_the_stock_ones(kind: str, fresh_model) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_norm_is_the_stock_norm(dtype: torch.dtype, bias: bool) -> None:
-    """To round-off in float32; in bfloat16 it is no further from the true norm than the stock one, which rounds more often."""
+    """To round-off in float32; in bfloat16 all but a few bits are the same, as it rounds in the same places."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15RMS_norm
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
@@ -153,13 +153,13 @@ def test_the_norm_is_the_stock_norm(dtype: torch.dtype, bias: bool) -> None:
         if bias:
             norm.bias.normal_(generator=generator)
         norm, given = norm.to(dtype), x.to(dtype)
-        true = norm.double()(given.double())
-        theirs, ours = norm.to(dtype)(given).double(), rms_norm(norm, given).double()
+        theirs, ours = norm(given), rms_norm(norm, given)
+        assert torch.isfinite(ours).all()
         if dtype == torch.float32:
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
         else:
-            assert (ours - true).square().mean() <= 1.01 * (theirs - true).square().mean()
-        assert torch.isfinite(ours).all()
+            assert ours.dtype == dtype
+            assert (ours != theirs).float().mean() < 0.01
 
 
 def test_grey_levels_are_those_of_the_pipelines() -> None:
