@@ -5,7 +5,8 @@
 
 For each VAE and dtype: diffusers' own decode of the whole clip, and the package's (sage_grpo.models.decoding) with several sizes of chunks,
 with weights as they are loaded and in the channels-last layout. A row has the seconds of the quickest of two, the peak GiB above the
-weights, and how far its uint8 clip is from the whole decode in the same dtype and from float32 without TF32. The last convolution is
+weights, and how far its uint8 clip is, in grey levels, from the stock decode and from the package's in one chunk ("once"), both in the
+same dtype, and from float32 without TF32. The last convolution is
 scaled so that pixels spread over the grey levels as those of a real clip do.
 """
 
@@ -125,15 +126,18 @@ def family_rows(family: str, options: argparse.Namespace) -> list[dict[str, Any]
         best = to_uint8(hunyuan15_pixels(vae, z) if family == "hunyuan15" else wan_pixels(vae, z))
     for dtype in options.dtypes:
         vae.to(dtype=getattr(torch, dtype))
-        given, whole = z.to(getattr(torch, dtype)), None
+        given, whole, once = z.to(getattr(torch, dtype)), None, None
         for name, run in variants(family, vae, given, options.chunks):
             last = name.endswith("channels last")
             lay_out(vae.decoder, torch.channels_last_3d if last else torch.contiguous_format)
             figures, clip = measure(run, device, options.repeat)
-            whole = clip if whole is None else whole
+            whole = clip if name == "stock" else whole
+            once = clip if name == "one chunk" else once
             row = {"family": family, "dtype": dtype, "way": name, **figures}
             row |= {"grey_std": float(clip.float().std())} if clip is not None else {}
-            row |= differences(clip, whole, "whole") | differences(clip, best, "float32")
+            row |= (
+                differences(clip, whole, "stock") | differences(clip, once, "once") | differences(clip, best, "float32")
+            )
             rows.append(row)
             print(json.dumps(row), flush=True)
     return rows
