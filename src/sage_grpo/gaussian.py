@@ -39,7 +39,7 @@ class Gaussian:
         self._require_noise("log_prob")
         std = self.std.to(torch.float32)
         quadratic = self._mean_latent(((x - self.mean) / self._spread(std)).square())
-        log_normaliser = torch.log(std).to(quadratic.device) + 0.5 * math.log(2.0 * math.pi)
+        log_normaliser = torch.log(std).to(quadratic.device, non_blocking=True) + 0.5 * math.log(2.0 * math.pi)
         return -0.5 * quadratic - log_normaliser
 
     def kl(self, other: Gaussian) -> Tensor:

@@ -9,6 +9,8 @@ HUNYUAN = (f"{PARITY}test_ode_rollout_is_the_pipeline[hunyuan15_t2v-4.0]",)
 WAN = (f"{PARITY}test_ode_rollout_is_the_pipeline[wan_t2v-4.0]",)
 LORA = "models/test_lora_files.py::"
 REPLAY = "models/test_policy_replay.py::"
+DECODING = "models/test_decoding.py::"
+CHUNKS = (f"{DECODING}test_chunks_of_frames_are_the_whole_decode[3]",)
 
 MUTANTS = (
     Mutant(
@@ -227,5 +229,54 @@ MUTANTS = (
         "frame[None, :] > frame[:, None]",
         "frame[None, :] > frame[:, None] + 1",
         ("models/test_packed.py::test_causal_mask_is_the_stock_one",),
+    ),
+    Mutant(
+        "a chunk of frames starts as if nothing came before it",
+        "models/decoding.py",
+        "if self.past is None else self.past",
+        "if True else self.past",
+        CHUNKS,
+    ),
+    Mutant(
+        "a convolution carries the first frames of a chunk instead of the last",
+        "models/decoding.py",
+        "self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, -count:].clone()",
+        "self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, :count].clone()",
+        CHUNKS,
+    ),
+    Mutant(
+        "every chunk of frames is upsampled as a clip's first",
+        "models/decoding.py",
+        "first=number == 0",
+        "first=True",
+        CHUNKS,
+    ),
+    Mutant(
+        "a decoded frame attends to itself alone",
+        "models/decoding.py",
+        "tensor[:, None, : frame + 1]",
+        "tensor[:, None, frame : frame + 1]",
+        CHUNKS,
+    ),
+    Mutant(
+        "Wan's decoder takes every frame for a clip's first",
+        "models/decoding.py",
+        '"first_chunk": number == 0',
+        '"first_chunk": True',
+        (f"{DECODING}test_wans_frames_are_the_whole_decode[3]",),
+    ),
+    Mutant(
+        "the decoders' norm forgets its scale",
+        "models/decoding.py",
+        ".mul_(norm.gamma)",
+        "",
+        (f"{DECODING}test_the_norm_is_the_stock_norm[False-dtype0]",),
+    ),
+    Mutant(
+        "the VAE computes in bfloat16 on a CPU",
+        "models/devices.py",
+        '(spec.dtype if cuda else "float32")',
+        "spec.dtype",
+        (f"{DECODING}test_the_vae_computes_in_bfloat16_where_that_is_fast",),
     ),
 )

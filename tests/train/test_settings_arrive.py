@@ -268,7 +268,8 @@ def test_the_logged_loss_is_the_equalised_one(make_config, make_trainer) -> None
 
 def test_spread_and_shares_are_made_of_their_sums() -> None:
     tally = Tally()
-    tally.sums |= {"ratio/mean": 0.03, "ratio/square": 0.0025, "gradient/policy": 9.0, "gradient/kl": 16.0}
+    sums = {"ratio/mean": 0.03, "ratio/square": 0.0025, "gradient/policy": 9.0, "gradient/kl": 16.0}
+    tally.sums |= {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     metrics = summarize(tally, World(), [])
     assert metrics["ratio/mean"] == pytest.approx(1.03)
     assert metrics["ratio/std"] == pytest.approx(0.04)

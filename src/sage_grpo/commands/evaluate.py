@@ -110,7 +110,7 @@ def run(options: Options) -> int:
 
 def measure(options: Options, own: Own | None = None) -> Evaluation:
     """Sample and score; what a program hands over takes the place of what the options name."""
-    from sage_grpo.models.family import choose_device
+    from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.train.evaluate import evaluate
     from sage_grpo.train.own import Own
@@ -178,7 +178,7 @@ def _report(result: Evaluation, options: Options) -> None:
 
 def _score_files(options: Options) -> int:
     from sage_grpo.commands.score_videos import score_videos, summary
-    from sage_grpo.models.family import choose_device
+    from sage_grpo.models.devices import choose_device
 
     assert options.videos is not None
     if options.prompts is None or options.prompts in ("shapes", "train"):

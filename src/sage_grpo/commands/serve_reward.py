@@ -43,7 +43,7 @@ def run(options: Options) -> int:
     """Serve until SIGINT or SIGTERM; running batches are finished first."""
     token = os.environ.get(options.token_env, "").strip()
     check_binding(options.host, token)
-    from sage_grpo.models.family import choose_device
+    from sage_grpo.models.devices import choose_device
 
     try:
         import uvicorn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,14 @@ from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.blocks import Keep, compile_blocks, keep_activations
 from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
+from sage_grpo.models.decoding import to_uint8
+from sage_grpo.models.devices import DTYPES, choose_device
 from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.guidance import read_guidance
 from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.sizes import check_video, choose_video, count_tokens, first_given
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ TOGETHER = 4096
 class FamilyModel(ABC):
     """A VelocityModel around the components of a stock diffusers pipeline.
 
-    Subclasses implement the four abstract methods and nothing else.
+    Subclasses implement the four abstract methods; one whose decoder can work in chunks of frames also has its `_pixels`.
     """
 
     traits: Traits
@@ -296,17 +296,18 @@ class FamilyModel(ABC):
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
         """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
         self._check_latents(latents)
-        vae = self.pipe.vae
         clips = []
         with torch.no_grad():
             for part in latents.split(1 if self.spec.vae_slicing else max(1, len(latents))):
-                z = self._to_vae(part.to(device=self._places["vae"], dtype=vae.dtype))
-                pixels = vae.decode(z, return_dict=False)[0].to(torch.float32)
-                clip = ((pixels * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-                clips.append(clip.permute(0, 2, 3, 4, 1).cpu())
+                z = self._to_vae(part.to(device=self._places["vae"], dtype=self.pipe.vae.dtype))
+                clips.append(to_uint8(self._pixels(z)))
                 if progress is not None:
                     progress(sum(map(len, clips)), len(latents))
-        return torch.cat(clips).contiguous()
+        return torch.cat(clips)
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        """Decoded pixels, in chunks of frames where a family's decoder can work in chunks; here all at once."""
+        return [self.pipe.vae.decode(z, return_dict=False)[0]]
 
     # ---- training
 
@@ -383,32 +384,3 @@ class FamilyModel(ABC):
                 f"Latents have shape {tuple(latents.shape)}, but {self.video.frames} frames of {self.video.height} x "
                 f"{self.video.width} need (batch, {', '.join(map(str, expected))}). Build them from latent_shape()."
             )
-
-
-def choose_device(name: str | torch.device) -> torch.device:
-    """The device of a spec; "auto" is CUDA where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    use = 'Use "auto", "cpu", "cuda" or "cuda:1".'
-    try:
-        device = torch.device(name)
-        if device.type != "cuda":
-            torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # whatever a kind of device has to say
-        raise ModelError(f'There is no device "{name}" here. {use}') from error
-    count = torch.cuda.device_count() if device.type == "cuda" else 1
-    if device.type == "meta" or (device.index or 0) >= max(1, count):
-        raise ModelError(f'There is no device "{name}" here: PyTorch sees {count} of that kind. {use}')
-    if not count:
-        raise ModelError(f'The device is "{name}", but PyTorch sees no CUDA device. Use "auto" or "cpu".')
-    return device
-
-
-def load_dtypes(spec: ModelSpec, *, trained: str = "transformer", vae: str | None = None) -> dict[str, torch.dtype]:
-    """What to load each component in: float32 where all weights are trained, `dtype` elsewhere."""
-    full = spec.train and spec.lora is None
-    return {
-        "default": DTYPES[spec.dtype],
-        trained: torch.float32 if full else DTYPES[spec.dtype],
-        "vae": DTYPES[spec.vae_dtype or vae or spec.dtype],
-    }

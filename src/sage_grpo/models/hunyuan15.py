@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch.nn import functional as F
 
 from sage_grpo.models.attention import PackedAttention
 from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, resolve
-from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
+from sage_grpo.models.decoding import hunyuan15_pixels
+from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.family import FamilyModel, Traits
 from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.schedulers import check_scheduler
@@ -42,7 +45,7 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15
             "Use the base checkpoint."
         )
     pipeline = getattr(diffusers, index["_class_name"])
-    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec))
+    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device))
     return Hunyuan15(spec, folder, index, pipe, device)
 
 
@@ -117,7 +120,7 @@ class Hunyuan15(FamilyModel):
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
         _pack(pipe.transformer)
-        for block in _vae_attention(pipe.vae):
+        for block in vae_attention(pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
         super().__init__(
             spec,
@@ -241,6 +244,10 @@ class Hunyuan15(FamilyModel):
     def _to_vae(self, latents: Tensor) -> Tensor:
         return latents / self.pipe.vae.config.scaling_factor
 
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        vae = self.pipe.vae
+        return super()._pixels(z) if vae.use_tiling else hunyuan15_pixels(vae, z)
+
 
 def causal_mask(
     n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
@@ -254,7 +261,8 @@ def causal_mask(
     return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
 
 
-def _vae_attention(vae: nn.Module) -> list[nn.Module]:
+def vae_attention(vae: nn.Module) -> list[nn.Module]:
+    """The VAE's attention blocks, in its encoder and its decoder."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]

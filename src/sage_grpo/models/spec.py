@@ -58,7 +58,8 @@ class ModelSpec:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in. On a CPU use float32: bfloat16 is hundreds of times slower there."""
     vae_dtype: Literal["float32", "bfloat16"] | None = None
-    """What the VAE computes in; None is the family's habit (Wan: float32, HunyuanVideo-1.5: `dtype`)."""
+    """What the VAE computes in; None is `dtype` on CUDA and float32 elsewhere. bfloat16 moves few pixels, by a grey level or two
+    (docs/speed.md)."""
     device: str = "auto"
     """"auto", "cpu", "cuda" or "cuda:1"."""
     train: bool = True
@@ -96,7 +97,8 @@ class ModelSpec:
     vae_slicing: bool = True
     """Decode one clip at a time; False decodes a batch at once (faster for small clips)."""
     vae_tiling: bool = False
-    """Decode in spatial tiles, to save memory; blends at their seams."""
+    """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
+    chunk is too much memory."""
     cache: str | None = "auto"
     """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
     writes none."""

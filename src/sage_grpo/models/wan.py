@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from sage_grpo.models.attention import PlainAttention
 from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, require_ftfy, resolve
-from sage_grpo.models.family import FamilyModel, Traits, load_dtypes
+from sage_grpo.models.decoding import wan_pixels
+from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.family import FamilyModel, Traits
 from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.schedulers import check_scheduler
@@ -47,7 +49,7 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
     # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
     name = "WanImageToVideoPipeline" if index.get("expand_timesteps") else index["_class_name"]
     pipeline = getattr(diffusers, name)
-    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, trained=trained, vae="float32"))
+    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device, trained=trained))
     return Wan(spec, folder, index, pipe, device)
 
 
@@ -191,6 +193,10 @@ class Wan(FamilyModel):
 
         # Written as the pipeline does, so that float32 gives its bits.
         return latents / (1.0 / channels(config.latents_std)) + channels(config.latents_mean)
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        vae = self.pipe.vae
+        return super()._pixels(z) if vae.use_tiling else wan_pixels(vae, z)
 
 
 def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from sage_grpo.configure import ConfigError
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.base import Explains, VelocityModel
 from sage_grpo.models.blocks import worth_compiling
-from sage_grpo.models.family import choose_device
+from sage_grpo.models.devices import choose_device
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import TrainConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.checkpoint import detect_family
-from sage_grpo.models.family import choose_device
+from sage_grpo.models.devices import choose_device
 from sage_grpo.models.spec import ModelError, ModelSpec, find_family
 from sage_grpo.objects import refuse_object
 from sage_grpo.rewards.needs import Need, reward_needs

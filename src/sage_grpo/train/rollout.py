@@ -13,6 +13,7 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.solvers import Rule, Stepper
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.train.plan import Group, Plan, Replay
+from sage_grpo.train.transfers import settle, to_device, to_storage
 from sage_grpo.types import Conditioning
 
 
@@ -56,7 +57,7 @@ class Storage:
 
     def kept(self, x: Tensor) -> Tensor:
         """x in its place."""
-        return x.to(device=self.device, dtype=self.dtype)
+        return to_storage(x, self.device, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Sampler:
             if idle[network]:
                 self._idle(network, idle[network])
         self.result.latents.extend((path.batch, path.x) for path in paths)
+        settle(self.policies(self.plan.groups[0]).model.device)
         return self.result
 
     def _idle(self, network: bool, passes: int) -> None:
@@ -139,14 +141,15 @@ class Sampler:
         model = self.policies(group).model
         shape = model.latent_shape()
         rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
-        return self.storage.rounded(torch.stack(rows).to(model.device))
+        return self.storage.rounded(to_device(torch.stack(rows), model.device))
 
     def explore(self, walk: _Trunk | _Members, replay: Replay, step: Step) -> Tensor:
         """Take a noisy step for every member, and keep it if an update replays it."""
         policy, storage = walk.policy, self.storage
         law = step.gaussian.expand(len(replay.members))
+        # Drawn by the CPU while the device still computes the velocity: nothing before this waits for it.
         noise = self.keys.step(replay.members, walk.group.label(replay.step), policy.model.latent_shape())
-        x_next = storage.rounded(law.sample(noise.to(walk.x.device)))
+        x_next = storage.rounded(law.sample(to_device(noise, walk.x.device)))
         kept, walk.kept = walk.kept, None
         if replay in self.wanted:
             walk.kept = storage.kept(x_next)
@@ -155,7 +158,9 @@ class Sampler:
                 conditions=walk.conditions,
                 x=storage.kept(walk.x) if kept is None else kept,
                 x_next=walk.kept,
-                v_old=step.velocity.to(storage.device) if storage.velocities or replay in self.gauged else None,
+                v_old=to_storage(step.velocity, storage.device)
+                if storage.velocities or replay in self.gauged
+                else None,
                 log_prob_old=law.log_prob(x_next),
             )
         return x_next
@@ -170,7 +175,8 @@ class _Trunk:
         self.members = sampler.plan.members(sampler.rank)[group.index]
         self.conditions = (sampler.conditions[group.index],)
         self.keys = sampler.plan.trunk(group)
-        self.x = sampler.start(group, self.members[:1])
+        self.x = torch.empty(0)
+        """The state; it starts with the first step, so that noise is drawn while the device is busy with other clips."""
         self.kept: Tensor | None = None
 
     def ready(self) -> bool:
@@ -183,6 +189,8 @@ class _Trunk:
 
     def step(self) -> None:
         """One step; groups of one prompt share the network's passes."""
+        if not len(self.x):
+            self.x = self.sampler.start(self.group, self.members[:1])
         key, known = self.keys[self.index], self.sampler._known
         if key not in known:
             known[key] = self.policy.step(self.index, self.x, self.conditions).velocity
@@ -210,8 +218,7 @@ class _Members:
         self.kept: Tensor | None = None
         """`x` as it is stored, where the step before stored it."""
         self.x = torch.empty(0)
-        if not self.group.shared:
-            self.x = sampler.start(self.group, batch.members)
+        """The states, from the first step on."""
 
     def ready(self) -> bool:
         """Whether there is a step to take: not before the trunk has got here."""
@@ -224,8 +231,8 @@ class _Members:
 
     def step(self) -> None:
         """One step of all rows."""
-        if self.group.shared and not len(self.x):
-            self.x = torch.stack([self.sampler._forked[member] for member in self.batch.members])
+        if not len(self.x):
+            self.x = self._start()
         step = self.policy.step(self.index, self.x, self.conditions)
         if self.policy.is_noisy(self.index):
             replay = Replay(self.index, self.batch.members, shared=False)
@@ -236,3 +243,8 @@ class _Members:
             self.x, self.kept = self.sampler.storage.rounded(x_next), None
         self.index += 1
         self.sampler.progress()
+
+    def _start(self) -> Tensor:
+        if not self.group.shared:
+            return self.sampler.start(self.group, self.batch.members)
+        return torch.stack([self.sampler._forked[member] for member in self.batch.members])

@@ -53,7 +53,7 @@ def load_rewards(config: TrainConfig, prompt: Prompt, world: World, own: Own | N
 
 def reward_device(model: ModelSpec, world: World | None = None) -> torch.device:
     """The device that a model will be on, before it is loaded."""
-    from sage_grpo.models.family import choose_device
+    from sage_grpo.models.devices import choose_device
 
     own = None if world is None else world.device
     return choose_device(model.device) if own is None else own

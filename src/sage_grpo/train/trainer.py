@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
 from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
+from sage_grpo.train.vae_place import VaePlace
 from sage_grpo.types import Conditioning
 
 
@@ -92,6 +93,7 @@ class Trainer:
             ranks=self.world.size,
         )
         self.planner.check()
+        self.vae = VaePlace(self.model)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
@@ -131,9 +133,11 @@ class Trainer:
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages)
         self.state.iteration += 1
+        times = self.clock.report()
+        self.vae.observe(times)
         self.failures = scored.report
         self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in self._scored(plan)]
-        return {**self.describe(scored, advantages), **metrics, **self.clock.report()}
+        return {**self.describe(scored, advantages), **metrics, **times}
 
     def policy(self, group: Group) -> Policy:
         """The policy that samples a group."""
@@ -165,21 +169,13 @@ class Trainer:
         video, places = self.model.video, self.world.mine(len(rollout.latents))
         tick = self.clock.ticker(len(places))
         clips = []
-        with self._vae():
+        with self.vae.decoding():
             for place in places:
                 clips.append(self.model.decode(rollout.latents[place][1]))
                 tick()
         if not clips:  # more ranks share the clips of this one than there are micro-batches
             return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
         return torch.cat(clips)
-
-    @contextmanager
-    def _vae(self) -> Iterator[None]:
-        """The VAE is on an accelerator only while it decodes."""
-        self.model.place("vae", self.model.device)
-        yield
-        if self.model.device.type != "cpu":
-            self.model.place("vae", "cpu")
 
     def score(self, videos: Tensor, plan: Plan) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
@@ -328,7 +324,7 @@ class Trainer:
             self.clock.listen("evaluate", done, total)
             after_batch()
 
-        with self.clock("evaluate"), self._vae(), weights:
+        with self.clock("evaluate"), self.vae.decoding(), weights:
             return evaluate(
                 self.model,
                 self.reward,

@@ -23,6 +23,7 @@ from sage_grpo.rl.surrogate import (
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.train.config import SurrogateConfig
 from sage_grpo.train.rollout import Record
+from sage_grpo.train.transfers import settle, to_device, to_storage
 
 
 class Diverged(RuntimeError):
@@ -72,18 +73,28 @@ class Objective:
 
 @dataclass
 class Tally:
-    """Sums over the items of one update; added up over ranks in one go."""
+    """Sums over the items of one update, in float64 where the losses are; read once, and added up over ranks in one go."""
 
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    grad_raw: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    device: torch.device = torch.device("cpu")
+    sums: dict[str, Tensor] = field(init=False)
+    grad_raw: dict[int, Tensor] = field(init=False)
     """Squared gradient norm of the surrogate at the velocity, per step, before equalising."""
-    grad_weighted: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    grad_weighted: dict[int, Tensor] = field(init=False)
     """The same after equalising."""
-    grad_sent: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    grad_sent: dict[int, Tensor] = field(init=False)
     """Of the whole gradient that went into the network: equalised surrogate plus KL."""
-    bad_steps: set[int] = field(default_factory=set)
-    """Steps with a loss that is not finite."""
-    largest_log_ratio: float = 0.0
+    bad: dict[int, Tensor] = field(init=False)
+    """Number of items whose loss is not finite, per step."""
+    largest_log_ratio: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sums, self.grad_raw, self.grad_weighted, self.grad_sent, self.bad = (
+            defaultdict(self._zero) for _ in range(5)
+        )
+        self.largest_log_ratio = self._zero()
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -112,8 +123,8 @@ class Loss:
     terms: SurrogateTerms
     kl: KlTerms
     log_ratio: Tensor
-    value: float
-    """Weighted mean of the surrogate, before the equaliser."""
+    value: Tensor
+    """Weighted mean of the surrogate, before the equaliser; detached."""
     raw: Tensor
     """Gradient of the surrogate without the equaliser."""
     policy: Tensor
@@ -137,10 +148,10 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     them, and one pass serves the whole group.
     """
     record, v = item.record, step.velocity
-    x_next = record.x_next.to(device=v.device, dtype=torch.float32)
-    sensitivity = record.policy.transition(item.step).sensitivity.to(v.device)
+    x_next = to_device(record.x_next, v.device, torch.float32)
+    sensitivity = record.policy.transition(item.step).sensitivity.to(v.device, non_blocking=True)
     log_prob, log_prob_old = step.gaussian.expand(len(x_next)).log_prob(x_next), record.log_prob_old
-    v_old = v.detach() if record.v_old is None else record.v_old.to(v.device)
+    v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
     kl_old = closed_form_kl(v, v_old, sensitivity) if objective.needs_v_old else None
     terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old)
     kl = objective.trust_region.penalty(
@@ -158,7 +169,7 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     if len(v) < len(x_next):
         (slope,) = torch.autograd.grad(objective.scale * item.equalizer * value, log_prob, retain_graph=True)
         squares = _by_member(slope, step, x_next, sensitivity), _shared_out(trust, item.weight)
-    return Loss(terms, kl, log_ratio, float(value.detach()), raw, policy, trust, squares)
+    return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares)
 
 
 def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor) -> Tensor:
@@ -175,7 +186,7 @@ def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
 def replay(item: Item, device: torch.device) -> Step:
     """Run an item's step again, with the weights that are in the model now."""
     record = item.record
-    x = record.x.to(device=device, dtype=torch.float32)
+    x = to_device(record.x, device, torch.float32)
     return record.policy.step(item.step, x, record.conditions)
 
 
@@ -188,36 +199,31 @@ def backward(objective: Objective, item: Item, *, kl_lambda: float, scale: float
 
 
 def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
-    """Add one item to the tally."""
+    """Add one item to the tally, without waiting for the device."""
     w, kl, terms = item.weight, loss.kl, loss.terms
-    kl_total = 0.0 if kl.total is None else float((w * kl.total.detach()).sum())
+    value = loss.value.double()
+    kl_total = torch.zeros_like(value) if kl.total is None else (w * kl.total.detach()).sum().double()
     sums = tally.sums
-    sums["loss/policy"] += item.equalizer * loss.value
+    sums["loss/policy"] += item.equalizer * value
     sums["loss/kl"] += kl_lambda * kl_total
     sums["kl/total"] += kl_total
     for name, term in (("kl/position", kl.position), ("kl/velocity", kl.velocity)):
         if term is not None:
-            sums[name] += float((w * term.detach()).sum())
+            sums[name] += (w * term.detach()).sum()
     # Ratios differ from 1 in the fifth digit and beyond: their spread is lost in float32, and in E[r^2] - E[r]^2.
     excess, share = terms.ratio.double() - 1.0, w.double()
-    sums["ratio/mean"] += float((share * excess).sum())
-    sums["ratio/square"] += float((share * excess.square()).sum())
-    sums["ratio/clip_fraction"] += float((w * terms.inactive).sum())
-    live = loss.log_ratio[w > 0]
-    if len(live):
-        tally.largest_log_ratio = max(tally.largest_log_ratio, float(live.abs().max()))
-    policy = _square(loss.policy)
-    tally.grad_raw[item.label] += _square(loss.raw)
+    sums["ratio/mean"] += (share * excess).sum()
+    sums["ratio/square"] += (share * excess.square()).sum()
+    sums["ratio/clip_fraction"] += (w * terms.inactive).sum()
+    live = torch.where(w > 0, loss.log_ratio.abs(), 0.0)
+    tally.largest_log_ratio = torch.maximum(tally.largest_log_ratio, live.max().double())
+    policy = loss.policy.square().sum()
+    tally.grad_raw[item.label] += loss.raw.square().sum()
     tally.grad_weighted[item.label] += policy
-    tally.grad_sent[item.label] += _square(loss.total)
-    sums["gradient/policy"] += float(loss.squares[0])
-    sums["gradient/kl"] += float(loss.squares[1])
-    if not math.isfinite(loss.value + kl_total + tally.grad_sent[item.label]):
-        tally.bad_steps.add(item.label)
-
-
-def _square(gradient: Tensor) -> float:
-    return float(gradient.square().sum())
+    tally.grad_sent[item.label] += loss.total.square().sum()
+    sums["gradient/policy"] += loss.squares[0]
+    sums["gradient/kl"] += loss.squares[1]
+    tally.bad[item.label] += ~torch.isfinite(value + kl_total + tally.grad_sent[item.label])
 
 
 @torch.no_grad()
@@ -225,9 +231,10 @@ def with_anchor(items: Sequence[Item], device: torch.device, progress: Callable[
     """The reference pass: items with the velocities of the weights that are in the model now."""
     result = []
     for item in items:
-        v_anchor = replay(item, device).velocity.to(item.record.x.device)
+        v_anchor = to_storage(replay(item, device).velocity, item.record.x.device)
         result.append(dataclasses.replace(item, v_anchor=v_anchor))
         progress()
+    settle(device)
     return result
 
 
@@ -245,15 +252,15 @@ def accumulate(
 
     `before_last` is called before the last backward pass: engines that synchronise gradients do so only there.
     """
-    tally = Tally()
+    tally = Tally(device)
     for number, item in enumerate(items):
         if number == len(items) - 1:
             before_last()
         placed = dataclasses.replace(
             item,
-            advantage=item.advantage.to(device),
-            weight=item.weight.to(device),
-            v_anchor=None if item.v_anchor is None else item.v_anchor.to(device),
+            advantage=to_device(item.advantage, device),
+            weight=to_device(item.weight, device),
+            v_anchor=None if item.v_anchor is None else to_device(item.v_anchor, device),
         )
         backward(objective, placed, kl_lambda=kl_lambda, scale=scale, tally=tally)
         progress()
@@ -266,8 +273,9 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
     squares = {"raw": tally.grad_raw, "equalized": tally.grad_weighted, "sent": tally.grad_sent}
     rows = [tally.sums[name] for name in names]
     rows += [square[step] for square in squares.values() for step in steps]
-    rows += [float(step in tally.bad_steps) for step in steps]
-    packed = iter(world.sum(torch.tensor(rows, dtype=torch.float64)).tolist())
+    rows += [tally.bad[step] for step in steps]
+    read = torch.stack([*rows, tally.largest_log_ratio]).cpu()  # the only time that this process waits for the device
+    packed = iter(world.sum(read[:-1]).tolist())
     metrics = {name: next(packed) for name in names}
     for kind in squares:
         metrics |= {f"gradient/{kind}/{step:03d}": math.sqrt(next(packed)) for step in steps}
@@ -281,7 +289,5 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
     metrics["gradient/kl_share"] = kl / (policy + kl) if policy + kl > 0 else 0.0
     metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
     metrics["ratio/mean"] += 1.0
-    metrics["ratio/largest_log"] = float(
-        world.gather(torch.tensor([tally.largest_log_ratio], dtype=torch.float64)).max()
-    )
+    metrics["ratio/largest_log"] = float(world.gather(read[-1:]).max())
     return metrics

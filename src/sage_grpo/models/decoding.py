@@ -1,0 +1,197 @@
+"""Latents to uint8 clips with diffusers' own decoders, in chunks of frames that give what the whole decode gives.
+
+Both decoders are causal in time and normalise every position by itself, so a chunk needs of the past only the last input frames of
+each convolution. Wan's decoder keeps them itself; for HunyuanVideo-1.5 they are kept here. Nothing is blended and nothing is computed
+twice: results differ from the whole decode by round-off. The modules and their weights stay diffusers'; while they decode, some of
+them run a function of this file instead of their own forward.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CHUNK_PIXELS = 4 * 2**20
+"""Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
+
+
+def to_uint8(chunks: Iterable[Tensor]) -> Tensor:
+    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU."""
+    clips, device = [], torch.device("cpu")
+    for pixels in chunks:
+        clip = ((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+        clips.append(clip.permute(0, 2, 3, 4, 1).to("cpu", non_blocking=True))  # while the next chunk is computed
+        device = pixels.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return torch.cat(clips, dim=1).contiguous()
+
+
+def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator[Tensor]:
+    """What `vae.decode(z)` gives, in chunks of `frames` latent frames; None is as many as CHUNK_PIXELS allows."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
+        HunyuanVideo15CausalConv3d,
+        HunyuanVideo15RMS_norm,
+    )
+
+    decoder = vae.decoder
+    frames = frames or _latent_frames(z, vae.temporal_compression_ratio, vae.spatial_compression_ratio)
+    ours = _all(decoder, HunyuanVideo15RMS_norm, rms_norm)
+    convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _causal_conv)
+    with _running(ours | convolutions):
+        x = decoder.conv_in(z) + z.repeat_interleave(decoder.repeat, dim=1)
+        x = decoder.mid_block.resnets[0](x)
+        for attention, resnet in zip(decoder.mid_block.attentions, decoder.mid_block.resnets[1:]):
+            x = resnet(x if attention is None else _attend(attention, x))
+    chunks = x.split(frames, dim=2)
+    if len(chunks) > 1:
+        convolutions = {module: _Carry(module) for module in convolutions}
+    with _running(ours | convolutions):
+        for number, chunk in enumerate(chunks):
+            yield _up(decoder, chunk, first=number == 0)
+
+
+def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
+    """What `vae.decode(z)` gives, one latent frame after the other, as its decoder works."""
+    from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm, WanUpsample, unpatchify
+
+    # Stock upsampling copies pixels in float32, whatever they are in: the same numbers for twice the memory.
+    ours = _all(vae.decoder, WanRMS_norm, rms_norm) | _all(vae.decoder, WanUpsample, nn.Upsample.forward)
+    vae.clear_cache()
+    x = vae.post_quant_conv(z)
+    with _running(ours):
+        for number, frame in enumerate(x.split(1, dim=2)):
+            kept = {"feat_cache": vae._feat_map, "feat_idx": [0], "first_chunk": number == 0}
+            yield unpatchify(vae.decoder(frame, **kept), vae.config.patch_size or 1).clamp(-1, 1)
+    vae.clear_cache()
+
+
+def rms_norm(norm: Any, x: Tensor) -> Tensor:
+    """The forward of both families' RMS norm, x / |x| * scale * gamma + bias, rounded where it rounds, with less traffic.
+
+    Stock copies bfloat16 to float32 and back; on a CPU its norm over a strided axis is 40 times slower than these sums of squares.
+    """
+    dim = 1 if norm.channel_first else -1
+    if x.device.type == "cpu":
+        length = x.float().square().sum(dim, keepdim=True).sqrt()
+    else:
+        length = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.float32)
+    # Straight into a tensor of x's dtype: a GPU divides in float32 and writes no copy in float32.
+    y = torch.div(x, length.clamp_min(1e-12), out=torch.empty_like(x)).mul_(norm.scale).mul_(norm.gamma)
+    return y.add_(norm.bias) if isinstance(norm.bias, Tensor) else y
+
+
+def _latent_frames(z: Tensor, temporal: int, spatial: int) -> int:
+    """Latent frames whose pixels are at most CHUNK_PIXELS, and at least one."""
+    pixels = len(z) * temporal * z.shape[3] * z.shape[4] * spatial**2
+    return max(1, CHUNK_PIXELS // max(1, pixels))
+
+
+def _all(root: nn.Module, kind: type[nn.Module], forward: Callable[..., Tensor]) -> dict[nn.Module, Any]:
+    """Every module of a kind with what it runs instead of its own forward."""
+    return {module: partial(forward, module) for module in root.modules() if isinstance(module, kind)}
+
+
+@contextmanager
+def _running(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
+    """Inside, modules run these functions instead of their own forward."""
+    for module, forward in forwards.items():
+        vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        for module in forwards:
+            del vars(module)["forward"]
+
+
+def _up(decoder: Any, x: Tensor, *, first: bool) -> Tensor:
+    """The decoder after its middle, for one chunk of frames."""
+    for block in decoder.up_blocks:
+        for resnet in block.resnets:
+            x = resnet(x)
+        for upsample in block.upsamplers or ():
+            x = upsample(x) if first or not upsample.add_temporal_upsample else _upsample(upsample, x)
+    return decoder.conv_out(decoder.conv_act(decoder.norm_out(x)))
+
+
+def _upsample(module: Any, x: Tensor) -> Tensor:
+    """Upsampling in time of frames that follow others: only the first frame of a clip stays one frame."""
+    unfold = partial(module._dcae_upsample_rearrange, r1=2)
+    return unfold(module.conv(x)) + unfold(x).repeat_interleave(module.repeats, dim=1)
+
+
+def _attend(block: Any, x: Tensor) -> Tensor:
+    """The attention block, frame after frame: a frame sees itself and those before, so no mask of all positions squared."""
+    frames, height, width = x.shape[2:]
+    normed = block.norm(x)
+    query, key, value = (
+        project(normed).flatten(3).permute(0, 2, 3, 1).contiguous() for project in (block.to_q, block.to_k, block.to_v)
+    )
+    rows = []
+    for frame in range(frames):
+        past = (tensor[:, None, : frame + 1].flatten(2, 3) for tensor in (key, value))
+        rows.append(F.scaled_dot_product_attention(query[:, None, frame], *past)[:, 0])
+    seen = torch.stack(rows, dim=1).permute(0, 3, 1, 2).unflatten(3, (height, width))
+    return x + block.proj_out(seen)
+
+
+def _causal_conv(module: Any, x: Tensor) -> Tensor:
+    """A causal convolution of whole clips."""
+    return _convolve(module, _first(module, x), x)
+
+
+class _Carry:
+    """A causal convolution whose calls follow one another: it goes on where the last one ended."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.past: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        past = _first(self.module, x) if self.past is None else self.past
+        count = past.shape[2]
+        # A copy, not a view, which would keep all of x; one frame alone may be less than the past that is needed.
+        self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, -count:].clone()
+        return _convolve(self.module, past, x)
+
+
+def _first(module: Any, x: Tensor) -> Tensor:
+    """What comes before a clip: its first frame, repeated."""
+    return x[:, :, :1].expand(-1, -1, module.time_causal_padding[4], -1, -1)
+
+
+def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
+    """The convolution of x after its past, with the borders of every frame repeated: put together in one copy.
+
+    For one small clip PyTorch takes its slow way on a CPU, though oneDNN's is three times as fast (on x86).
+    """
+    conv, (left, right, top, bottom, _, _) = module.conv, module.time_causal_padding
+    (batch, channels, frames, height, width), before = x.shape, past.shape[2]
+    size = (batch, channels, before + frames, top + height + bottom, left + width + right)
+    whole = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_layout(conv.weight))
+    inner = whole[..., top : top + height, left : left + width]
+    inner[:, :, :before], inner[:, :, before:] = past, x
+    rows = whole[..., left : left + width]
+    rows[..., :top, :], rows[..., top + height :, :] = inner[..., :1, :], inner[..., -1:, :]
+    whole[..., :left], whole[..., left + width :] = rows[..., :1], rows[..., -1:]
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not _onednn():
+        return conv(whole)
+    none, one = [0, 0, 0], [1, 1, 1]
+    return torch.mkldnn_convolution(whole, conv.weight, conv.bias, none, one, one, 1)
+
+
+def _layout(weight: Tensor) -> torch.memory_format:
+    """How the inputs of a convolution lie in memory: as its weights do."""
+    plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=torch.channels_last_3d)
+    return torch.contiguous_format if plain else torch.channels_last_3d
+
+
+def _onednn() -> bool:
+    return platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()

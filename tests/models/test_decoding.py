@@ -1,0 +1,181 @@
+"""Decoding in chunks of frames gives what the stock VAE gives at once, and leaves its modules as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sage_grpo.models import decoding
+from sage_grpo.models.decoding import hunyuan15_pixels, rms_norm, to_uint8, wan_pixels
+from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.spec import ModelSpec
+
+CHUNKED = {"hunyuan15_t2v": hunyuan15_pixels, "wan_t2v": wan_pixels}
+
+
+def latents(vae: Any, batch: int, frames: int) -> torch.Tensor:
+    """Random latents, wider than high, that differ from frame to frame."""
+    channels = vae.config.get("latent_channels") or vae.config["z_dim"]
+    return torch.randn(batch, channels, frames, 2, 3, generator=torch.Generator().manual_seed(frames))
+
+
+@torch.no_grad()
+def stock(vae: Any, z: torch.Tensor) -> torch.Tensor:
+    return torch.cat([vae.decode(clip).sample for clip in z.split(1)])
+
+
+@torch.no_grad()
+def chunked(pixels: Callable, vae: Any, z: torch.Tensor, **options: int) -> torch.Tensor:
+    return torch.cat(list(pixels(vae, z, **options)), dim=2)
+
+
+def assert_same(given: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal to round-off: a small part of how far pixels spread."""
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(given, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.fixture(scope="module")
+def wide_vae() -> Any:
+    """HunyuanVideo-1.5's VAE with a width per level, as its checkpoint and the miniature have: upsampling changes the width too."""
+    from sage_grpo.shapes.networks import Sizes, build_vae
+
+    torch.manual_seed(0)
+    return build_vae(Sizes(latent_channels=4, vae_channels=(4, 4, 8, 8))).eval()
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 4, 5])
+def test_chunks_of_frames_are_the_whole_decode(frames: int, model, wide_vae) -> None:
+    """1 to 17 frames of pixels, in chunks that divide them and that do not, and two clips at once."""
+    for vae in (model("hunyuan15_t2v").pipe.vae, wide_vae):
+        z = latents(vae, 2, frames)
+        whole = stock(vae, z)
+        assert whole.shape[2] == 4 * frames - 3
+        for size in (1, 2, 8):
+            assert_same(chunked(hunyuan15_pixels, vae, z, frames=size), whole)
+        assert_same(chunked(hunyuan15_pixels, vae, z[:1], frames=1), whole[:1])
+
+
+def test_the_layout_of_the_weights_changes_nothing(wide_vae) -> None:
+    z = latents(wide_vae, 1, 3)
+    plain = chunked(hunyuan15_pixels, wide_vae, z, frames=2)
+    convolutions = [module for module in wide_vae.decoder.modules() if isinstance(module, torch.nn.Conv3d)]
+    try:
+        for layout in (torch.channels_last_3d, torch.contiguous_format):
+            for conv in convolutions:
+                conv.weight.data = conv.weight.data.contiguous(memory_format=layout)
+            assert_same(chunked(hunyuan15_pixels, wide_vae, z, frames=2), plain)
+    finally:
+        assert all(conv.weight.is_contiguous() for conv in convolutions)
+
+
+@pytest.fixture(scope="module")
+def residual_vae() -> Any:
+    """The VAE of Wan 2.2 5B in small: other blocks, and pixels in patches."""
+    from diffusers import AutoencoderKLWan
+
+    torch.manual_seed(0)
+    patches = {"patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
+    small = {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+    return AutoencoderKLWan(is_residual=True, **small, **patches).eval()
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_wans_frames_are_the_whole_decode(frames: int, model, residual_vae) -> None:
+    for vae in (model("wan_t2v").pipe.vae, residual_vae):
+        z = latents(vae, 2, frames)
+        assert_same(chunked(wan_pixels, vae, z), stock(vae, z))
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_a_decode_given_up_half_way_leaves_no_trace(kind: str, model) -> None:
+    vae = model(kind).pipe.vae
+    z = latents(vae, 1, 3)
+    before = stock(vae, z)
+    with torch.no_grad():
+        monkey = CHUNKED[kind](vae, z, **({"frames": 1} if kind.startswith("hunyuan") else {}))
+        next(monkey)
+        assert any("forward" in vars(module) for module in vae.modules())
+        monkey.close()
+    assert not any("forward" in vars(module) for module in vae.modules())
+    assert torch.equal(stock(vae, z), before)
+    assert_same(chunked(CHUNKED[kind], vae, z), before)
+
+
+def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = fresh_model("hunyuan15_t2v", frames=13, train=False)
+    z = torch.randn(1, *one.latent_shape())
+    (whole,) = one._pixels(z)
+    monkeypatch.setattr(decoding, "CHUNK_PIXELS", 8 * 32 * 32)  # two latent frames
+    parts = list(one._pixels(z))
+    assert [part.shape[2] for part in parts] == [5, 8]
+    assert [part.shape[2] for part in one._pixels(z.expand(2, *z.shape[1:]))] == [1, 4, 4, 4]
+    assert_same(torch.cat(parts, dim=2), whole)
+    monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
+    assert len(list(one._pixels(z))) == 4
+    assert torch.equal(one.decode(z), to_uint8(one._pixels(one._to_vae(z))))
+
+
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
+def test_tiles_are_the_stock_ones(kind: str, fresh_model) -> None:
+    one = fresh_model(kind, train=False, vae_tiling=True)
+    vae, small = one.pipe.vae, {"tile_sample_min_height": 16, "tile_sample_min_width": 16}
+    if kind.startswith("hunyuan"):
+        vae.enable_tiling(**small, tile_latent_min_height=2, tile_latent_min_width=2, tile_overlap_factor=0.5)
+    else:
+        vae.enable_tiling(**small, tile_sample_stride_height=8, tile_sample_stride_width=8)
+    z = torch.randn(1, *one.latent_shape())
+    with torch.no_grad():
+        (pixels,) = one._pixels(z)
+        expected = vae.decode(z).sample
+        vae.disable_tiling()
+        whole = vae.decode(z).sample
+    assert torch.equal(pixels, expected)
+    assert not torch.allclose(expected, whole, atol=1e-3)  # tiles are blended, chunks of frames are not
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_norm_is_the_stock_norm(dtype: torch.dtype, bias: bool) -> None:
+    """To round-off in float32; in bfloat16 all but a few bits are the same, as it rounds in the same places."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15RMS_norm
+    from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 24, 3, 8, 8, generator=generator) * 3
+    x[0, :, 0, 0, 0] = 0  # neither divides by zero
+    for kind in (HunyuanVideo15RMS_norm, WanRMS_norm):
+        norm = kind(24, images=False, bias=bias).requires_grad_(False)
+        norm.gamma.normal_(generator=generator)
+        if bias:
+            norm.bias.normal_(generator=generator)
+        norm, given = norm.to(dtype), x.to(dtype)
+        theirs, ours = norm(given), rms_norm(norm, given)
+        assert torch.isfinite(ours).all()
+        if dtype == torch.float32:
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        else:
+            assert ours.dtype == dtype
+            assert (ours != theirs).float().mean() < 0.01
+
+
+def test_grey_levels_are_those_of_the_pipelines() -> None:
+    pixels = torch.tensor([-1.5, -1.0, 0.0, 0.5, 1.0, 2.0]).view(1, 1, 6, 1, 1).expand(1, 3, 6, 1, 1)
+    clip = to_uint8(pixels.split(4, dim=2))
+    assert clip.is_contiguous()
+    assert clip[0, :, 0, 0].tolist() == [[level] * 3 for level in (0, 0, 128, 191, 255, 255)]
+
+
+def test_the_vae_computes_in_bfloat16_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dtype(device: str | None = None, **fields: Any) -> torch.dtype:
+        return load_dtypes(ModelSpec(**fields), device)["vae"]
+
+    assert dtype("cpu", dtype="bfloat16") == torch.float32  # a CPU takes hundreds of times longer in bfloat16
+    assert dtype("cpu", dtype="bfloat16", vae_dtype="bfloat16") == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert dtype(dtype="bfloat16") == torch.bfloat16
+    assert dtype(dtype="float32") == torch.float32
+    assert dtype(dtype="bfloat16", vae_dtype="float32") == torch.float32
