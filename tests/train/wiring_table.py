@@ -148,6 +148,7 @@ RUN = {
     "keep.videos_every": Files(1),
     "keep.videos": Files(3, base={"keep.videos_every": 2}),
     "keep.video_megabytes": Files(0.003, base={"keep.videos_every": 1}),
+    "profile": Files(1),
     "log.tensorboard": Files(True),
     "log.wandb": Seen("project", look="sinks", why="a service"),
     "log.trackio": Seen("project", look="sinks", why="a service"),

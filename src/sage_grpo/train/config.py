@@ -318,9 +318,17 @@ class TrainConfig:
     """Several processes."""
     log: LogConfig = LogConfig()
     """Logging."""
+    profile: Natural | None = None
+    """Record what happens between iterations N and N + 1 (0: the first) with torch's profiler: `out/profile` gets a trace of every phase's
+    first passes and a table of phases and kernels; see docs/speed.md."""
 
     def __post_init__(self) -> None:
         check(self)
+        if self.profile is not None and self.profile >= self.iterations:
+            raise ValueError(
+                f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "
+                f"use at most {self.iterations - 1}."
+            )
         if not self.model.train:
             raise ValueError("model.train must be true in a run, which would train nothing: leave it out.")
         if not any(reward.counts for reward in self.rewards):
