@@ -118,6 +118,7 @@ RUN = {
     "kl.share": Row(0.5, "gradient", base={"kl.kind": "share"}),
     "kl.lambda_cap": Row(0.2, "gradient", base={"kl.kind": "share"}),
     "anchor.every": Row(1, "gradient"),
+    "anchor.skip_below": Row(0.99, "gradient", base={"trust_region.mode": "fixed", "anchor.every": 1}),
     "anchor.offload": Seen(True, look="anchor", why=GPU),
     "update.updates_per_rollout": Row(1, "gradient"),
     "update.step_fraction": Row(0.5, "gradient"),

@@ -133,6 +133,9 @@ class AnchorConfig:
     """Optimizer updates between renewals (modes moving and dual; fixed never renews)."""
     offload: bool = False
     """Keep the anchor in CPU memory."""
+    skip_below: Annotated[float, Range(0, 1, open_above=True)] = 0.0
+    """Leave the anchor's pass out, for up to four fifths of the updates, where the KL's share of the gradient was measured to stay below this
+    (`gradient/kl_share`; 6e-8 is the round-off of float32, 1e-3 that of bfloat16). 0 never does. Kinds of `kl` that steer by the KL always run it."""
 
     def __post_init__(self) -> None:
         check(self)
