@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from mutants import flow_errors, learning_errors, model_errors, process_errors, reward_errors, training_errors
+from mutants import (
+    flow_errors,
+    learning_errors,
+    model_errors,
+    process_errors,
+    reward_errors,
+    speed_errors,
+    training_errors,
+)
 
 MUTANTS = (
     *flow_errors.MUTANTS,
@@ -11,4 +19,5 @@ MUTANTS = (
     *model_errors.MUTANTS,
     *reward_errors.MUTANTS,
     *process_errors.MUTANTS,
+    *speed_errors.MUTANTS,
 )
