@@ -9,6 +9,7 @@ from mutants import (
     model_errors,
     process_errors,
     reward_errors,
+    speed_errors,
     training_errors,
 )
 
@@ -20,4 +21,5 @@ MUTANTS = (
     *reward_errors.MUTANTS,
     *process_errors.MUTANTS,
     *lab_errors.MUTANTS,
+    *speed_errors.MUTANTS,
 )

@@ -56,12 +56,21 @@ class Anchor(Snapshot):
     def __init__(self, params: Mapping[str, nn.Parameter], *, every: int | None, offload: bool = False) -> None:
         super().__init__(params, offload=offload)
         self.every = every
+        self.renewed_at = 0
+        """Optimizer updates that had been done at the last renewal; negative where that is not known."""
+
+    def is_live(self, updates: int, later: int = 0) -> bool:
+        """Whether its weights will be the live ones, `later` updates after the first `updates`."""
+        if later:
+            return self.every is not None and (updates + later) % self.every == 0
+        return self.renewed_at == updates
 
     def advance(self, updates: int) -> bool:
         """Called after optimizer update number `updates` (from 1); renews when it is time, and says whether it did."""
         if self.every is None or updates % self.every:
             return False
         self.renew()
+        self.renewed_at = updates
         return True
 
 

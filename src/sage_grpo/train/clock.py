@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
+
+from sage_grpo.train.profiler import Recorder
 
 
 class Clock:
@@ -15,6 +17,8 @@ class Clock:
     def __init__(self, listen: Callable[[str, int, int], None] = lambda phase, done, total: None) -> None:
         self.listen = listen
         self.phase = ""
+        self.recorder: Recorder | None = None
+        """Records phases while it is here."""
         self._seconds: dict[str, float] = {}
         self._memory: dict[str, float] = {}
 
@@ -22,15 +26,16 @@ class Clock:
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a phase."""
         cuda = torch.cuda.is_available()
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-        self.phase, start = phase, time.perf_counter()
-        self.listen(phase, 0, 1)
-        yield
-        if cuda:
-            torch.cuda.synchronize()
-            self._memory[phase] = torch.cuda.max_memory_allocated() / 2**30
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
+        with nullcontext() if self.recorder is None else self.recorder.phase(phase):
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            self.phase, start = phase, time.perf_counter()
+            self.listen(phase, 0, 1)
+            yield
+            if cuda:
+                torch.cuda.synchronize()
+                self._memory[phase] = torch.cuda.max_memory_allocated() / 2**30
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def ticker(self, total: int) -> Callable[[], None]:
         """A function to call `total` times in this phase."""
@@ -40,6 +45,8 @@ class Clock:
             nonlocal done
             done += 1
             self.listen(phase, done, total)
+            if self.recorder is not None:
+                self.recorder.tick()
 
         return tick
 

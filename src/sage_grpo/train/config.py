@@ -133,6 +133,9 @@ class AnchorConfig:
     """Optimizer updates between renewals (modes moving and dual; fixed never renews)."""
     offload: bool = False
     """Keep the anchor in CPU memory."""
+    skip_below: Annotated[float, Range(0, 1, open_above=True)] = 0.0
+    """Leave the anchor's pass out, for up to four fifths of the updates, where the KL's share of the gradient was measured to stay below this
+    (`gradient/kl_share`; 6e-8 is the round-off of float32, 1e-3 that of bfloat16). 0 never does. Kinds of `kl` that steer by the KL always run it."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -318,9 +321,17 @@ class TrainConfig:
     """Several processes."""
     log: LogConfig = LogConfig()
     """Logging."""
+    profile: Natural | None = None
+    """Record what happens between iterations N and N + 1 (0: the first) with torch's profiler: `out/profile` gets a trace of every phase's
+    first passes and a table of phases and kernels; see docs/speed.md."""
 
     def __post_init__(self) -> None:
         check(self)
+        if self.profile is not None and self.profile >= self.iterations:
+            raise ValueError(
+                f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "
+                f"use at most {self.iterations - 1}."
+            )
         if not self.model.train:
             raise ValueError("model.train must be true in a run, which would train nothing: leave it out.")
         if not any(reward.counts for reward in self.rewards):

@@ -18,6 +18,7 @@ from sage_grpo.models.base import Explains
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.train import profiler
 from sage_grpo.train.build import build
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
@@ -35,6 +36,7 @@ from sage_grpo.train.folder.found import FINISHED, Found, look_around
 from sage_grpo.train.folder.lock import FolderLock
 from sage_grpo.train.metrics import Clips, Metrics, attempt
 from sage_grpo.train.own import Own
+from sage_grpo.train.profiler import Recorder
 from sage_grpo.train.samples import Samples
 from sage_grpo.train.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.train.trainer import Trainer
@@ -156,7 +158,7 @@ def _iterate(run: Run) -> bool:
     if _due(trainer):  # the first, or one that a stop cut short
         _evaluate(run)
     while state.iteration < config.iterations:
-        row = trainer.step()
+        row = _step(run)
         number, last = state.iteration, state.iteration == config.iterations
         run.metrics.write(number, row)
         run.terminal.iteration(number, row)
@@ -175,6 +177,21 @@ def _iterate(run: Run) -> bool:
         if stopping and not last:
             return True
     return False
+
+
+def _step(run: Run) -> dict[str, float]:
+    """One iteration, recorded by the main process where `profile` says so."""
+    trainer, number = run.trainer, run.trainer.state.iteration
+    if number != trainer.config.profile or not trainer.world.is_main:
+        return trainer.step()
+    recorder = trainer.clock.recorder = Recorder(run.out / profiler.FOLDER)
+    try:
+        row = trainer.step()
+    finally:
+        trainer.clock.recorder = None
+    attempt(f"Writing the profile to {recorder.folder}", lambda: run.terminal.say(recorder.write_table(number, row)))
+    run.terminal.say(f"Profile of iteration {number + 1}: {recorder.folder} (open the traces in ui.perfetto.dev).")
+    return row
 
 
 def _keep(run: Run, name: str, clips: Any, captions: list[str]) -> list[Path]:
@@ -297,6 +314,12 @@ def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> in
     if not found.checkpoint:
         return None
     terminal.say(f"Resumed from {folder} at iteration {trainer.state.iteration}.")
+    wanted = trainer.config.profile
+    if wanted is not None and wanted < trainer.state.iteration:
+        terminal.say(
+            f"profile {wanted}: that iteration is over, so nothing is recorded. Use {trainer.state.iteration} or more.",
+            style="yellow",
+        )
     if found.changed:
         terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
     return trainer.state.iteration

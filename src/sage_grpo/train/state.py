@@ -16,6 +16,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
 from sage_grpo.train.anchor import Anchor, Ema, state_of
 from sage_grpo.train.optim import Optimizer
+from sage_grpo.train.reference import Reference
 
 
 @dataclass
@@ -31,6 +32,7 @@ class TrainState:
     ema: Ema | None
     kl: KlController
     stream: PromptStream
+    reference: Reference = field(default_factory=Reference)
     iteration: int = 0
     """Iterations completed."""
     updates: int = 0
@@ -64,6 +66,9 @@ class TrainState:
         self.stream.position = int(meta["stream_position"])
         self.kl.load_state_dict(meta["kl"])
         self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
+        self.reference.load_state_dict(meta.get("reference", {}))
+        if self.anchor is not None:
+            self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
 
     def _tensors(self) -> dict[str, Tensor]:
         weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
@@ -82,6 +87,8 @@ class TrainState:
             "stream_position": self.stream.position,
             "kl": self.kl.state_dict(),
             "pace": self.optimizer.pace.state_dict(),
+            "reference": self.reference.state_dict(),
+            "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,
         }
 

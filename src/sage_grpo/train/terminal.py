@@ -165,7 +165,7 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
     """An iteration in one line of a terminal; where figures are long, the least important ones go."""
     must = [f"{number}/{total}", f"reward {metrics['reward/total']:.3f} ± {metrics['reward/group_std']:.3f}"]
     may = [
-        f"kl {metrics['kl/total']:.1e}",
+        f"kl {metrics['kl/total']:.1e}" if "kl/total" in metrics else "kl skipped",
         f"clip {metrics['ratio/clip_fraction']:.0%}",
         f"grad {metrics['gradient/norm']:.2g}",
     ]

@@ -28,6 +28,7 @@ from sage_grpo.train.evaluate import Evaluation, evaluate
 from sage_grpo.train.keeping import choose_levels
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
+from sage_grpo.train.reference import Need, Reference
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.train.scoring import score_everywhere
 from sage_grpo.train.sources import first_frame
@@ -78,6 +79,7 @@ class Trainer:
             ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
             kl=config.kl.controller(),
             stream=PromptStream(parts.prompts, config.seed),
+            reference=Reference.of(config),
         )
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""
@@ -206,16 +208,16 @@ class Trainer:
     def update(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> dict[str, float]:
         """The optimizer updates of one rollout; returns their mean metrics."""
         state, device = self.state, self.model.device
-        passes = 2 if state.anchor is not None else 1
-        tick = self.clock.ticker(passes * sum(plan.rounds) + plan.gauge_rounds)
+        needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
+        passes = sum(rounds * (1 + (need == "pass")) for rounds, need in zip(plan.rounds, needs))
+        tick = self.clock.ticker(passes + plan.gauge_rounds)
         logs = []
         if self.before is not None:
             self.before.renew()
         for update in range(plan.updates):
             items = self.items(plan, rollout, scored, advantages, update)
             if state.anchor is not None:
-                with state.anchor.applied():
-                    items = with_anchor(items, device, tick)
+                items = self._anchored(items, needs[update], state.anchor, tick)
             self.engine.begin()
             tally = accumulate(
                 self.objective,
@@ -230,7 +232,14 @@ class Trainer:
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:
                 logs[-1] |= self._measure(plan, rollout, tick)
             self._advance(logs[-1])
-        return _mean(logs)
+        return _mean([state.reference.note(log, need) for log, need in zip(logs, needs)])
+
+    def _anchored(self, items: list[Item], need: Need, anchor: Anchor, progress: Callable[[], None]) -> list[Item]:
+        """Items with the anchor's velocities, or with word that the live ones stand for them."""
+        if need != "pass":
+            return [dataclasses.replace(item, at_anchor=True) for item in items]
+        with anchor.applied():
+            return with_anchor(items, self.model.device, progress)
 
     def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
         """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""

@@ -111,6 +111,8 @@ class Item:
     """Share of each member in the update's mean; 0 for masked members, and for passes that only keep ranks in step."""
     equalizer: float
     v_anchor: Tensor | None = None
+    at_anchor: bool = False
+    """The live velocities stand for the anchor's: the KL to it is 0 and has no gradient."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,9 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
     kl_old = closed_form_kl(v, v_old, sensitivity) if objective.needs_v_old else None
     terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old)
+    v_anchor = v.detach() if item.at_anchor else item.v_anchor
     kl = objective.trust_region.penalty(
-        v=v, v_old=v_old, v_anchor=item.v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
+        v=v, v_old=v_old, v_anchor=v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
     )
     value = (item.weight * terms.loss).sum()
     (raw,) = torch.autograd.grad(objective.scale * value, v, retain_graph=True)

@@ -26,7 +26,7 @@ from sage_grpo.train.prints import of_object, of_weights, stable
 from sage_grpo.train.sources import load_sources
 
 FREE = (
-    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "parallel",
+    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel",
     "evaluate.every", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
     "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.packed",
     "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts",
@@ -34,7 +34,7 @@ FREE = (
 )  # fmt: skip
 """Fields that a continued run may change: they do not change what it computes, or (paths) their content has a fingerprint."""
 FREE_OF_REWARDS = ("batch_size", "device", "overlap", "isolate_failures", "try_out")
-UNSAID = ("out", "resume", "allow_changes", "log")
+UNSAID = ("out", "resume", "allow_changes", "log", "profile")
 """Fields whose change is not even worth a line."""
 CONTENT = {
     "prompts": "the content of data.prompts",

@@ -1,0 +1,116 @@
+"""`profile` records one iteration and changes nothing but the files in its folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.profiler import profile
+
+from sage_grpo.train import runner
+from sage_grpo.train.clock import Clock
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.profiler import Recorder
+from sage_grpo.train.runner import train
+
+PHASES = ["rollout", "decode", "reward", "update"]
+
+
+def logged(config: TrainConfig) -> list[dict]:
+    """metrics.jsonl without times."""
+    lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+
+
+def final(config: TrainConfig) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (Path(config.out) / "final").rglob("*.safetensors")}
+
+
+def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
+    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_config(out=str(tmp_path / "plain"))
+    recorded = replace(plain, out=str(tmp_path / "recorded"), profile=1)
+    train(plain)
+    assert not (tmp_path / "plain" / "profile").exists()
+    capsys.readouterr()
+    train(recorded)
+    said = capsys.readouterr().out
+    assert logged(plain) == logged(recorded)
+    assert final(plain) == final(recorded)
+    folder = tmp_path / "recorded" / "profile"
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        [*(f"{name}.json.gz" for name in PHASES), "table.txt"]
+    )
+    names = {}
+    for phase in PHASES:
+        with gzip.open(folder / f"{phase}.json.gz") as file:
+            names[phase] = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    assert any("Backward" in name for name in names["update"])
+    assert not any("Backward" in name for name in names["rollout"])
+    text = (folder / "table.txt").read_text()
+    assert text.startswith("Iteration 1 to 2")
+    assert [line.split()[0] for line in text.splitlines()[3:7]] == PHASES
+    assert text.splitlines()[3] in said
+    assert "aten::" in text
+
+
+def test_a_continued_run_records_what_is_still_to_come(
+    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, config = make_config(out=str(tmp_path / "whole")), make_config(out=str(tmp_path / "run"))
+    train(whole)
+    train(replace(config, iterations=2))
+    train(replace(config, profile=2))
+    assert (tmp_path / "run" / "profile" / "table.txt").read_text().startswith("Iteration 2 to 3")
+    assert final(whole) == final(config)
+    capsys.readouterr()
+    train(replace(config, iterations=4, profile=1))
+    assert "profile 1: that iteration is over, so nothing is recorded. Use 3 or more." in capsys.readouterr().out
+
+
+def test_an_iteration_beyond_the_last_is_refused(make_config) -> None:
+    with pytest.raises(ValueError, match=r"the run has 3 iterations: use at most 2"):
+        make_config(profile=3)
+
+
+def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.recorder = recorder = Recorder(tmp_path, passes=2)
+    with clock("rollout"):
+        tick = clock.ticker(5)
+        for _ in range(5):
+            torch.ones(3).cumsum(0)
+            tick()
+    (part,) = recorder.recorded
+    assert part.passes == 2
+    assert {kernel.name: kernel.calls for kernel in part.kernels}["aten::cumsum"] == 2
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(profile, "export_chrome_trace", full)
+    clock = Clock()
+    clock.recorder = Recorder(tmp_path)
+    with pytest.warns(UserWarning, match=r"Writing a trace .* No space left .* The run goes on"), clock("decode"):
+        torch.ones(1)
+
+
+def test_only_the_main_process_records() -> None:
+    seen = []
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(profile=0),
+        state=SimpleNamespace(iteration=0),
+        world=SimpleNamespace(is_main=False),
+        clock=Clock(),
+    )
+    trainer.step = lambda: seen.append(trainer.clock.recorder) or {}
+    runner._step(SimpleNamespace(trainer=trainer))
+    assert seen == [None]
