@@ -17,6 +17,7 @@ from sage_grpo.models.checkpoint import PIPELINES, read_config, read_defaults, r
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.hunyuan15 import Hunyuan15
 from sage_grpo.models.safety import read_json
+from sage_grpo.models.schedulers import sigmas_from
 from sage_grpo.models.sizes import choose_video, first_given
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.wan import TEXT_TOKENS, Wan
@@ -39,25 +40,34 @@ class Published:
     family: str
     transformer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vae: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shift: float
+    scheduler: Mapping[str, Any]
     guidance: float | None = None
     video: Mapping[str, float] = dataclasses.field(default_factory=dict)
     boundary: float | None = None
 
 
+def _unipc(shift: float) -> dict[str, Any]:
+    flow = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "num_train_timesteps": 1000}
+    return {"_class_name": "UniPCMultistepScheduler", "flow_shift": shift, "solver_order": 2, **flow}
+
+
+def _euler(shift: float) -> dict[str, Any]:
+    return {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": shift}
+
+
 PUBLISHED: Mapping[str, Published] = {
-    "HunyuanVideo-1.5-Diffusers-480p_t2v": Published(family="hunyuan15", shift=5.0, guidance=6.0),
+    "HunyuanVideo-1.5-Diffusers-480p_t2v": Published(family="hunyuan15", scheduler=_euler(5.0), guidance=6.0),
     "HunyuanVideo-1.5-Diffusers-720p_t2v": Published(
-        family="hunyuan15", shift=9.0, guidance=6.0, video={"height": 720, "width": 1280}
+        family="hunyuan15", scheduler=_euler(9.0), guidance=6.0, video={"height": 720, "width": 1280}
     ),
-    "Wan2.1-T2V-1.3B-Diffusers": Published(family="wan", transformer=WAN_1_3B, shift=3.0),
-    "Wan2.1-T2V-14B-Diffusers": Published(family="wan", transformer=WAN_14B, shift=5.0),
-    "Wan2.2-T2V-A14B-Diffusers": Published(family="wan", transformer=WAN_14B, shift=3.0, boundary=0.875),
+    "Wan2.1-T2V-1.3B-Diffusers": Published(family="wan", transformer=WAN_1_3B, scheduler=_unipc(3.0)),
+    "Wan2.1-T2V-14B-Diffusers": Published(family="wan", transformer=WAN_14B, scheduler=_unipc(5.0)),
+    "Wan2.2-T2V-A14B-Diffusers": Published(family="wan", transformer=WAN_14B, scheduler=_unipc(3.0), boundary=0.875),
     "Wan2.2-TI2V-5B-Diffusers": Published(
         family="wan",
         transformer=WAN_5B,
         vae=WAN_5B_VAE,
-        shift=5.0,
+        scheduler=_unipc(5.0),
         video={"frames": 121, "height": 704, "width": 1280, "fps": 24.0},
     ),
 }
@@ -81,21 +91,31 @@ class Architecture:
     """None where the family is somebody's own: its costs are not known."""
     boundary: float | None = None
     """Wan 2.2 with two experts: the sigma at which the second takes over."""
+    scheduler: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The checkpoint's scheduler_config.json; empty for an even grid."""
 
     def trains(self, sigma: float) -> bool:
         """Whether the trained network runs at sigma."""
-        return self.boundary is None or (sigma >= self.boundary) == (self.spec.expert == "high")
+        return self.boundary is None or self._high(sigma) == (self.spec.expert == "high")
+
+    def _high(self, sigma: float) -> bool:
+        """Rounded as the model does."""
+        return self.boundary is None or float(torch.tensor(sigma, dtype=torch.float32) * 1000) >= self.boundary * 1000
 
     def branches(self, sigma: float, guidance: float | None = None) -> int:
         """Forward passes of one velocity; `guidance` overrides the model's scale."""
         second = self.spec.guidance_scale_2
-        late = self.boundary is not None and sigma < self.boundary and second is not None
+        late = second is not None and not self._high(sigma)
         scale = first_given(guidance, second if late else self.guidance_scale)
         return 1 if scale == 1 else 2
 
     def grid(self, steps: int, shift: float | None = None) -> Schedule:
-        """The sigmas of a rollout: even ones, bent by the shift. (Wan's scheduler spaces them a little otherwise.)"""
-        return Schedule.shifted(steps, self.shift if shift is None else shift)
+        """The sigmas that the model is sampled on."""
+        shift = self.shift if shift is None else shift
+        if not self.scheduler:
+            return Schedule.shifted(steps, shift)
+        even = FAMILIES[self.family].traits.even_sigmas
+        return Schedule(sigmas_from(self.scheduler, steps, shift, even=even))
 
 
 def find_architecture(spec: ModelSpec) -> Architecture:
@@ -151,9 +171,7 @@ def _from_folder(spec: ModelSpec, folder: Path) -> Architecture:
         family=family,
         transformer=read_config(folder, "transformer"),
         vae=read_config(folder, "vae"),
-        shift=float(
-            first_given(defaults.get("shift"), scheduler.get("shift"), scheduler.get("flow_shift"), 1.0)
-        ),
+        scheduler=scheduler,
         guidance=guidance,
         video=defaults,
         boundary=index.get("boundary_ratio"),
@@ -174,7 +192,16 @@ def _build(spec: ModelSpec, known: Published, *, source: str) -> Architecture:
         spec=spec,
         video=choose_video(spec, known.video, traits.video),
         guidance_scale=float(first_given(spec.guidance_scale, known.guidance, traits.guidance_scale)),
-        shift=float(first_given(spec.shift, known.shift)),
+        shift=float(
+            first_given(
+                spec.shift,
+                known.video.get("shift"),
+                known.scheduler.get("shift"),
+                known.scheduler.get("flow_shift"),
+                1.0,
+            )
+        ),
+        scheduler=known.scheduler,
         text_tokens=HUNYUAN_TEXT if known.family == "hunyuan15" else TEXT_TOKENS,
         network=network,
         boundary=known.boundary,
