@@ -57,6 +57,8 @@ class Network:
     """Pixels of a token: frames, height, width (VAE and patch together)."""
     channels: int
     """Latent channels."""
+    unread_parameters: int = 0
+    """Parameters that text-to-video never reads, and that are not trained."""
     positions: int = 1
     """Latent positions of a token."""
     text_stream: bool = True
@@ -207,7 +209,7 @@ def tokens(network: Network, job: Job) -> int:
 def trainable(network: Network, job: Job) -> int:
     """Parameters that training changes."""
     if job.lora_rank is None:
-        return network.parameters
+        return network.parameters - network.unread_parameters
     return network.blocks * network.lora_width * job.lora_rank
 
 

@@ -93,6 +93,10 @@ class Architecture:
     """Wan 2.2 with two experts: the sigma at which the second takes over."""
     scheduler: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The checkpoint's scheduler_config.json; empty for an even grid."""
+    transformer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The transformer's config.json."""
+    vae: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The VAE's config.json."""
 
     def trains(self, sigma: float) -> bool:
         """Whether the trained network runs at sigma."""
@@ -202,6 +206,8 @@ def _build(spec: ModelSpec, known: Published, *, source: str) -> Architecture:
             )
         ),
         scheduler=known.scheduler,
+        transformer=known.transformer,
+        vae=known.vae,
         text_tokens=HUNYUAN_TEXT if known.family == "hunyuan15" else TEXT_TOKENS,
         network=network,
         boundary=known.boundary,
@@ -222,8 +228,10 @@ def _hunyuan(known: Published) -> Network:
     refiner = round((4 + 2 + 2 * inner) * d * d + (4 + 4 + 2 + inner + 1) * d)
     timestep = 256 * d + d + d * d + d
     other = 2 * timestep + (text * d + d) + (text * d + d + d * d + d) + c["num_refiner_layers"] * refiner
-    other += 2 * glyphs + glyphs * 2048 + 2048 + 2048 * 2048 + 2048 + 2048 * d + d  # the byte-level text
-    other += 2 * image + image * image + image + image * d + d + 2 * d  # the picture
+    unread = 2 * glyphs + glyphs * 2048 + 2048 + 2048 * 2048 + 2048 + 2048 * d + d  # quoted text
+    unread += 2 * image + image * image + image + image * d + d + 2 * d  # a picture
+    other += unread
+    unread += round((1 + 2 * inner) * d * d + (2 + inner) * d)  # what the last block makes of the text
     volume = c["patch_size"] ** 2 * c["patch_size_t"]
     other += c["in_channels"] * volume * d + d + 2 * d * d + 2 * d + c["out_channels"] * volume * (d + 1) + 3 * d
     v = {"spatial_compression_ratio": 16, "temporal_compression_ratio": 4, "block_out_channels": [128], **known.vae}
@@ -235,6 +243,7 @@ def _hunyuan(known: Published) -> Network:
         heads=c["num_attention_heads"],
         block_parameters=block,
         other_parameters=round(other),
+        unread_parameters=unread,
         lora_width=round((16 + 4 * (1 + inner)) * d),
         patch=(temporal * c["patch_size_t"], spatial * c["patch_size"], spatial * c["patch_size"]),
         channels=c["out_channels"],

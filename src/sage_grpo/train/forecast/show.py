@@ -160,7 +160,7 @@ def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], con
         return
     console.print(phases_table(forecast))
     for line in verdict(forecast, way):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, style=None if forecast.fits else "red")
     console.print(f"seconds: {forecast.hardware.origin}", style="dim", soft_wrap=True)
     if found:
         console.print(changes_table(forecast, found))
@@ -191,7 +191,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     if forecast.fits:
         yield f"fits: {need}"
         return
-    yield f"[red]does not fit:[/red] {need}; {forecast.room / GIB:.0f} can be used"
+    yield f"does not fit: {need}; {forecast.room / GIB:.0f} can be used"
     if way:
         end = way[-1].after
         result = "then it fits" if end.fits else "which is not enough yet"
@@ -203,7 +203,7 @@ def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
     busy = max(forecast.passes, key=lambda row: sum(one.clips for one in row.values()))
     counted = ", ".join(f"{busy[phase].forwards} {phase}" for phase in PHASES if busy[phase].forwards)
     lines = [f"passes of the network an iteration: {counted}"]
-    if forecast.phases:
+    if forecast.phases and not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
         lines += verdict(forecast, way)
