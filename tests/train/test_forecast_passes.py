@@ -120,9 +120,7 @@ def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -
         assert list(plan.sampled(0)) == list(mine.sampled(0))
 
 
-@pytest.mark.parametrize(
-    ("every", "iterations", "number"), [(0, 7, 2), (3, 7, 4), (3, 6, 3), (20, 7, 2), (1, 3, 4)]
-)
+@pytest.mark.parametrize(("every", "iterations", "number"), [(0, 7, 2), (3, 7, 4), (3, 6, 3), (20, 7, 2), (1, 3, 4)])
 def test_evaluations_of_a_run(every, iterations, number, make_config) -> None:
     config = make_config(evaluate=EvalConfig(every=every, prompts=2), iterations=iterations)
     due = [n for n in range(iterations + 1) if n in (0, iterations) or (every and n % every == 0)]

@@ -138,7 +138,7 @@ def find_architecture(spec: ModelSpec) -> Architecture:
         return _from_folder(spec, folder)
     name = str(spec.path).rsplit("/", 1)[-1]
     if name in PUBLISHED:
-        return _build(spec, PUBLISHED[name], source=f"the published {name}")
+        return build_architecture(spec, PUBLISHED[name], source=f"the published {name}")
     raise ModelError(
         f'model.path "{spec.path}" is not on this machine and is none of the published checkpoints that this command knows '
         f"({', '.join(PUBLISHED)}). Its config files are enough: hf download {spec.path} --include '*.json'"
@@ -180,14 +180,17 @@ def _from_folder(spec: ModelSpec, folder: Path) -> Architecture:
         video=defaults,
         boundary=index.get("boundary_ratio"),
     )
-    return _build(spec, known, source=f"the config files of {folder}" if spec.path else "the package's own checkpoint")
+    return build_architecture(
+        spec, known, source=f"the config files of {folder}" if spec.path else "the package's own checkpoint"
+    )
 
 
 def _json(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def _build(spec: ModelSpec, known: Published, *, source: str) -> Architecture:
+def build_architecture(spec: ModelSpec, known: Published, *, source: str) -> Architecture:
+    """The architecture of config files."""
     traits = FAMILIES[known.family].traits
     network = _hunyuan(known) if known.family == "hunyuan15" else _wan(known)
     return Architecture(
@@ -222,7 +225,12 @@ def _hunyuan(known: Published) -> Network:
         **known.transformer,
     }
     d, inner = c["num_attention_heads"] * c["attention_head_dim"], c["mlp_ratio"]
-    head, text, glyphs, image = c["attention_head_dim"], c["text_embed_dim"], c["text_embed_2_dim"], c["image_embed_dim"]
+    head, text, glyphs, image = (
+        c["attention_head_dim"],
+        c["text_embed_dim"],
+        c["text_embed_2_dim"],
+        c["image_embed_dim"],
+    )
     # Two streams of modulation, attention and feed-forward, each with biases, and norms of q and k.
     block = round(2 * ((6 + 4 + 2 * inner) * d * d + (6 + 4 + inner + 1) * d + 2 * head))
     refiner = round((4 + 2 + 2 * inner) * d * d + (4 + 4 + 2 + inner + 1) * d)

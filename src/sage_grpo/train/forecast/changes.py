@@ -121,7 +121,9 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit
     frames = (video.frames - 1) // 8 * 4 + 1
     yield f"--model.frames {frames}", "another", lambda c: replace(c, model=replace(c.model, frames=frames))
     patch = now.network.patch if now.network else (1, 1, 1)
-    height, width = (max(one, round(0.75 * size / one) * one) for size, one in zip((video.height, video.width), patch[1:]))
+    height, width = (
+        max(one, round(0.75 * size / one) * one) for size, one in zip((video.height, video.width), patch[1:])
+    )
     smaller = replace(config.model, height=height, width=width)
     yield f"--model.height {height} --model.width {width}", "another", lambda c: replace(c, model=smaller)
 

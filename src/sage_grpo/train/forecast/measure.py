@@ -27,7 +27,9 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
     """The hardware with its rates corrected by what blocks and a decode of this configuration take here."""
     network, video = architecture.network, architecture.video
     if network is None or video is None:
-        raise ModelError(f"--measure builds blocks of a known family, and {architecture.family} is your own: leave it out.")
+        raise ModelError(
+            f"--measure builds blocks of a known family, and {architecture.family} is your own: leave it out."
+        )
     spec = replace(
         config.model, cache=None, guidance_scale=1.0, guidance_scale_2=None, path=None, family=architecture.family,
         frames=video.frames, height=video.height, width=video.width, fps=video.fps,
@@ -55,9 +57,7 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
     return replace(hardware, rates=rates, origin=f"measured just now on this machine{note}")
 
 
-def fitted(
-    network: Network, job: Job, rates: Rates, *, forward: float, backward: float, decode: float | None
-) -> Rates:
+def fitted(network: Network, job: Job, rates: Rates, *, forward: float, backward: float, decode: float | None) -> Rates:
     """Rates with which the formulas give the seconds of one block's passes, and of a decode."""
     one = replace(network, blocks=1)
     rates = replace(rates, forward=1.0, backward=1.0, decode=1.0, launch=0.0)

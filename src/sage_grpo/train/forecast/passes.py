@@ -27,9 +27,7 @@ class Passes:
     """Clips in all these forward passes together, which is what time goes by."""
 
     def __add__(self, other: Passes) -> Passes:
-        return Passes(
-            self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips
-        )
+        return Passes(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
 
     @classmethod
     def one(cls, rows: int, branches: int) -> Passes:

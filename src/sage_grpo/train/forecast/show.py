@@ -44,8 +44,14 @@ def arithmetic(forecast: Forecast) -> Iterator[tuple[str, str]]:
         "steps",
         f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
     )
-    yield "run", f"{config.iterations} iterations = {config.iterations * plan.updates} updates, " + (
-        f"{evaluations(config)} evaluations of {forecast.held_out} prompts" if forecast.held_out else "no evaluation"
+    yield (
+        "run",
+        f"{config.iterations} iterations = {config.iterations * plan.updates} updates, "
+        + (
+            f"{evaluations(config)} evaluations of {forecast.held_out} prompts"
+            if forecast.held_out
+            else "no evaluation"
+        ),
     )
     left = _left_idle(forecast)
     if left:
