@@ -23,7 +23,7 @@ GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
 
 def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
     """Forward passes and clips of one iteration, by what the trainer was doing."""
-    result, phase, handles = {}, ["other"], []
+    result, phase = {}, ["other"]
 
     def note(module, arguments, named):
         x = named.get("hidden_states", arguments[0] if arguments else None)
@@ -40,8 +40,8 @@ def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
 
         return call
 
-    for network in (trainer.model.network, *trainer.model.others):
-        handles.append(network.register_forward_pre_hook(note, with_kwargs=True))
+    networks = (trainer.model.network, *trainer.model.others)
+    handles = [network.register_forward_pre_hook(note, with_kwargs=True) for network in networks]
     trainer.roll_out = during("rollout", trainer.roll_out)
     trainer.update = during("reference", trainer.update)
     trainer.evaluate = during("evaluation", trainer.evaluate)

@@ -59,6 +59,8 @@ class Network:
     """Latent channels."""
     unread_parameters: int = 0
     """Parameters that text-to-video never reads, and that are not trained."""
+    frozen_parameters: int = 0
+    """Parameters of another expert, which runs but is never trained."""
     positions: int = 1
     """Latent positions of a token."""
     text_stream: bool = True
@@ -219,6 +221,7 @@ def memory(network: Network, job: Job) -> Memory:
     full = job.lora_rank is None
     kept = 0 if job.cpu_offload else 1 / layout.weight_shards
     stored = MASTER * network.parameters if full else job.compute * network.parameters + MASTER * train
+    stored += job.compute * network.frozen_parameters
     copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema + job.max_kl)
     whole_gradients = layout.processes > 1 and not job.sync_every_pass
     return Memory(

@@ -177,8 +177,9 @@ class Plan:
             here = [group for group in groups if step in group.trained[update]]
             together = [group for group in here if step < group.branch]
             result += [Replay(step, self.members(rank)[group.index], shared=True) for group in together]
-            apart = [batch for batch in self.batches(rank) if self.group_of(batch) in here]
-            result += [Replay(step, b.members, shared=False) for b in apart if step >= self.group_of(b).branch]
+            own = {group.index for group in here if step >= group.branch}
+            apart = [batch for batch in self.batches(rank) if self.group_of(batch).index in own]
+            result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result
 
     def gauged(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.hunyuan15 import Hunyuan15
 from sage_grpo.models.safety import read_json
 from sage_grpo.models.schedulers import sigmas_from
-from sage_grpo.models.sizes import choose_video, first_given
+from sage_grpo.models.sizes import check_video, choose_video, first_given
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.wan import TEXT_TOKENS, Wan
 from sage_grpo.parallel.memory import HUNYUAN15, Network, Vae
@@ -193,11 +194,15 @@ def build_architecture(spec: ModelSpec, known: Published, *, source: str) -> Arc
     """The architecture of config files."""
     traits = FAMILIES[known.family].traits
     network = _hunyuan(known) if known.family == "hunyuan15" else _wan(known)
+    if known.boundary is not None:
+        network = dataclasses.replace(network, frozen_parameters=network.parameters)
+    video, (temporal, spatial, _) = choose_video(spec, known.video, traits.video), network.patch
+    check_video(video, SimpleNamespace(vae_scale_factor_temporal=temporal, vae_scale_factor_spatial=spatial), 1)
     return Architecture(
         family=known.family,
         source=source,
         spec=spec,
-        video=choose_video(spec, known.video, traits.video),
+        video=video,
         guidance_scale=float(first_given(spec.guidance_scale, known.guidance, traits.guidance_scale)),
         shift=float(
             first_given(
@@ -233,7 +238,7 @@ def _hunyuan(known: Published) -> Network:
     )
     # Two streams of modulation, attention and feed-forward, each with biases, and norms of q and k.
     block = round(2 * ((6 + 4 + 2 * inner) * d * d + (6 + 4 + inner + 1) * d + 2 * head))
-    refiner = round((4 + 2 + 2 * inner) * d * d + (4 + 4 + 2 + inner + 1) * d)
+    refiner = (4 + 2 + 8) * d * d + (4 + 4 + 2 + 4 + 1) * d  # whose feed-forward is always four times as wide
     timestep = 256 * d + d + d * d + d
     other = 2 * timestep + (text * d + d) + (text * d + d + d * d + d) + c["num_refiner_layers"] * refiner
     unread = 2 * glyphs + glyphs * 2048 + 2048 + 2048 * 2048 + 2048 + 2048 * d + d  # quoted text

@@ -75,7 +75,8 @@ def _tried(now: Forecast) -> Iterator[Change]:
             continue
         try:
             architecture = _architecture(now, changed)
-            after = forecast(changed, now.hardware, gpus=gpus, architecture=architecture, held_out=now.held_out or None)
+            known = {"architecture": architecture, "held_out": now.held_out or None, "like": now}
+            after = forecast(changed, now.hardware, gpus=gpus, **known)
         except (ParallelError, ValueError):  # a layout or a window that this run cannot have
             continue
         yield Change(option, run, after)

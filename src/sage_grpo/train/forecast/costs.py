@@ -62,27 +62,43 @@ class Forecast:
     """Of the first iteration and of some later ones."""
     held_out: int
     """Prompts of an evaluation."""
+    like: Forecast | None = dataclasses.field(default=None, repr=False)
+    """One with the same plans, whose counts serve this one too where it is guided and anchored alike."""
 
     @property
     def plan(self) -> Plan:
         """The first iteration's."""
         return self.plans[0]
 
-    @cached_property
+    @property
     def passes(self) -> list[dict[str, Passes]]:
         """Of the first iteration, by rank and phase."""
-        return [self._counted(self.plan, rank) for rank in range(self.layout.data)]
+        return self._counts[0]
+
+    @cached_property
+    def _counts(self) -> list[list[dict[str, Passes]]]:
+        """Of every plan, by rank and phase."""
+        like = self.like
+        if like is not None and like._counted_by() == self._counted_by():
+            return like._counts
+        guidance, anchored = self.config.model.training_guidance, self.config.trust_region.uses_anchor
+
+        def branches(sigma: float) -> int:
+            return self.architecture.branches(sigma, guidance)
+
+        ranks = range(self.layout.data)
+        return [[count(plan, rank, branches, reference=anchored) for rank in ranks] for plan in self.plans]
+
+    def _counted_by(self) -> tuple[object, ...]:
+        """What counts depend on besides the plans."""
+        model, scale = self.config.model, self.architecture.guidance_scale
+        return model.training_guidance, scale, model.guidance_scale_2, self.config.trust_region.uses_anchor
 
     @cached_property
     def evaluation(self) -> list[Passes]:
         """Of one evaluation, by rank."""
         grid = sigmas(self.architecture.grid(self.config.evaluate.steps))
         return evaluation(self.config, self.held_out, self.layout.data, grid, self.architecture.branches)
-
-    def _counted(self, plan: Plan, rank: int) -> dict[str, Passes]:
-        guidance = self.config.model.training_guidance
-        anchored = self.config.trust_region.uses_anchor
-        return count(plan, rank, lambda sigma: self.architecture.branches(sigma, guidance), reference=anchored)
 
     @property
     def network(self) -> Network | None:
@@ -147,7 +163,7 @@ class Forecast:
         if network is None:
             return []
         job = self.job
-        seconds = [self._seconds(plan) for plan in self.plans]
+        seconds = [self._seconds(counts) for counts in self._counts]
         sampling, update = sampling_memory(network, job), memory(network, job)
         reward = dataclasses.replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
         decoded = self._decoded()
@@ -158,16 +174,15 @@ class Forecast:
             Phase("update", statistics.fmean(s["update"] for s in seconds), update),
         ]
 
-    def _seconds(self, plan: Plan) -> dict[str, float]:
+    def _seconds(self, counts: list[dict[str, Passes]]) -> dict[str, float]:
         """Of an iteration's sampling and updates, on the rank with most of each."""
         assert self.network is not None
-        counts = [self._counted(plan, rank) for rank in range(self.layout.data)]
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
         update = [self._pass(row["reference"]) + self._pass(row["replay"], backward=True) for row in counts]
         job, rates = self.job, self.hardware.rates
         trained = trainable(self.network, job) / self.layout.weight_shards
         # An optimizer reads weight, gradient and moments and writes all but the gradient.
-        step = plan.updates * MASTER * (3 + 2 * job.moments) * trained / rates.bandwidth
+        step = self.plan.updates * MASTER * (3 + 2 * job.moments) * trained / rates.bandwidth
         return {"rollout": max(forward), "update": max(update) + step}
 
     def _pass(self, passes: Passes, *, backward: bool = False) -> float:
@@ -244,14 +259,29 @@ def forecast(
     gpus: int = 1,
     architecture: Architecture | None = None,
     held_out: int | None = None,
+    like: Forecast | None = None,
 ) -> Forecast:
-    """The forecast of a run; ValueError where its arithmetic does not work out."""
+    """The forecast of a run; ValueError where its arithmetic does not work out. `like` may be one whose plans are the same."""
     found = find_architecture(config.model) if architecture is None else architecture
     layout = lay_out(config.parallel, gpus)
     if found.network is not None and found.network.heads % layout.sequence:
         raise ValueError(
             f"parallel.sp is {layout.sequence}, but the network has {found.network.heads} attention heads: use a divisor of that."
         )
+    shared = like is not None and _planned_by(like.config, like.layout) == _planned_by(config, layout)
+    most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
+    return Forecast(
+        config=config,
+        architecture=found,
+        hardware=hardware,
+        layout=layout,
+        plans=like.plans if like is not None and shared else _plans(config, found, layout),
+        held_out=0 if config.data.held_out is None else most,
+        like=like if shared else None,
+    )
+
+
+def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Plan, ...]:
     planner = Planner(
         config=config,
         grid=found.grid(config.rollout.steps, config.rollout.shift),
@@ -264,15 +294,15 @@ def forecast(
     window = config.rollout.window
     moves = window.kind in ("random", "sliding") or (window.kind == "drawn" and len(planner.candidates()) > 1)
     looked = range(0, config.iterations, max(1, config.iterations // LOOKED_AT)) if moves else [0]
-    most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
-    return Forecast(
-        config=config,
-        architecture=found,
-        hardware=hardware,
-        layout=layout,
-        plans=tuple(planner.plan(iteration, prompts) for iteration in looked),
-        held_out=0 if config.data.held_out is None else most,
-    )
+    return tuple(planner.plan(iteration, prompts) for iteration in looked)
+
+
+def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
+    """What plans depend on."""
+    model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
+    grid = (model.path, model.family, model.shift, model.expert)
+    numbers = (config.seed, config.iterations, layout.data)
+    return config.batch, config.rollout, config.kernel, config.surrogate, update, grid, numbers
 
 
 def _bytes(dtype: str) -> int:

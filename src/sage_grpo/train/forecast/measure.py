@@ -51,10 +51,16 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
         times.append(_block_times(model))
         decode = _decode_time(model) if layers == 1 else decode
         del model
-    forward, both = ((b - a) / MORE for a, b in zip(*times))
+    forward, both = (_block(a, b) for a, b in zip(*times))
     rates = fitted(network, job, hardware.rates, forward=forward, backward=both - forward, decode=decode)
     note = "" if decode is not None else "; decoding did not fit, its time is the table's"
     return replace(hardware, rates=rates, origin=f"measured just now on this machine{note}")
+
+
+def _block(few: float, more: float) -> float:
+    """Seconds of a block; where blocks are so small that noise hides them, their share of the whole."""
+    share = more / (1 + MORE)
+    return max((more - few) / MORE, share / 10)
 
 
 def fitted(network: Network, job: Job, rates: Rates, *, forward: float, backward: float, decode: float | None) -> Rates:
