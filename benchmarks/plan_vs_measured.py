@@ -34,6 +34,7 @@ from sage_grpo.train.forecast import hardware
 from sage_grpo.train.forecast.architecture import PUBLISHED, Architecture, build_architecture, find_architecture
 from sage_grpo.train.forecast.costs import Forecast, forecast
 from sage_grpo.train.forecast.measure import fitted
+from sage_grpo.train.keeping import choose_levels
 from sage_grpo.train.trainer import Trainer
 
 PATHS = {
@@ -52,6 +53,7 @@ SMALL_VAE = {
     "wan": {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
     "hunyuan15": {"block_out_channels": (32, 64, 64, 64, 64), "layers_per_block": 1},
 }
+KEEP: dict[str, Any] = {"auto": "auto", "input": True, "attention": "attention", "all": False}
 PHASES = ("rollout", "decode", "reward", "update")
 
 
@@ -73,7 +75,7 @@ def configure(options: argparse.Namespace, family: str, frames: int, method: str
         rewards=[RewardSpec(name="video_stats", weights={"brightness": 1.0})],
         batch=c.BatchConfig(prompts=1, group_size=2, micro_batch=1),
         rollout=c.RolloutConfig(steps=2, storage="bfloat16"),
-        update=c.UpdateConfig(updates_per_rollout=1, gradient_checkpointing=True),
+        update=c.UpdateConfig(updates_per_rollout=1, gradient_checkpointing=KEEP[options.keep]),
         data=c.DataConfig(prompts="prompts.txt"),
     )
     return METHODS[method](base)
@@ -213,7 +215,8 @@ def main() -> int:
     parser.add_argument("--frames", type=int, nargs="*", default=None, help="81 and 33")
     parser.add_argument("--families", nargs="*", default=list(PATHS))
     parser.add_argument("--methods", nargs="*", default=["branch", "sage"])
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="compiled blocks: add a minute a network")
+    parser.add_argument("--keep", choices=KEEP, default="auto", help="what blocks keep for their backward pass")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     frames = options.frames or ([5, 9] if options.small else [33, 81])
@@ -227,7 +230,7 @@ def main() -> int:
             found = find(options, first)
             model = build(options, first, found) if model is None else model
             model.video = found.video  # the same network makes clips of any length
-            model.gradient_checkpointing(True)
+            model.keep(choose_levels(first.update.gradient_checkpointing, model))
             fine = case(options, report, model, found, device, length) and fine
             report["seconds"] = time.perf_counter() - begin
             if options.out is not None:

@@ -10,10 +10,11 @@ import torch
 from trainer_helpers import plan_of
 
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import BatchConfig, DataConfig, EvalConfig
+from sage_grpo.train.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.hardware import find
 from sage_grpo.train.forecast.passes import PHASES, evaluations
@@ -54,10 +55,10 @@ def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
 
 
 def check(config, trainer, *, rank: int = 0, ranks: int = 1, evaluate: bool = False) -> None:
-    said = forecast(config, find("h200"), gpus=ranks, held_out=len(trainer.held_out))
+    said = forecast(config, find("cpu"), gpus=ranks, held_out=len(trainer.held_out))
     row, seen = said.passes[rank], counted(trainer, evaluate=evaluate)
     sampled = row["shared"] + row["sampling"] + row["idle"]
-    expected = {"rollout": sampled, "reference": row["reference"], "replay": row["replay"]}
+    expected = {"rollout": sampled, "reference": row["reference"] + row["gauge"], "replay": row["replay"]}
     if evaluate:
         expected["evaluation"] = said.evaluation[rank]
     assert set(row) == set(PHASES)
@@ -106,6 +107,25 @@ def test_anchors_and_guidance(mode, in_training, make_config, make_trainer) -> N
     assert (said["reference"].clips > 0) == (mode in ("fixed", "moving", "dual"))
     assert said["replay"].forwards == said["replay"].velocities * (2 if in_training else 1)
     check(config, make_trainer(config), evaluate=True)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_measuring_the_step(share, make_config, make_trainer) -> None:
+    config = make_config(optimizer=OptimizerConfig(target_kl=0.1), rollout={"steps": 5, "same_noise": share})
+    config = replace(config, model=GUIDED, batch=BatchConfig(prompts=3, group_size=3, micro_batch=2))
+    said = forecast(config, find("h200")).passes[0]
+    assert said["gauge"].velocities > 0
+    check(config, make_trainer(config))
+
+
+def test_small_clips_are_guided_in_one_batch(checkpoint) -> None:
+    """On CUDA: as many clips, half as many passes."""
+    config = replace(recipe("shapes/sage"), model=ModelSpec(path=str(checkpoint("hunyuan15_t2v")), guidance_scale=2.0))
+    config = replace(config, batch=BatchConfig(prompts=2, group_size=4, micro_batch=4))
+    gpu, cpu = (forecast(config, find(name)).passes[0] for name in ("h200", "cpu"))
+    for phase in PHASES:
+        assert gpu[phase].clips == cpu[phase].clips
+        assert 2 * gpu[phase].forwards == cpu[phase].forwards
 
 
 def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -> None:

@@ -17,9 +17,8 @@ COMPUTE, MASTER = 2, 4
 """Bytes of a number in bfloat16 and in float32."""
 
 
-Level = Literal["input", "attention", "qkv", "all"]
-"""What a block keeps for its backward pass: its input alone (the rest runs again), also what attention gave, also what attention
-read, or everything."""
+Level = Literal["input", "attention", "all"]
+"""What a block keeps for its backward pass: its input alone (the rest runs again), also what attention gave, or everything."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
@@ -94,7 +93,7 @@ class Network:
     def kept(self) -> dict[Level, float]:
         """Bytes that a block keeps with a LoRA, by level; everything is `saved_lora`, or `saved_full`."""
         outputs = COMPUTE * (1 if self.text_stream else 2)
-        return {"input": COMPUTE, "attention": COMPUTE + outputs, "qkv": COMPUTE + outputs + 3 * COMPUTE}
+        return {"input": COMPUTE, "attention": COMPUTE + outputs}
 
 
 HUNYUAN15 = Network(
@@ -237,9 +236,8 @@ def memory(network: Network, job: Job) -> Memory:
 
 def sampling_memory(network: Network, job: Job) -> Memory:
     """Bytes per GPU while a rollout or a reference pass runs: no gradients, and the working set of one block."""
-    working = network.forward
-    if job.compiled:  # runs as a pass with gradients does, so that both give the same bits
-        working += kept_by_blocks(network, job)
+    # A compiled block runs as in a pass with gradients, so that both give the same bits; then its graph is cut off.
+    working = max(network.forward, saved(network, job)) if job.compiled else network.forward
     passing = working * job.compute / COMPUTE * _numbers(network, job)
     return dataclasses.replace(memory(network, job), gradients=0.0, activations=passing)
 
@@ -282,8 +280,8 @@ def _gathered(network: Network, job: Job) -> float:
     if job.layout.processes == 1:
         if job.lora_rank is not None or job.compute == MASTER:
             return 0.0
-        # Autocast's bfloat16 copies are kept for the backward pass of each branch; checkpointed blocks drop theirs.
-        return COMPUTE * network.block_parameters * (1 if job.checkpointing else blocks * job.branches)
+        # Autocast's bfloat16 copies are kept for the backward pass of each branch by blocks that keep everything.
+        return COMPUTE * network.block_parameters * max(1, job.levels(network).get("all", 0) * job.branches)
     rank = job.lora_rank or 0
     block = COMPUTE * network.block_parameters + MASTER * network.lora_width * rank
     return block * (2 if job.reshard else blocks) + COMPUTE * network.other_parameters

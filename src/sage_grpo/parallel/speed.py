@@ -42,10 +42,7 @@ class Operations:
     """Of one block's forward pass over one clip."""
 
     attention: float
-    projections: float
-    """Matrix products that make q, k and v."""
     products: float
-    """All matrix products, those included."""
     moved: float
     """Bytes."""
 
@@ -58,11 +55,11 @@ def operations(network: Network, job: Job) -> Operations:
     if network.text_stream:
         attention = 4 * (video + text) ** 2 * d
         products = 2 * (video + text) * (4 * d * d + inner)
-        projections, moving = 2 * (video + text) * 3 * d * d, video + text
+        moving = video + text
     else:
         attention = 4 * video * (video + text) * d
         products = 2 * video * (6 * d * d + inner) + 2 * text * 2 * d * d
-        projections, moving = 2 * video * 4 * d * d, video
+        moving = video
     lora = job.lora_rank is not None
     products += 2 * moving * network.lora_width / (2 if network.text_stream else 1) * (job.lora_rank or 0)
     if job.compiled:
@@ -70,7 +67,7 @@ def operations(network: Network, job: Job) -> Operations:
     else:
         moved = network.moved + network.moved_lora * lora
     moved *= job.compute / COMPUTE
-    return Operations(attention / share, projections / share, products / share, moving * d * moved / share)
+    return Operations(attention / share, products / share, moving * d * moved / share)
 
 
 def forward_seconds(network: Network, job: Job, rates: Rates) -> float:
@@ -110,8 +107,7 @@ def _again(one: Operations, level: Level, job: Job, rates: Rates) -> float:
         return 0.0
     if level == "input":
         return _forward(one, job, rates)
-    products = one.products - (one.projections if level == "qkv" else 0.0)
-    return rates.forward * _at(0.0, products, one.moved, job, rates)
+    return rates.forward * _at(0.0, one.products, one.moved, job, rates)
 
 
 def _at(attention: float, products: float, moved: float, job: Job, rates: Rates) -> float:

@@ -131,9 +131,11 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit
 
 def _same(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit]]:
     """Changes that leave what is computed as it is."""
-    wanted = not config.update.gradient_checkpointing
-    update = replace(config.update, gradient_checkpointing=wanted)
-    yield f"--update.gradient_checkpointing {str(wanted).lower()}", "same", lambda c: replace(c, update=update)
+    asked: tuple[bool | Literal["attention"], ...] = (True, "attention", False)
+    for keep in asked:
+        update = replace(config.update, gradient_checkpointing=keep)
+        option = f"--update.gradient_checkpointing {str(keep).lower()}"
+        yield option, "same", lambda c, update=update: replace(c, update=update)
     if config.batch.micro_batch > 1:
         micro = config.batch.micro_batch // 2
         yield f"--batch.micro_batch {micro}", "same", lambda c: replace(c, batch=replace(c.batch, micro_batch=micro))
@@ -143,7 +145,7 @@ def _same(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit]
     yield "--model.vae_tiling true", "nearly", lambda c: replace(c, model=replace(c.model, vae_tiling=True))
     if now.job.vae_bytes > 2 and not now.hardware.is_cpu:
         yield "--model.vae_dtype bfloat16", "nearly", lambda c: replace(c, model=replace(c.model, vae_dtype="bfloat16"))
-    if not now.hardware.is_cpu:
+    if not now.hardware.is_cpu and not now.job.compiled:
         yield "--model.compile true", "same", lambda c: replace(c, model=replace(c.model, compile=True))
     if now.layout.processes > 1:
         for name in ("cpu_offload", "sync_every_pass"):

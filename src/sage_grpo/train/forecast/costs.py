@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.models.blocks import Keep
+from sage_grpo.models.family import TOGETHER
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import (
     COMPUTE,
@@ -24,10 +29,12 @@ from sage_grpo.parallel.memory import (
     trainable,
 )
 from sage_grpo.parallel.spec import Layout, lay_out
+from sage_grpo.train.build import compiles
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.architecture import Architecture, find_architecture, latent_elements, sigmas
 from sage_grpo.train.forecast.hardware import Hardware
-from sage_grpo.train.forecast.passes import Passes, count, evaluation, evaluations
+from sage_grpo.train.forecast.passes import Guiding, Passes, count, evaluation, evaluations
+from sage_grpo.train.keeping import levels
 from sage_grpo.train.plan import Plan, Planner
 from sage_grpo.train.update import Objective
 
@@ -83,22 +90,27 @@ class Forecast:
             return like._counts
         guidance, anchored = self.config.model.training_guidance, self.config.trust_region.uses_anchor
 
-        def branches(sigma: float) -> int:
-            return self.architecture.branches(sigma, guidance)
+        guiding, ranks = self._guiding(guidance), range(self.layout.data)
+        return [[count(plan, rank, guiding, reference=anchored) for rank in ranks] for plan in self.plans]
 
-        ranks = range(self.layout.data)
-        return [[count(plan, rank, branches, reference=anchored) for rank in ranks] for plan in self.plans]
+    def _guiding(self, guidance: float | None) -> Guiding:
+        """`guidance` overrides the model's scale."""
+        together = 0
+        if self.network is not None and not self.hardware.is_cpu:
+            together = TOGETHER // (2 * tokens(self.network, self.job))
+        return Guiding(lambda sigma: self.architecture.branches(sigma, guidance), together)
 
     def _counted_by(self) -> tuple[object, ...]:
         """What counts depend on besides the plans."""
         model, scale = self.config.model, self.architecture.guidance_scale
-        return model.training_guidance, scale, model.guidance_scale_2, self.config.trust_region.uses_anchor
+        clip = self.architecture.video  # small ones go through guidance together
+        return model.training_guidance, scale, model.guidance_scale_2, clip, self.config.trust_region.uses_anchor
 
     @cached_property
     def evaluation(self) -> list[Passes]:
         """Of one evaluation, by rank."""
         grid = sigmas(self.architecture.grid(self.config.evaluate.steps))
-        return evaluation(self.config, self.held_out, self.layout.data, grid, self.architecture.branches)
+        return evaluation(self.config, self.held_out, self.layout.data, grid, self._guiding(None))
 
     @property
     def network(self) -> Network | None:
@@ -123,11 +135,12 @@ class Forecast:
             micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
             guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
             compute=_bytes(model.dtype),
-            checkpointing=config.update.gradient_checkpointing,
-            compiled=model.compile,
+            keep=tuple(Counter(self._levels()).items()),
+            compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
             anchor=config.trust_region.uses_anchor,
             anchor_offload=config.anchor.offload,
             ema=config.optimizer.ema is not None,
+            max_kl=config.optimizer.max_kl is not None,
             moments=1 if config.optimizer.kind == "muon" else 2,
             reshard=parallel.reshard,
             cpu_offload=parallel.cpu_offload,
@@ -136,6 +149,11 @@ class Forecast:
             vae_tiling=model.vae_tiling,
             kept_states=max(self._kept(rank) for rank in range(self.layout.data)),
         )
+
+    def _levels(self) -> list[Keep]:
+        """What every block keeps."""
+        blocks = self.network.blocks if self.network else 0
+        return levels(self.config.update.gradient_checkpointing, blocks, cuda=not self.hardware.is_cpu)
 
     def _kept(self, rank: int) -> float:
         """Bytes of the trajectories that a rank keeps on its GPU from rollout to update."""
@@ -146,10 +164,12 @@ class Forecast:
             return float(MASTER * element * clips)
         size = _bytes(config.rollout.storage)
         old = MASTER * Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
+        gauged = plan.gauged(rank)
         stored = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
         before = {(replay.step + 1, replay.members) for replay in stored}  # its x_next is the next record's x
         states = sum(
-            size * (len(one.members) + one.rows * ((one.step, one.members) not in before)) + old * one.rows
+            size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
+            + (MASTER if one in gauged else old) * one.rows
             for one in stored
         )
         rows = [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
@@ -178,7 +198,9 @@ class Forecast:
         """Of an iteration's sampling and updates, on the rank with most of each."""
         assert self.network is not None
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
-        update = [self._pass(row["reference"]) + self._pass(row["replay"], backward=True) for row in counts]
+        update = [
+            self._pass(row["reference"] + row["gauge"]) + self._pass(row["replay"], backward=True) for row in counts
+        ]
         job, rates = self.job, self.hardware.rates
         trained = trainable(self.network, job) / self.layout.weight_shards
         # An optimizer reads weight, gradient and moments and writes all but the gradient.
@@ -192,7 +214,7 @@ class Forecast:
         if backward:
             seconds += speed.backward_seconds(network, job, rates)
         shards, sp = self.layout.weight_shards, self.layout.sequence
-        times = (3 if job.checkpointing else 2) if backward else 1
+        times = (3 if job.levels(network).get("input") else 2) if backward else 1
         weights = COMPUTE * network.parameters * (shards - 1) / shards
         gather = passes.forwards * (min(times, 2) if job.reshard else 1) * weights / rates.link
         # Attention exchanges tokens for heads and back: q, k, v and the output.
@@ -301,7 +323,7 @@ def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
     """What plans depend on."""
     model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
     grid = (model.path, model.family, model.shift, model.expert)
-    numbers = (config.seed, config.iterations, layout.data)
+    numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl)
     return config.batch, config.rollout, config.kernel, config.surrogate, update, grid, numbers
 
 

@@ -18,6 +18,7 @@ from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.architecture import Architecture
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.hardware import Hardware
+from sage_grpo.train.keeping import choose_levels
 
 MORE = 2
 """Blocks by which the two networks differ whose times are compared: what is around the blocks cancels."""
@@ -32,9 +33,11 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
         )
     spec = replace(
         config.model, cache=None, guidance_scale=1.0, guidance_scale_2=None, path=None, family=architecture.family,
-        frames=video.frames, height=video.height, width=video.width, fps=video.fps,
+        compile=False, frames=video.frames, height=video.height, width=video.width, fps=video.fps,
     )  # fmt: skip
-    job = replace(forecast(config, hardware, architecture=architecture).job, micro_batch=1, guidance=False)
+    job = replace(
+        forecast(config, hardware, architecture=architecture).job, micro_batch=1, guidance=False, compiled=False
+    )
     times: list[tuple[float, float]] = []
     decode: float | None = None
     for layers in (1, 1 + MORE):
@@ -47,7 +50,7 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
             layers=layers,
             device=spec.device,
         )
-        model.gradient_checkpointing(config.update.gradient_checkpointing)
+        model.keep(choose_levels(config.update.gradient_checkpointing, model))
         times.append(_block_times(model))
         decode = _decode_time(model) if layers == 1 else decode
         del model

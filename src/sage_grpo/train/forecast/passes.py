@@ -10,9 +10,9 @@ from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.evaluate import members_of
 from sage_grpo.train.plan import Plan
 
-PHASES = ("shared", "sampling", "idle", "reference", "replay")
+PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
 """Of an iteration. shared: what members of a group have in common; sampling: what each runs for itself; idle: passes whose
-result nobody reads, which keep sharded ranks in step; reference: the anchor's velocities; replay: forward and backward."""
+result nobody reads, which keep sharded ranks in step; reference: the anchor's velocities; replay: forward and backward; gauge: how far the updates moved the policy."""
 
 
 @dataclass(frozen=True)
@@ -29,31 +29,39 @@ class Passes:
     def __add__(self, other: Passes) -> Passes:
         return Passes(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
 
-    @classmethod
-    def one(cls, rows: int, branches: int) -> Passes:
+
+@dataclass(frozen=True)
+class Guiding:
+    """How a velocity becomes forward passes."""
+
+    branches: Callable[[float], int]
+    """At a sigma: 2 where guidance runs the negative prompt too, else 1."""
+    together: int = 0
+    """Up to so many clips, both branches go through the network as one batch."""
+
+    def one(self, rows: int, sigma: float) -> Passes:
         """One velocity of so many clips."""
-        return cls(1, branches, rows * branches)
+        branches = self.branches(sigma)
+        return Passes(1, 1 if rows <= self.together else branches, rows * branches)
 
 
-Branches = Callable[[float], int]
-"""Forward passes of one velocity at a sigma."""
-
-
-def count(plan: Plan, rank: int, branches: Branches, *, reference: bool) -> dict[str, Passes]:
+def count(plan: Plan, rank: int, guiding: Guiding, *, reference: bool) -> dict[str, Passes]:
     """A rank's passes of one iteration, by phase."""
     result = dict.fromkeys(PHASES, Passes())
     for one in plan.sampled(rank):
         phase = "shared" if one.shared else "sampling"
-        result[phase] += Passes.one(one.rows, branches(one.sigma))
+        result[phase] += guiding.one(one.rows, one.sigma)
     for trained, number in plan.idle_passes(rank).items():
         schedule = plan.group_of(plan.batches(rank)[0]).schedule
         sigma = next((s for s in schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)
         for _ in range(number):
-            result["idle"] += Passes.one(1, branches(sigma))
+            result["idle"] += guiding.one(1, sigma)
     for rows, sigma in _replayed(plan, rank):
-        result["replay"] += Passes.one(rows, branches(sigma))
+        result["replay"] += guiding.one(rows, sigma)
     if reference:
         result["reference"] = result["replay"]
+    for rows, sigma in _gauged(plan, rank):
+        result["gauge"] += guiding.one(rows, sigma)
     return result
 
 
@@ -68,19 +76,26 @@ def _replayed(plan: Plan, rank: int) -> Iterator[tuple[int, float]]:
         yield from [own[0]] * (rounds - len(own))
 
 
+def _gauged(plan: Plan, rank: int) -> Iterator[tuple[int, float]]:
+    """Rows and sigma of the passes that measure the step; a rank that has fewer than another repeats its first record."""
+    own = [(one.rows, float(plan.groups[one.members[0].group].schedule.sigmas[one.step])) for one in plan.gauged(rank)]
+    yield from own
+    if len(own) < plan.gauge_rounds:
+        group = plan.group_of(plan.batches(rank)[0])
+        rows = 1 if group.shared else len(plan.batches(rank)[0].members)
+        yield from [(rows, float(group.schedule.sigmas[group.trained[0][0]]))] * (plan.gauge_rounds - len(own))
+
+
 def evaluation(
-    config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], branches: Branches
+    config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
 ) -> list[Passes]:
     """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps; guidance is the model's own there."""
     spec = config.evaluate
     members = members_of(min(prompts, spec.prompts), spec.per_prompt)
     result = []
     for share in share_out(members, config.batch.micro_batch, world_size=ranks):
-        one = sum((Passes.one(len(batch.members), 1) for batch in share), Passes())
-        whole = Passes()
-        for times in map(branches, sigmas):
-            whole += Passes(one.velocities, one.velocities * times, one.clips * times)
-        result.append(whole)
+        passes = (guiding.one(len(batch.members), sigma) for batch in share for sigma in sigmas)
+        result.append(sum(passes, Passes()))
     return result
 
 

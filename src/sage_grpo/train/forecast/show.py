@@ -22,6 +22,7 @@ MEANS = {
     "idle": "to keep ranks in step; nobody reads them",
     "reference": "the anchor's velocities",
     "replay": "forward and backward",
+    "gauge": "how far the updates moved the policy",
 }
 
 
