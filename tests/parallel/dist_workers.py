@@ -384,3 +384,23 @@ def velocity_and_gradient(world: World, config: c.TrainConfig) -> dict[str, Any]
     (v * keyed_noise(tuple(v.shape), "gradient")).sum().backward()
     gradients = trainer.engine.whole({name: p.grad for name, p in model.trainable().items()})
     return {"v": v.detach().numpy(), "gradients": {name: g.numpy() for name, g in gradients.items()}}
+
+
+def count_passes(world: World, config: c.TrainConfig) -> dict[str, Any]:
+    """Forward passes and clips of one iteration and of one evaluation on this rank, with and without gradients."""
+    trainer, seen = Trainer(config, build(config, world), world), []
+
+    def note(module, arguments, named):
+        x = named.get("hidden_states", arguments[0] if arguments else None)
+        seen.append((torch.is_grad_enabled(), len(x)))
+
+    handle = trainer.model.network.register_forward_pre_hook(note, with_kwargs=True)
+    result = {}
+    for name, act in (("iteration", trainer.step), ("evaluation", trainer.evaluate)):
+        act()
+        for kind in (False, True):
+            rows = [clips for graph, clips in seen if graph == kind]
+            result[f"{name} {'graph' if kind else 'plain'}"] = (len(rows), sum(rows))
+        seen.clear()
+    handle.remove()
+    return result

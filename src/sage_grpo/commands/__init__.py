@@ -25,6 +25,13 @@ class Command:
 COMMANDS = {
     "demo": Command("demo", "train the miniature video model here and show what changed", slow=True),
     "train": Command("train", "align a video model with a reward", recipes=True, slow=True),
+    "plan": Command(
+        "plan",
+        "what a run will do and cost, before any weights are there",
+        positional="recipe",
+        recipes=True,
+        slow=True,
+    ),
     "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True, slow=True),
     "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", runs=True, slow=True),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sage_grpo.parallel.spec import Layout
 
@@ -16,9 +17,33 @@ COMPUTE, MASTER = 2, 4
 """Bytes of a number in bfloat16 and in float32."""
 
 
+Level = Literal["input", "attention", "all"]
+"""What a block keeps for its backward pass: its input alone (the rest runs again), also what attention gave, or everything."""
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vae:
+    """What decoding needs. Working sets and speeds are fitted to measurements (benchmarks/plan_vs_measured.py)."""
+
+    parameters: int
+    flops: float
+    """Operations per pixel of the clip."""
+    working: float
+    """Bytes in bfloat16 per pixel of what is decoded at once."""
+    frames_at_once: int | None = None
+    """Frames that are decoded together; None is the whole clip."""
+    tile: int = 256
+    """Side of a tile in pixels, with tiling."""
+    efficiency: float = 0.32
+    """Speed in bfloat16 as a share of a matrix product's."""
+    efficiency_float32: float = 0.2
+    """The same in float32 (TF32)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What the formula needs to know of a video transformer of equal blocks."""
+    """What the formulas need to know of a video transformer of equal blocks. Fitted figures are bytes per token and unit of width."""
 
     blocks: int
     width: int
@@ -31,19 +56,44 @@ class Network:
     """Pixels of a token: frames, height, width (VAE and patch together)."""
     channels: int
     """Latent channels."""
+    unread_parameters: int = 0
+    """Parameters that text-to-video never reads, and that are not trained."""
+    frozen_parameters: int = 0
+    """Parameters of another expert, which runs but is never trained."""
+    positions: int = 1
+    """Latent positions of a token."""
+    text_stream: bool = True
+    """Text has weights of its own and attends together with the video; otherwise the video reads it by cross-attention."""
+    feed_forward: float = 4.0
+    """Inner width of the feed-forward layers, in widths."""
     saved_full: float = 69.0
-    """Bytes per token and unit of width that a block keeps for its backward pass when all weights are trained (bfloat16,
-    measured on CUDA)."""
+    """Kept by a block for its backward pass when all weights are trained (bfloat16, measured on CUDA)."""
     saved_lora: float = 46.0
     """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters."""
     working: float = 24.0
-    """Bytes per token and unit of width of gradients inside one block's backward pass; an estimate, with which peaks measured
-    at the real size come out within 2%."""
+    """Gradients inside one block's backward pass; an estimate, with which peaks measured at the real size come out within 2%."""
+    forward: float = 25.0
+    """Held inside one block's forward pass without gradients (measured)."""
+    moved: float = 620.0
+    """Moved through memory by the small operations of a block's forward pass (fitted)."""
+    moved_compiled: float = 240.0
+    """The same when blocks are compiled."""
+    moved_lora: float = 110.0
+    """Moved besides by the adapters."""
+    moved_lora_compiled: float = 50.0
+    """The same when blocks are compiled."""
+    vae: Vae | None = None
 
     @property
     def parameters(self) -> int:
         """All parameters."""
         return self.blocks * self.block_parameters + self.other_parameters
+
+    @property
+    def kept(self) -> dict[Level, float]:
+        """Bytes that a block keeps with a LoRA, by level; everything is `saved_lora`, or `saved_full`."""
+        outputs = COMPUTE * (1 if self.text_stream else 2)
+        return {"input": COMPUTE, "attention": COMPUTE + outputs}
 
 
 HUNYUAN15 = Network(
@@ -56,6 +106,7 @@ HUNYUAN15 = Network(
     lora_width=36 * 2048,
     patch=(4, 16, 16),
     channels=32,
+    vae=Vae(parameters=1_260_634_115, flops=25.3e6, working=1808.0, efficiency=0.322),
 )
 
 
@@ -73,20 +124,31 @@ class Job:
     micro_batch: int = 1
     guidance: bool = True
     """Two forward passes for one velocity; both are kept for the backward pass."""
+    compute: int = COMPUTE
+    """Bytes of a number that the network computes with."""
     checkpointing: bool = True
+    keep: tuple[tuple[Level, int], ...] = ()
+    """With checkpointing: how many blocks keep more than their input."""
+    compiled: bool = False
     anchor: bool = True
     anchor_offload: bool = False
     ema: bool = False
     max_kl: bool = False
     """Whether updates that go too far are taken back, which takes a copy of the weights."""
+    moments: int = 2
+    """Copies that the optimizer keeps of what it trains: 2 for AdamW, 1 for Muon."""
     reshard: bool = True
     cpu_offload: bool = False
     sync_every_pass: bool = False
+    vae_bytes: int = COMPUTE
+    vae_tiling: bool = False
     clips: int = 64
     """Prompts x group size of an iteration."""
     steps: int = 20
     trained_steps: int = 19
     updates: int = 2
+    kept_states: float | None = None
+    """Bytes of the trajectories that a rank keeps, where a plan knows; None estimates them."""
 
     @property
     def branches(self) -> int:
@@ -98,10 +160,17 @@ class Job:
         """Micro-batches of a rank."""
         return math.ceil(self.clips / self.layout.data / self.micro_batch)
 
+    def levels(self, network: Network) -> dict[Level, int]:
+        """Blocks by what they keep for the backward pass."""
+        if not self.checkpointing:
+            return {"all": network.blocks}
+        more = dict(self.keep)
+        return {"input": network.blocks - sum(more.values()), **more}
+
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU at the peak of an update."""
+    """Bytes on one GPU at the peak of a phase."""
 
     weights: float
     gathered: float
@@ -111,6 +180,8 @@ class Memory:
     """Anchor, average, and the weights before a rollout's updates."""
     activations: float
     trajectories: float
+    visitor: float = 0.0
+    """What is there in this phase only: the VAE, or a reward."""
 
     @property
     def total(self) -> float:
@@ -139,52 +210,98 @@ def tokens(network: Network, job: Job) -> int:
 def trainable(network: Network, job: Job) -> int:
     """Parameters that training changes."""
     if job.lora_rank is None:
-        return network.parameters
+        return network.parameters - network.unread_parameters
     return network.blocks * network.lora_width * job.lora_rank
 
 
 def memory(network: Network, job: Job) -> Memory:
-    """Bytes per GPU by category, without the encoders, the VAE and the rewards, which leave between phases."""
+    """Bytes per GPU at the peak of an update, without the encoders, the VAE and the rewards, which leave between phases."""
     layout, train = job.layout, trainable(network, job)
     full = job.lora_rank is None
     kept = 0 if job.cpu_offload else 1 / layout.weight_shards
-    stored = MASTER * network.parameters if full else COMPUTE * network.parameters + MASTER * train
+    stored = MASTER * network.parameters if full else job.compute * network.parameters + MASTER * train
+    stored += job.compute * network.frozen_parameters
     copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema + job.max_kl)
     whole_gradients = layout.processes > 1 and not job.sync_every_pass
-    local = math.ceil(tokens(network, job) / layout.sequence) + math.ceil(job.text_tokens / layout.sequence)
-    # x in bfloat16 (rollout.storage), v_old, and the anchor's velocities of one update.
-    state = COMPUTE + MASTER + MASTER / job.updates * job.anchor
-    states = state * network.channels * tokens(network, job) * job.trained_steps
     return Memory(
         weights=stored * kept,
         gathered=_gathered(network, job),
         gradients=MASTER * train * (kept + whole_gradients),
-        optimizer=2 * MASTER * train * kept,
+        optimizer=job.moments * MASTER * train * kept,
         copies=copies * kept,
-        activations=_activations(network, job) * local * network.width * job.micro_batch,
-        trajectories=states * job.rounds * job.micro_batch,
+        activations=_activations(network, job) * _numbers(network, job),
+        trajectories=_trajectories(network, job),
     )
+
+
+def sampling_memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU while a rollout or a reference pass runs: no gradients, and the working set of one block."""
+    # A compiled block runs as in a pass with gradients, so that both give the same bits; then its graph is cut off.
+    working = max(network.forward, saved(network, job)) if job.compiled else network.forward
+    passing = working * job.compute / COMPUTE * _numbers(network, job)
+    return dataclasses.replace(memory(network, job), gradients=0.0, activations=passing)
+
+
+def decoding_memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU while a clip is decoded."""
+    idle = dataclasses.replace(memory(network, job), gradients=0.0, activations=0.0, gathered=0.0)
+    vae = network.vae
+    if vae is None:
+        return idle
+    side = vae.tile if job.vae_tiling else max(job.height, job.width)
+    at_once = min(job.frames, vae.frames_at_once or job.frames) * min(job.height, side) * min(job.width, side)
+    pixels = job.frames * job.height * job.width
+    whole = 3 * (job.vae_bytes + MASTER) * pixels if at_once < pixels else 0  # the clip that the parts are put into
+    working = vae.working * job.vae_bytes / COMPUTE * at_once + whole
+    return dataclasses.replace(idle, activations=working, visitor=float(job.vae_bytes * vae.parameters))
+
+
+def _numbers(network: Network, job: Job) -> float:
+    """Tokens of this rank's part of a micro-batch, times the width."""
+    layout = job.layout
+    local = math.ceil(tokens(network, job) / layout.sequence)
+    if network.text_stream:
+        local += math.ceil(job.text_tokens / layout.sequence)
+    return float(local * network.width * job.micro_batch)
+
+
+def _trajectories(network: Network, job: Job) -> float:
+    if job.kept_states is not None:
+        return job.kept_states
+    # x in bfloat16 (rollout.storage), v_old, and the anchor's velocities of one update.
+    state = COMPUTE + MASTER + MASTER / job.updates * job.anchor
+    elements = network.channels * network.positions * tokens(network, job)
+    return state * elements * job.trained_steps * job.rounds * job.micro_batch
 
 
 def _gathered(network: Network, job: Job) -> float:
     """Weights as they are computed with, beside the shards: the block at work and the next one, or all of them."""
     blocks = network.blocks
     if job.layout.processes == 1:
-        if job.lora_rank is not None:
+        if job.lora_rank is not None or job.compute == MASTER:
             return 0.0
-        # Autocast's bfloat16 copies are kept for the backward pass of each branch; checkpointed blocks drop theirs.
-        return COMPUTE * network.block_parameters * (1 if job.checkpointing else blocks * job.branches)
+        # Autocast's bfloat16 copies are kept for the backward pass of each branch by blocks that keep everything.
+        return COMPUTE * network.block_parameters * max(1, job.levels(network).get("all", 0) * job.branches)
     rank = job.lora_rank or 0
     block = COMPUTE * network.block_parameters + MASTER * network.lora_width * rank
     return block * (2 if job.reshard else blocks) + COMPUTE * network.other_parameters
 
 
+def saved(network: Network, job: Job) -> float:
+    """Bytes per token and unit of width that a block keeps when nothing runs again."""
+    return network.saved_full if job.lora_rank is None else network.saved_lora
+
+
+def kept_by_blocks(network: Network, job: Job) -> float:
+    """Bytes per token and unit of width that all blocks together keep of one forward pass."""
+    kept = {**network.kept, "all": saved(network, job)}
+    return sum(count * kept[level] for level, count in job.levels(network).items())
+
+
 def _activations(network: Network, job: Job) -> float:
-    """Bytes per token and unit of width."""
-    saved = network.saved_full if job.lora_rank is None else network.saved_lora
-    if job.checkpointing:  # a block keeps its input; one at a time runs again
-        return job.branches * network.blocks * COMPUTE + saved + network.working
-    return job.branches * network.blocks * saved + network.working
+    """Bytes per token and unit of width: what both branches keep, and the block at work, which runs again where it kept less."""
+    at_work = saved(network, job) if job.levels(network).get("all", 0) < network.blocks else 0.0
+    return (job.branches * kept_by_blocks(network, job) + at_work + network.working) * job.compute / COMPUTE
 
 
 def traffic(network: Network, job: Job) -> Traffic:

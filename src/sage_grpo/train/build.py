@@ -44,13 +44,18 @@ def build(config: TrainConfig, world: World | None = None, own: Own | None = Non
         _check_place(own.model, world)
         return Parts(model=own.model, reward=reward, prompts=prompts, held_out=held_out)
     torch.manual_seed(config.seed)
-    passes = config.iterations * config.batch.prompts * config.batch.group_size * config.rollout.steps
     device = choose_device(config.model.device if world.device is None else world.device)
-    compiled, why = worth_compiling(config.model.compile, device, config.model.dtype, passes)
+    compiled, why = compiles(config, device)
     model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
     if isinstance(model, Explains):
         model.choices["compile"] = why
     return Parts(model=model, reward=reward, prompts=prompts, held_out=held_out)
+
+
+def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
+    """Whether a run compiles its blocks, and why."""
+    passes = config.iterations * config.batch.prompts * config.batch.group_size * config.rollout.steps
+    return worth_compiling(config.model.compile, device, config.model.dtype, passes)
 
 
 def _check_place(model: VelocityModel, world: World) -> None:

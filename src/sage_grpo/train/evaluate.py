@@ -52,7 +52,7 @@ def evaluate(
     prompts = list(prompts)[: config.prompts]
     conditions = model.encode([p.text for p in prompts], [images(p) for p in prompts])
     model.unload_text()  # the network needs their memory; what is encoded stays
-    members = [Member(group, index) for group in range(len(prompts)) for index in range(config.per_prompt)]
+    members = members_of(len(prompts), config.per_prompt)
     # Equal text lengths side by side: a model runs prompts of one length in one pass.
     members.sort(key=lambda member: _lengths(conditions[member.group]))
     share = share_out(members, micro_batch, world_size=world.size)[world.rank]
@@ -69,6 +69,11 @@ def evaluate(
     made.sort(key=lambda one: (one[0].group, one[0].index))
     shown = [prompts[member.group] for member, _ in made]
     return _score(reward, [clip for _, clip in made], shown, model.video, config.show, world)
+
+
+def members_of(prompts: int, per_prompt: int) -> list[Member]:
+    """The clips of an evaluation."""
+    return [Member(group, index) for group in range(prompts) for index in range(per_prompt)]
 
 
 def _start(shape: tuple[int, ...], member: Member, own: int | None, seed: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -64,6 +64,17 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """One pass of a rollout through the network."""
+
+    sigma: float
+    rows: int
+    """Clips that go through it together."""
+    shared: bool
+    """Members of a group that have not parted yet go through it as one."""
+
+
+@dataclass(frozen=True)
 class Replay:
     """One pass forward and backward of an update."""
 
@@ -72,6 +83,11 @@ class Replay:
     members: tuple[Member, ...]
     shared: bool
     """One state stands for all members."""
+
+    @property
+    def rows(self) -> int:
+        """States that go through the network together."""
+        return 1 if self.shared else len(self.members)
 
 
 @dataclass(frozen=True)
@@ -129,19 +145,28 @@ class Plan:
         sigmas = group.schedule.sigmas.tolist()
         return [(group.place, tuple(sigmas[: step + 1])) for step in range(group.branch)]
 
-    def rollout_passes(self, rank: int) -> Counter[bool]:
-        """Passes of a rank's rollout, by whether the trained network runs."""
+    def sampled(self, rank: int) -> Iterator[Pass]:
+        """The network's passes of a rank's rollout: what groups share, each once, and then what members run for themselves."""
         own = [self.groups[index] for index in self.members(rank)]
-        count = Counter(self.trains(key[-1][-1]) for key in {key for group in own for key in self.trunk(group)})
+        for key in dict.fromkeys(key for group in own for key in self.trunk(group)):
+            yield Pass(key[-1][-1], rows=1, shared=True)
         for batch in self.batches(rank):
             group = self.group_of(batch)
-            count.update(map(self.trains, group.schedule.sigmas[group.branch : -1].tolist()))
-        return count
+            for sigma in group.schedule.sigmas[group.branch : -1].tolist():
+                yield Pass(sigma, rows=len(batch.members), shared=False)
+
+    def rollout_passes(self, rank: int) -> Counter[bool]:
+        """Passes of a rank's rollout, by whether the trained network runs."""
+        return Counter(self.trains(one.sigma) for one in self.sampled(rank))
 
     def idle_passes(self, rank: int) -> Counter[bool]:
         """Passes that a rank makes for nothing, because sharded networks take all ranks to run one."""
-        counts = [self.rollout_passes(other) for other in range(len(self.shares))]
-        return Counter({kind: max(c[kind] for c in counts) - counts[rank][kind] for kind in (True, False)})
+        return self._most_passes - self.rollout_passes(rank)
+
+    @cached_property
+    def _most_passes(self) -> Counter[bool]:
+        counts = [self.rollout_passes(rank) for rank in range(len(self.shares))]
+        return Counter({kind: max(count[kind] for count in counts) for kind in (True, False)})
 
     def replays(self, rank: int, update: int) -> list[Replay]:
         """What a rank replays in an update, step by step."""
@@ -152,8 +177,9 @@ class Plan:
             here = [group for group in groups if step in group.trained[update]]
             together = [group for group in here if step < group.branch]
             result += [Replay(step, self.members(rank)[group.index], shared=True) for group in together]
-            apart = [batch for batch in self.batches(rank) if self.group_of(batch) in here]
-            result += [Replay(step, b.members, shared=False) for b in apart if step >= self.group_of(b).branch]
+            own = {group.index for group in here if step >= group.branch}
+            apart = [batch for batch in self.batches(rank) if self.group_of(batch).index in own]
+            result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result
 
     def gauged(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:

@@ -34,6 +34,7 @@ from sage_grpo.train.events import (
 from sage_grpo.train.folder import identity, journal
 from sage_grpo.train.folder.found import FINISHED, Found, look_around
 from sage_grpo.train.folder.lock import FolderLock
+from sage_grpo.train.forecast.opening import opening
 from sage_grpo.train.metrics import Clips, Metrics, attempt
 from sage_grpo.train.own import Own
 from sage_grpo.train.profiler import Recorder
@@ -96,6 +97,9 @@ def run(
             world.note(f"{phase} {done}/{total}")
             terminal.listen(phase, done, total)
 
+        if world.is_main and not quiet and own.model is None:
+            for line in opening(config, world.processes):
+                terminal.say(line)
         trainer = Trainer(config, build(config, world, own), world, Clock(listen))
         return _train(trainer, found, terminal, hooks or Hooks(), stop or StopRequest())
 

@@ -1,0 +1,331 @@
+"""From a configuration to its forecast: passes of every rank, bytes and seconds of every phase, GPU-hours of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.models.blocks import Keep
+from sage_grpo.models.family import TOGETHER
+from sage_grpo.parallel import speed
+from sage_grpo.parallel.memory import (
+    COMPUTE,
+    GIB,
+    MASTER,
+    Job,
+    Memory,
+    Network,
+    decoding_memory,
+    memory,
+    sampling_memory,
+    tokens,
+    trainable,
+)
+from sage_grpo.parallel.spec import Layout, lay_out
+from sage_grpo.train.build import compiles
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.forecast.architecture import Architecture, find_architecture, latent_elements, sigmas
+from sage_grpo.train.forecast.hardware import Hardware
+from sage_grpo.train.forecast.passes import Guiding, Passes, count, evaluation, evaluations
+from sage_grpo.train.keeping import levels
+from sage_grpo.train.plan import Plan, Planner
+from sage_grpo.train.update import Objective
+
+REWARDS: Mapping[str, float] = {"videoalign": 2.2e9, "clip": 0.43e9, "pickscore": 0.99e9, "aesthetic": 0.43e9}
+"""Parameters of built-in rewards that are large; they compute in bfloat16."""
+REWARD_TOKENS = 3000
+"""Tokens that such a reward reads of a clip."""
+SPARE = 0.93
+"""Share of a GPU's memory that a run may fill by the formula: the rest is the CUDA context's, and lost between allocations."""
+LOOKED_AT = 16
+"""Iterations whose plans are counted for the mean of a run: windows move, and with them what groups share."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of an iteration on the GPU that has most to do."""
+
+    name: str
+    seconds: float
+    memory: Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run will do and cost."""
+
+    config: TrainConfig
+    architecture: Architecture
+    hardware: Hardware
+    layout: Layout
+    plans: tuple[Plan, ...]
+    """Of the first iteration and of some later ones."""
+    held_out: int
+    """Prompts of an evaluation."""
+    like: Forecast | None = dataclasses.field(default=None, repr=False)
+    """One with the same plans, whose counts serve this one too where it is guided and anchored alike."""
+
+    @property
+    def plan(self) -> Plan:
+        """The first iteration's."""
+        return self.plans[0]
+
+    @property
+    def passes(self) -> list[dict[str, Passes]]:
+        """Of the first iteration, by rank and phase."""
+        return self._counts[0]
+
+    @cached_property
+    def _counts(self) -> list[list[dict[str, Passes]]]:
+        """Of every plan, by rank and phase."""
+        like = self.like
+        if like is not None and like._counted_by() == self._counted_by():
+            return like._counts
+        guidance, anchored = self.config.model.training_guidance, self.config.trust_region.uses_anchor
+
+        guiding, ranks = self._guiding(guidance), range(self.layout.data)
+        return [[count(plan, rank, guiding, reference=anchored) for rank in ranks] for plan in self.plans]
+
+    def _guiding(self, guidance: float | None) -> Guiding:
+        """`guidance` overrides the model's scale."""
+        together = 0
+        if self.network is not None and not self.hardware.is_cpu:
+            together = TOGETHER // (2 * tokens(self.network, self.job))
+        return Guiding(lambda sigma: self.architecture.branches(sigma, guidance), together)
+
+    def _counted_by(self) -> tuple[object, ...]:
+        """What counts depend on besides the plans."""
+        model, scale = self.config.model, self.architecture.guidance_scale
+        clip = self.architecture.video  # small ones go through guidance together
+        return model.training_guidance, scale, model.guidance_scale_2, clip, self.config.trust_region.uses_anchor
+
+    @cached_property
+    def evaluation(self) -> list[Passes]:
+        """Of one evaluation, by rank."""
+        grid = sigmas(self.architecture.grid(self.config.evaluate.steps))
+        return evaluation(self.config, self.held_out, self.layout.data, grid, self._guiding(None))
+
+    @property
+    def network(self) -> Network | None:
+        """None where costs are not known."""
+        return self.architecture.network
+
+    @cached_property
+    def job(self) -> Job:
+        """The run as the formulas see it."""
+        config, video = self.config, self.architecture.video
+        model, parallel = config.model, config.parallel
+        assert video is not None  # a network comes with its video
+        guidance = config.model.training_guidance
+        vae = model.vae_dtype or ("float32" if self.architecture.family == "wan" else model.dtype)
+        return Job(
+            layout=self.layout,
+            lora_rank=None if model.lora is None else model.lora.rank,
+            frames=video.frames,
+            height=video.height,
+            width=video.width,
+            text_tokens=self.architecture.text_tokens,
+            micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
+            guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
+            compute=_bytes(model.dtype),
+            keep=tuple(Counter(self._levels()).items()),
+            compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
+            anchor=config.trust_region.uses_anchor,
+            anchor_offload=config.anchor.offload,
+            ema=config.optimizer.ema is not None,
+            max_kl=config.optimizer.max_kl is not None,
+            moments=1 if config.optimizer.kind == "muon" else 2,
+            reshard=parallel.reshard,
+            cpu_offload=parallel.cpu_offload,
+            sync_every_pass=parallel.sync_every_pass,
+            vae_bytes=_bytes(vae),
+            vae_tiling=model.vae_tiling,
+            kept_states=max(self._kept(rank) for rank in range(self.layout.data)),
+        )
+
+    def _levels(self) -> list[Keep]:
+        """What every block keeps."""
+        blocks = self.network.blocks if self.network else 0
+        return levels(self.config.update.gradient_checkpointing, blocks, cuda=not self.hardware.is_cpu)
+
+    def _kept(self, rank: int) -> float:
+        """Bytes of the trajectories that a rank keeps on its GPU from rollout to update."""
+        config, plan = self.config, self.plan
+        element = latent_elements(self.architecture)
+        clips = sum(len(batch.members) for batch in plan.batches(rank))
+        if config.rollout.offload:
+            return float(MASTER * element * clips)
+        size = _bytes(config.rollout.storage)
+        old = MASTER * Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
+        gauged = plan.gauged(rank)
+        stored = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
+        before = {(replay.step + 1, replay.members) for replay in stored}  # its x_next is the next record's x
+        states = sum(
+            size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
+            + (MASTER if one in gauged else old) * one.rows
+            for one in stored
+        )
+        rows = [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
+        anchors = MASTER * max(rows) * config.trust_region.uses_anchor
+        return float(element * (states + anchors + MASTER * clips))
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """Of a mean iteration, on the rank with most to do."""
+        network, rates = self.network, self.hardware.rates
+        if network is None:
+            return []
+        job = self.job
+        seconds = [self._seconds(counts) for counts in self._counts]
+        sampling, update = sampling_memory(network, job), memory(network, job)
+        reward = dataclasses.replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
+        decoded = self._decoded()
+        return [
+            Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
+            Phase("decode", decoded * speed.decode_seconds(network, job, rates), decoding_memory(network, job)),
+            Phase("reward", decoded * self._reward_seconds, reward),
+            Phase("update", statistics.fmean(s["update"] for s in seconds), update),
+        ]
+
+    def _seconds(self, counts: list[dict[str, Passes]]) -> dict[str, float]:
+        """Of an iteration's sampling and updates, on the rank with most of each."""
+        assert self.network is not None
+        forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
+        update = [
+            self._pass(row["reference"] + row["gauge"]) + self._pass(row["replay"], backward=True) for row in counts
+        ]
+        job, rates = self.job, self.hardware.rates
+        trained = trainable(self.network, job) / self.layout.weight_shards
+        # An optimizer reads weight, gradient and moments and writes all but the gradient.
+        step = self.plan.updates * MASTER * (3 + 2 * job.moments) * trained / rates.bandwidth
+        return {"rollout": max(forward), "update": max(update) + step}
+
+    def _pass(self, passes: Passes, *, backward: bool = False) -> float:
+        network, job, rates = self.network, self.job, self.hardware.rates
+        assert network is not None
+        seconds = speed.forward_seconds(network, job, rates)
+        if backward:
+            seconds += speed.backward_seconds(network, job, rates)
+        shards, sp = self.layout.weight_shards, self.layout.sequence
+        times = (3 if job.levels(network).get("input") else 2) if backward else 1
+        weights = COMPUTE * network.parameters * (shards - 1) / shards
+        gather = passes.forwards * (min(times, 2) if job.reshard else 1) * weights / rates.link
+        # Attention exchanges tokens for heads and back: q, k, v and the output.
+        local = tokens(network, job) / sp * network.width * COMPUTE
+        exchange = passes.clips * times * network.blocks * 4 * local * (sp - 1) / sp / rates.link
+        return max(passes.clips * seconds, gather) + exchange
+
+    def _decoded(self) -> int:
+        """Clips that the busiest process decodes and scores: ranks that share clips share that work."""
+        batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
+        return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)
+
+    @property
+    def _reward_bytes(self) -> float:
+        own = [spec for spec in self.config.rewards if not spec.device and spec.name in REWARDS]
+        return 1.15 * COMPUTE * sum(REWARDS[spec.name] for spec in own)
+
+    @property
+    def _reward_seconds(self) -> float:
+        """Of a clip; rewards that are not large take none by this formula."""
+        work = sum(2 * REWARDS.get(spec.name, 0.0) * REWARD_TOKENS for spec in self.config.rewards)
+        return work / (0.3 * self.hardware.rates.products)
+
+    @property
+    def iteration_seconds(self) -> float:
+        """Of a mean iteration."""
+        return sum(phase.seconds for phase in self.phases)
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """Of one evaluation."""
+        if self.network is None or not self.held_out:
+            return 0.0
+        clips = -(-self.held_out * self.config.evaluate.per_prompt // self.layout.processes)
+        decode = speed.decode_seconds(self.network, self.job, self.hardware.rates) + self._reward_seconds
+        return max(map(self._pass, self.evaluation)) + clips * decode
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of the whole run."""
+        seconds = self.config.iterations * self.iteration_seconds + evaluations(self.config) * self.evaluation_seconds
+        return seconds * self.layout.processes / 3600
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the phase that needs most."""
+        return max((phase.memory.total for phase in self.phases), default=0.0)
+
+    @property
+    def room(self) -> float:
+        """Bytes that a run may fill."""
+        return SPARE * self.hardware.gib * GIB
+
+    @property
+    def fits(self) -> bool:
+        """Whether every phase fits."""
+        return self.peak <= self.room
+
+
+def forecast(
+    config: TrainConfig,
+    hardware: Hardware,
+    *,
+    gpus: int = 1,
+    architecture: Architecture | None = None,
+    held_out: int | None = None,
+    like: Forecast | None = None,
+) -> Forecast:
+    """The forecast of a run; ValueError where its arithmetic does not work out. `like` may be one whose plans are the same."""
+    found = find_architecture(config.model) if architecture is None else architecture
+    layout = lay_out(config.parallel, gpus)
+    if found.network is not None and found.network.heads % layout.sequence:
+        raise ValueError(
+            f"parallel.sp is {layout.sequence}, but the network has {found.network.heads} attention heads: use a divisor of that."
+        )
+    shared = like is not None and _planned_by(like.config, like.layout) == _planned_by(config, layout)
+    most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
+    return Forecast(
+        config=config,
+        architecture=found,
+        hardware=hardware,
+        layout=layout,
+        plans=like.plans if like is not None and shared else _plans(config, found, layout),
+        held_out=0 if config.data.held_out is None else most,
+        like=like if shared else None,
+    )
+
+
+def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Plan, ...]:
+    planner = Planner(
+        config=config,
+        grid=found.grid(config.rollout.steps, config.rollout.shift),
+        kernel=config.kernel.build(),
+        trains=found.trains,
+        ranks=layout.data,
+    )
+    planner.check()
+    prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
+    window = config.rollout.window
+    moves = window.kind in ("random", "sliding") or (window.kind == "drawn" and len(planner.candidates()) > 1)
+    looked = range(0, config.iterations, max(1, config.iterations // LOOKED_AT)) if moves else [0]
+    return tuple(planner.plan(iteration, prompts) for iteration in looked)
+
+
+def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
+    """What plans depend on."""
+    model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
+    grid = (model.path, model.family, model.shift, model.expert)
+    numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl)
+    return config.batch, config.rollout, config.kernel, config.surrogate, update, grid, numbers
+
+
+def _bytes(dtype: str) -> int:
+    return COMPUTE if dtype == "bfloat16" else MASTER
