@@ -234,6 +234,22 @@ def memory(network: Network, job: Job) -> Memory:
     )
 
 
+def levels_within(network: Network, job: Job, room: float) -> dict[Level, int]:
+    """How many blocks may keep what, so that an update takes at most `room` bytes: the least that has to run again.
+
+    Attention is the slowest part of a block to run again for the bytes that it keeps, so all blocks keep its outputs before any keeps
+    everything.
+    """
+    blocks = network.blocks
+    pairs: tuple[tuple[Level, Level], ...] = (("all", "attention"), ("attention", "input"))
+    for more, less in pairs:
+        for count in range(blocks, -1, -1):
+            keep = ((more, count), (less, blocks - count))
+            if memory(network, dataclasses.replace(job, keep=keep)).total <= room:
+                return {level: number for level, number in keep if number}
+    return {"input": blocks}
+
+
 def sampling_memory(network: Network, job: Job) -> Memory:
     """Bytes per GPU while a rollout or a reference pass runs: no gradients, and the working set of one block."""
     # A compiled block runs as in a pass with gradients, so that both give the same bits; then its graph is cut off.

@@ -14,6 +14,7 @@ from torch import Tensor
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.base import Explains
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -25,7 +26,8 @@ from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.distribute import distribute
 from sage_grpo.train.evaluate import Evaluation, evaluate
-from sage_grpo.train.keeping import choose_levels
+from sage_grpo.train.forecast.fitting import choose_levels
+from sage_grpo.train.keeping import kept
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
 from sage_grpo.train.reference import Need, Reference
@@ -61,7 +63,10 @@ class Trainer:
     ) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.model, self.reward, self.held_out = parts.model, parts.reward, parts.held_out
-        self.model.keep(choose_levels(config.update.gradient_checkpointing, self.model))
+        levels = choose_levels(config, self.model, self.world)
+        self.model.keep(levels)
+        if isinstance(self.model, Explains):
+            self.model.choices["blocks keep"] = kept(levels)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()

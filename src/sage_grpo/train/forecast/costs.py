@@ -23,6 +23,7 @@ from sage_grpo.parallel.memory import (
     Memory,
     Network,
     decoding_memory,
+    levels_within,
     memory,
     sampling_memory,
     tokens,
@@ -120,11 +121,16 @@ class Forecast:
     @cached_property
     def job(self) -> Job:
         """The run as the formulas see it."""
+        return dataclasses.replace(self._job, keep=tuple(Counter(self.levels).items()))
+
+    @cached_property
+    def _job(self) -> Job:
+        """The same without what blocks keep."""
         config, video = self.config, self.architecture.video
         model, parallel = config.model, config.parallel
         assert video is not None  # a network comes with its video
         guidance = config.model.training_guidance
-        vae = model.vae_dtype or ("float32" if self.architecture.family == "wan" else model.dtype)
+        vae = model.vae_dtype or ("float32" if self.hardware.is_cpu else model.dtype)
         return Job(
             layout=self.layout,
             lora_rank=None if model.lora is None else model.lora.rank,
@@ -135,7 +141,6 @@ class Forecast:
             micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
             guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
             compute=_bytes(model.dtype),
-            keep=tuple(Counter(self._levels()).items()),
             compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
             anchor=config.trust_region.uses_anchor,
             anchor_offload=config.anchor.offload,
@@ -150,10 +155,14 @@ class Forecast:
             kept_states=max(self._kept(rank) for rank in range(self.layout.data)),
         )
 
-    def _levels(self) -> list[Keep]:
-        """What every block keeps."""
-        blocks = self.network.blocks if self.network else 0
-        return levels(self.config.update.gradient_checkpointing, blocks, cuda=not self.hardware.is_cpu)
+    @cached_property
+    def levels(self) -> list[Keep]:
+        """What every block keeps for its backward pass."""
+        asked, blocks = self.config.update.gradient_checkpointing, self.network.blocks if self.network else 0
+        if asked != "auto" or self.network is None or self.hardware.is_cpu:
+            return levels(asked, blocks, cuda=not self.hardware.is_cpu)
+        fitting = levels_within(self.network, self._job, self.room)
+        return [level for level, count in fitting.items() for _ in range(count)]
 
     def _kept(self, rank: int) -> float:
         """Bytes of the trajectories that a rank keeps on its GPU from rollout to update."""

@@ -18,7 +18,7 @@ from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.architecture import Architecture
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.hardware import Hardware
-from sage_grpo.train.keeping import choose_levels
+from sage_grpo.train.keeping import levels
 
 MORE = 2
 """Blocks by which the two networks differ whose times are compared: what is around the blocks cancels."""
@@ -36,7 +36,11 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
         compile=False, frames=video.frames, height=video.height, width=video.width, fps=video.fps,
     )  # fmt: skip
     job = replace(
-        forecast(config, hardware, architecture=architecture).job, micro_batch=1, guidance=False, compiled=False
+        forecast(config, hardware, architecture=architecture).job,
+        micro_batch=1,
+        guidance=False,
+        compiled=False,
+        keep=(("attention", 1),),
     )
     times: list[tuple[float, float]] = []
     decode: float | None = None
@@ -50,7 +54,7 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
             layers=layers,
             device=spec.device,
         )
-        model.keep(choose_levels(config.update.gradient_checkpointing, model))
+        model.keep(levels("attention", layers, cuda=True))  # what a mix of levels costs the formulas know
         times.append(_block_times(model))
         decode = _decode_time(model) if layers == 1 else decode
         del model

@@ -1,0 +1,21 @@
+"""What the blocks of a loaded model keep for their backward pass: by the same forecast that `sage-grpo plan` shows."""
+
+from __future__ import annotations
+
+from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.blocks import Keep
+from sage_grpo.parallel.world import World
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.forecast.costs import forecast
+from sage_grpo.train.forecast.hardware import here
+from sage_grpo.train.keeping import levels
+
+
+def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
+    """A level for every block. It goes by the size of the GPU, not by what is free at the moment: a run that is continued does as before."""
+    asked, blocks, cuda = config.update.gradient_checkpointing, len(model.blocks()), model.device.type == "cuda"
+    if asked == "auto" and cuda:
+        found = forecast(config, here(world.processes), gpus=world.processes).levels
+        if len(found) == blocks:
+            return found
+    return levels(asked, blocks, cuda=cuda)
