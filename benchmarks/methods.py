@@ -1,10 +1,10 @@
-"""Rows that were measured before there was `sage-grpo compare`, which makes new ones: their tables, and the rows as a folder of it.
+"""The rows that were measured before there was `sage-grpo compare`, which makes new ones: their table, and the way to `compare`.
 
     PYTHONPATH=src python benchmarks/methods.py table benchmarks/results/methods_h200.jsonl
-    PYTHONPATH=src python benchmarks/methods.py compare benchmarks/results/methods_h200.jsonl --out FOLDER
+    PYTHONPATH=src python benchmarks/methods.py compare benchmarks/results/methods_h200.jsonl --out FOLDER    # docs/results/methods
 
 A row has the held-out scores of 128 prompts at every evaluated iteration and the network's cost of an iteration: one per sample and
-forward pass, three per sample forward and backward. Runs had seed 1000 + `seed`.
+forward pass, three per sample forward and backward.
 """
 
 from __future__ import annotations
@@ -16,49 +16,54 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.lab.statistics import mean_interval
+from sage_grpo.lab.statistics import mean_interval, paired_interval
+
+BASE = 1.28282
+"""Held-out score of the miniature before training."""
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rows of a results file."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    """The rows of a file."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """Mean, and half of its 95% interval over seeds."""
-    found = mean_interval(values)
-    return found.mean, found.half
+def cells(file: Path, at: int, baseline: str) -> dict[str, dict[str, str]]:
+    """Method -> heading -> text: scores at equal iterations, at equal network cost, and differences from the baseline, seed by seed."""
+    rows = [row for row in read(file) if str(at) in row["curve"]]
+    by = {
+        name: {row["seed"]: row for row in rows if row["method"] == name}
+        for name in dict.fromkeys(row["method"] for row in rows)
+    }
+    first = baseline if baseline in by else next(iter(by))
+    budget, point = at * next(iter(by[first].values()))["cost"], str(at)
+    found = {}
+    for name, ended in by.items():
+        score = mean_interval([run["curve"][point]["total"] for run in ended.values()])
+        drift = mean_interval([run["curve"][point]["drift"] for run in ended.values()])
+        gap = paired_interval(*({s: r["curve"][point]["total"] for s, r in by[m].items()} for m in (first, name)))
+        equal = mean_interval([at_cost(run, budget) for run in ended.values()])
+        seconds = statistics.mean(run["seconds_per_iteration"] for run in ended.values())
+        found[name] = {
+            "method": name,
+            "seeds": str(len(ended)),
+            "cost": f"{next(iter(ended.values()))['cost']:.0f}",
+            "s / it": f"{seconds:.2f}",
+            f"{at} iterations": f"{score.mean:.3f} ± {score.half:.3f}",
+            f"{first} minus it": f"{gap.mean:+.3f} ± {gap.half:.3f}",
+            "drift": f"{drift.mean:.4f} ± {drift.half:.4f}",
+            f"at {first}'s cost": f"{equal.mean:.3f} ± {equal.half:.3f}",
+        }
+    return found
 
 
-def table(options: argparse.Namespace) -> int:
-    """Markdown: scores at equal iterations, at equal network cost, and paired differences from the first method."""
-    rows = read(options.file)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    first = options.baseline if options.baseline in methods else methods[0]
-    by = {m: {row["seed"]: row for row in rows if row["method"] == m} for m in methods}
-    budget = options.at * next(iter(by[first].values()))["cost"]
-    print(
-        f"| method | seeds | cost | s / it | {options.at} iterations | {first} minus it | drift | at {first}'s cost |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for method in methods:
-        runs = by[method]
-        point = str(options.at)
-        ended = [run for run in runs.values() if point in run["curve"]]
-        if not ended:
-            continue
-        mean, half = interval([run["curve"][point]["total"] for run in ended])
-        drift, drift_half = interval([run["curve"][point]["drift"] for run in ended])
-        shared = [s for s in runs if s in by[first] and point in runs[s]["curve"] and point in by[first][s]["curve"]]
-        gap, gap_half = interval(
-            [by[first][s]["curve"][point]["total"] - runs[s]["curve"][point]["total"] for s in shared]
-        )
-        equal, equal_half = interval([at_cost(run, budget) for run in ended])
-        print(
-            f"| {method} | {len(ended)} | {ended[0]['cost']:.0f} | {statistics.mean(r['seconds_per_iteration'] for r in ended):.2f} "
-            f"| {mean:.3f} ± {half:.3f} | {gap:+.3f} ± {gap_half:.3f} | {drift:.4f} ± {drift_half:.4f} | {equal:.3f} ± {equal_half:.3f} |"
-        )
-    return 0
+def table(
+    file: Path, at: int = 135, baseline: str = "branch", only: tuple[str, ...] = (), heads: tuple[str, ...] = ()
+) -> str:
+    """Markdown; `only` these methods and `heads` where they are given."""
+    found = cells(file, at, baseline)
+    heads = heads or tuple(next(iter(found.values())))
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(found[n][head] for head in heads) + " |" for n in only or found)])
 
 
 def at_cost(run: dict[str, Any], budget: float) -> float:
@@ -72,14 +77,14 @@ def at_cost(run: dict[str, Any], budget: float) -> float:
     return points[-1][1]
 
 
-def as_comparison(options: argparse.Namespace) -> int:
+def as_comparison(file: Path, out: Path) -> None:
     """The rows as those of `sage-grpo compare`, whose tables, figures and leaderboard then serve them too."""
     from sage_grpo.lab import store
     from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
     from sage_grpo.lab.suites.common import DRIFT, OVERALL
     from sage_grpo.recipes import recipe
 
-    rows = read(options.file)
+    rows = read(file)
     base = next(row["curve"]["0"] for row in rows if "0" in row["curve"])  # the same for all: one model, fixed noises
     evaluation = {"evaluate.prompts": 128, "evaluate.steps": 20}
     names = list(dict.fromkeys(row["method"] for row in rows))
@@ -117,32 +122,20 @@ def as_comparison(options: argparse.Namespace) -> int:
         iterations=max(row["iterations"] for row in found),
         columns=(OVERALL, *(Column(key=key) for key in ("VQ", "MQ", "TA")), DRIFT),
     )
-    options.out.mkdir(parents=True, exist_ok=True)
-    store.write(options.out / store.ROWS, "".join(json.dumps(row) + "\n" for row in found).encode())
-    store.save_suite(
-        options.out, suite, [row["key"] for row in found], "benchmarks/methods.py run --seeds 8 --iterations 135"
-    )
-    return 0
-
-
-BASE = 1.28282
-"""Held-out score of the miniature before training."""
-
-
-def main() -> int:
-    """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="what", required=True)
-    show = parts.add_parser("table")
-    show.add_argument("file", type=Path)
-    show.add_argument("--at", type=int, default=135)
-    show.add_argument("--baseline", default="branch")
-    convert = parts.add_parser("compare")
-    convert.add_argument("file", type=Path)
-    convert.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    return as_comparison(options) if options.what == "compare" else table(options)
+    out.mkdir(parents=True, exist_ok=True)
+    store.write(out / store.ROWS, "".join(json.dumps(row) + "\n" for row in found).encode())
+    store.save_suite(out, suite, [row["key"] for row in found], "benchmarks/methods.py run --seeds 8 --iterations 135")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "compare"])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--at", type=int, default=135)
+    parser.add_argument("--baseline", default="branch")
+    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    options = parser.parse_args()
+    if options.what == "compare":
+        as_comparison(options.file, options.out)
+    else:
+        print(table(options.file, options.at, options.baseline))

@@ -105,7 +105,7 @@ def keep(folder: Path) -> Path:
     from sage_grpo.lab import store
     from sage_grpo.lab.report import render
 
-    suite, keys, _ = store.load_suite(folder)
+    suite, keys, command = store.load_suite(folder)
     render(folder)
     target = RESULTS / suite.name
     target.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,10 @@ def keep(folder: Path) -> Path:
     short = [compact(row, settings=first[row["arm"]] == row["seed"]) for row in rows]
     content = "".join(json.dumps(row) + "\n" for row in short)
     store.write(target / store.ROWS, content.encode())
-    store.write(target / store.SUITE, (folder / store.SUITE).read_bytes())
+    # Where a folder lay is nobody's business, and would be wrong elsewhere.
+    store.save_suite(
+        target, suite, [row["key"] for row in rows], re.sub(r"(--out[= ])\S+", rf"\1runs/{suite.name}", command)
+    )
     for picture in folder.glob("*.png"):
         store.write(target / picture.name, small(picture))
     (RESULTS / "leaderboard.json").write_text(json.dumps(leaderboard(), indent=1) + "\n", encoding="utf-8")
@@ -145,7 +148,7 @@ def compact(row: dict[str, Any], *, settings: bool) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("versions", "code")} | {
         "settings": row["settings"] if settings else {},
         "training": {
-            name: [None if value is None else float(f"{value:.4g}") for value in values]
+            name: [None if value is None else float(f"{value:.4g}") for value in thinned(values)]
             for name, values in training.items()
             if name in KEPT_CURVES
         },
@@ -154,6 +157,12 @@ def compact(row: dict[str, Any], *, settings: bool) -> dict[str, Any]:
             for point, scores in evaluations.items()
         },
     }
+
+
+def thinned(values: list[Any], most: int = 10) -> list[Any]:
+    """Every n-th value, the last one among them."""
+    step = -(-len(values) // most) or 1
+    return values[::-1][::step][::-1]
 
 
 def leaderboard() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from methods import BASE, at_cost, interval, read
+from methods import BASE, read, table
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
@@ -27,46 +27,9 @@ def _words(text: str) -> list[str]:
 # Files of benchmarks/methods.py
 
 
-def methods(file: Path, at: str = "135", first: str = "branch", only: str = "", columns: str = "") -> str:
-    """A table of benchmarks/methods.py: methods at an iteration, with intervals over seeds."""
-    rows = read(file)
-    names = _words(only) or list(dict.fromkeys(row["method"] for row in rows))
-    by = {name: {row["seed"]: row for row in rows if row["method"] == name and at in row["curve"]} for name in names}
-    leader = {row["seed"]: row for row in rows if row["method"] == first and at in row["curve"]}
-    budget = int(at) * next(iter(leader.values()))["cost"]
-    heads = {
-        "method": "method",
-        "seeds": "seeds",
-        "cost": "cost",
-        "seconds": "s / it",
-        "score": f"{at} iterations",
-        "gap": f"{first} minus it",
-        "drift": "drift",
-        "equal": f"at {first}'s cost",
-    }
-    wanted = _words(columns) or list(heads)
-
-    def cells(name: str) -> dict[str, str]:
-        runs = by[name]
-        ended = list(runs.values())
-        score = interval([run["curve"][at]["total"] for run in ended])
-        drift = interval([run["curve"][at]["drift"] for run in ended])
-        shared = [seed for seed in runs if seed in leader]
-        gaps = [leader[s]["curve"][at]["total"] - runs[s]["curve"][at]["total"] for s in shared]
-        gap = interval(gaps)
-        equal = interval([at_cost(run, budget) for run in ended])
-        return {
-            "method": name,
-            "seeds": str(len(ended)),
-            "cost": f"{ended[0]['cost']:.0f}",
-            "seconds": f"{statistics.mean(run['seconds_per_iteration'] for run in ended):.2f}",
-            "score": f"{score[0]:.3f} ± {score[1]:.3f}",
-            "gap": f"{gap[0]:+.3f} ± {gap[1]:.3f}",
-            "drift": f"{drift[0]:.4f} ± {drift[1]:.4f}",
-            "equal": f"{equal[0]:.3f} ± {equal[1]:.3f}",
-        }
-
-    return _table([heads[column] for column in wanted], [[cells(n)[column] for column in wanted] for n in names])
+def methods(file: Path, at: str = "135", only: str = "", heads: str = "") -> str:
+    """The table of benchmarks/methods.py; some methods and headings of it where they are named."""
+    return table(file, int(at), only=tuple(_words(only)), heads=tuple(_words(heads)))
 
 
 def method_score(file: Path, method: str, at: str, seed: str = "", digits: str = "3") -> str:
@@ -208,7 +171,7 @@ def steps(folder: Path, arms: str) -> str:
         for step, found in known.items():
             shares = (found["raw"] / norms, found["sensitivity"] / predicted, 1 / found["std"] / inverse)
             rows.append([name, str(step), *(f"{share:.2f}" for share in shares), f"{found['equalized'] / norms:.2f}"])
-    return _table(["arm", "step", "gradient", "|b| / std", "1 / std", "gradient as weighted"], rows)
+    return _table(["arm", "step", "gradient", "abs(b) / std", "1 / std", "gradient as weighted"], rows)
 
 
 def made(folder: Path) -> str:

@@ -43,18 +43,6 @@ def test_a_stale_place_is_found_and_refreshed() -> None:
         pages.refreshed(text.replace("ceiling.json", "seiling.json"))
 
 
-def test_the_table_of_the_script_and_the_marked_place_agree(capsys) -> None:
-    """Two ways to the same figures: what `benchmarks/methods.py table` prints, and what the documents hold."""
-    import argparse
-
-    import methods
-
-    file = ROOT / "benchmarks/results/methods_h200.jsonl"
-    methods.table(argparse.Namespace(file=file, at=135, baseline="branch"))
-    printed = capsys.readouterr().out.strip().splitlines()
-    assert printed == views.methods(file).splitlines()
-
-
 def test_committed_data_is_small_and_says_how_it_was_made() -> None:
     for folder in ("docs/results", "benchmarks/results"):
         for file in (ROOT / folder).rglob("*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants import (
+    evidence_errors,
     flow_errors,
     lab_errors,
     learning_errors,
@@ -14,6 +15,7 @@ from mutants import (
 )
 
 MUTANTS = (
+    *evidence_errors.MUTANTS,
     *flow_errors.MUTANTS,
     *learning_errors.MUTANTS,
     *training_errors.MUTANTS,
