@@ -141,6 +141,7 @@ def test_sage_paper_states_the_papers_values() -> None:
     assert (config.kernel.name, config.kernel.eta, config.kernel.sigma_max) == ("sage", 0.5, 0.997)
     region = config.trust_region
     assert (region.mode, region.beta_position, region.beta_velocity, config.anchor.every) == ("dual", 1.0, 0.1, 10)
+    assert config.anchor.skip_below == 0.0  # its reference pass always runs
     ramp = config.kl
     assert (ramp.kind, ramp.lambda_min, ramp.lambda_max, ramp.warmup_updates) == ("two_stage", 1e-7, 1e-5, 100)
     assert (config.rollout.steps, config.rollout.window.kind, config.update.step_fraction) == (20, "all", 1.0)

@@ -36,7 +36,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=True, equalize_cap=None),
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
-        anchor=replace(config.anchor, every=10),
+        anchor=replace(config.anchor, every=10, skip_below=0.0),
         # The paper does not say how often a rollout is used. With once, as released, the clip and half of the KL are dead.
         update=replace(config.update, updates_per_rollout=2, repeat=False, permute_steps=True),
     )
