@@ -99,9 +99,9 @@ MUTANTS = (
     ),
     Mutant(
         "pixels are not moved from [-1, 1] to [0, 1]",
-        "models/family.py",
-        "(pixels * 0.5 + 0.5).clamp(0, 1)",
-        "pixels.clamp(0, 1)",
+        "models/decoding.py",
+        "(pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1)",
+        "pixels.to(torch.float32).clamp(0, 1)",
         HUNYUAN,
     ),
     Mutant(

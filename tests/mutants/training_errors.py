@@ -110,14 +110,14 @@ UPDATE = (
     Mutant(
         "the step-wise term compares the policy with itself",
         "train/update.py",
-        "v_old = v.detach() if record.v_old is None else record.v_old.to(v.device)",
+        "v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)",
         "v_old = v.detach()",
         ORACLE,
     ),
     Mutant(
         "the anchor's velocity has no guidance",
         "train/update.py",
-        "v_anchor = replay(item, device).velocity.to(item.record.x.device)",
+        "v_anchor = to_storage(replay(item, device).velocity, item.record.x.device)",
         "record = dataclasses.replace(item.record, policy=dataclasses.replace(item.record.policy, guidance=1.0))\n"
         "        v_anchor = replay(dataclasses.replace(item, record=record), device).velocity",
         ORACLE,
@@ -146,16 +146,37 @@ UPDATE = (
     Mutant(
         "the logged loss is not the one that is sent",
         "train/update.py",
-        'sums["loss/policy"] += item.equalizer * loss.value',
-        'sums["loss/policy"] += loss.value',
+        'sums["loss/policy"] += item.equalizer * value',
+        'sums["loss/policy"] += value',
         (f"{WIRING}test_the_logged_loss_is_the_equalised_one",),
     ),
     Mutant(
         "the log-ratio's largest value includes masked members",
         "train/update.py",
-        "live = loss.log_ratio[w > 0]",
-        "live = loss.log_ratio",
+        "live = torch.where(w > 0, loss.log_ratio.abs(), 0.0)",
+        "live = loss.log_ratio.abs()",
         (f"{WIRING}test_masked_members_are_in_no_statistic_of_the_ratio",),
+    ),
+    Mutant(
+        "an item waits for the device to be counted",
+        "train/update.py",
+        "tally.bad[item.label] += ~torch.isfinite(",
+        "tally.bad[item.label] += not torch.isfinite(",
+        ("train/test_transfers.py::test_metrics_are_counted_without_reading_the_device",),
+    ),
+    Mutant(
+        "stored states change their type on their way to the CPU",
+        "train/transfers.py",
+        "x.to(dtype or x.dtype).to(device, non_blocking=True)",
+        "x.to(device, dtype or x.dtype, non_blocking=True)",
+        ("train/test_transfers.py::test_types_change_before_states_leave_and_after_they_come_back",),
+    ),
+    Mutant(
+        "the VAE stays although an update needs its room",
+        "train/vae_place.py",
+        "max(peaks) + away <=",
+        "min(peaks) + away <=",
+        ("train/test_vae_place.py::test_it_stays_where_every_phase_leaves_room",),
     ),
 )
 
