@@ -531,8 +531,8 @@ ROLLOUT = (
     Mutant(
         "passes that only keep ranks in step are not counted",
         "train/plan.py",
-        "max(c[kind] for c in counts) - counts[rank][kind]",
-        "min(c[kind] for c in counts) - counts[rank][kind]",
+        "max(count[kind] for count in counts)",
+        "min(count[kind] for count in counts)",
         (f"{WIRING}test_passes_that_only_keep_ranks_in_step_have_no_weight",),
     ),
 )
@@ -810,7 +810,7 @@ EVALUATION = (
     Mutant(
         "evaluation makes one clip per prompt, however many were asked for",
         "train/evaluate.py",
-        "for index in range(config.per_prompt)]",
+        "for index in range(per_prompt)]",
         "for index in range(1)]",
         (f"{WIRING}test_every_evaluated_clip_starts_from_a_noise_of_its_own",),
     ),

@@ -25,7 +25,7 @@ def test_passes_of_two_ranks(sp: int, checkpoint, tmp_path) -> None:
         assert isinstance(result, dict), result
         rank = number // sp
         row, evaluation = said.passes[rank], said.evaluation[rank]
-        plain = row["shared"] + row["sampling"] + row["idle"] + row["reference"]
+        plain = row["shared"] + row["sampling"] + row["idle"] + row["reference"] + row["gauge"]
         assert result["iteration plain"] == (plain.forwards, plain.clips)
         assert result["iteration graph"] == (row["replay"].forwards, row["replay"].clips)
         assert result["evaluation plain"] == (evaluation.forwards, evaluation.clips)
