@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import meter as meters
-import stubs
 import torch
 import weights
 import yaml
@@ -25,7 +24,6 @@ def run(content: dict[str, Any], job: Job, options: Mapping[str, Any], note: Cal
     """Fill in the figures of the peer."""
     checkout = Path(options["peer"])
     sys.path.insert(0, str(checkout / "src" if (checkout / "src").is_dir() else checkout))
-    content["stand_ins"] = stubs.install()
     logging.getLogger().setLevel(logging.WARNING)
     from flow_factory.hparams import Arguments
     from flow_factory.trainers import load_trainer

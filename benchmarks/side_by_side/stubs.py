@@ -1,4 +1,4 @@
-"""The few calls of packages that the peer imports and a machine may lack. Nothing here is timed."""
+"""The few calls of packages that the job does not need, but that are imported and a machine may lack. Nothing here is timed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def load_from_disk(path: str) -> Dataset:
 
 def install() -> list[str]:
     """Stand in for what is not installed; returns its names."""
-    missing = [name for name in ("datasets", "imageio") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("datasets", "imageio", "ftfy") if importlib.util.find_spec(name) is None]
     if "datasets" in missing:
         calls = {"Dataset": Dataset, "load_dataset": load_dataset, "load_from_disk": load_from_disk}
         _module("datasets", **calls, __version__="0")
@@ -96,6 +96,8 @@ def install() -> list[str]:
         _module("datasets.utils.logging", disable_progress_bar=lambda: None)
     if "imageio" in missing:
         _module("imageio", v3=_module("imageio.v3"))
+    if "ftfy" in missing:
+        _module("ftfy", fix_text=lambda text: text)  # the prompt is plain ASCII
     return missing
 
 

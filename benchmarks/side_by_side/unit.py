@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import stubs
 from job import Job
 from meter import Line
 
@@ -22,6 +23,7 @@ def run(options: dict[str, Any]) -> None:
         job=options["job"],
     )
     with line.written() as content:
+        content["stand_ins"] = stubs.install()
         if options["variant"] == "stock":
             import stock as framework
         elif options["variant"] == "peer":

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+STAND_INS = ("datasets", "imageio", "ftfy")
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "side_by_side"
 
 
@@ -22,7 +23,8 @@ def modules() -> Iterator[None]:
     yield
     sys.path.remove(str(FOLDER))
     for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == FOLDER:
+        module = sys.modules[name]
+        if Path(getattr(module, "__file__", None) or "").parent == FOLDER or name.split(".")[0] in STAND_INS:
             del sys.modules[name]
 
 
@@ -141,3 +143,30 @@ def test_documents_hold_the_tables_of_their_files(modules: None) -> None:
     text = (root / "docs" / "speed.md").read_text()
     assert text.count("<!-- table ") == text.count("<!-- end of table -->") > 0
     assert fill(text, root) == text, "run `python benchmarks/side_by_side/table.py --into docs/speed.md`"
+
+
+def test_what_a_machine_lacks_is_stood_in_for(modules: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    import stubs
+
+    for name in STAND_INS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in STAND_INS else find(name))
+    assert stubs.install() == list(STAND_INS)
+    monkeypatch.undo()
+    import ftfy
+
+    from sage_grpo.models.checkpoint import require_ftfy
+
+    assert ftfy.fix_text("a fox") == "a fox"
+    require_ftfy()  # which looks for the package only
+    rows = stubs.Dataset.from_dict({"prompt": ["a", "b", "c"]})
+    twice = rows.map(
+        lambda batch: {"text": [2 * text for text in batch["prompt"]]},
+        batch_size=2,
+        fn_kwargs=None,
+        cache_file_name=None,
+    )
+    assert [twice[row]["text"] for row in range(len(twice))] == ["aa", "bb", "cc"]
