@@ -62,6 +62,7 @@ function closeCells() {
 
 function detailClosed() {
   closeCells();
+  find("#detail").replaceChildren();
   const index = detail.index;
   detail.index = -1;
   for (const node of G.live.values()) { for (const video of node.querySelectorAll("video")) if (video.dataset.clip) follow(video); node.refresh(); }

@@ -1,6 +1,6 @@
 "use strict";
 
-const TABS = [["overview", "Overview", overview], ["gallery", "Gallery", galleryPage], ["steps", "Noise and steps", stepsPage], ["settings", "Settings", settingsPage], ["events", "Events", eventsPage]];
+const TABS = [["overview", "Overview", overview], ["gallery", "Gallery", galleryPage], ["steps", "Steps", stepsPage], ["settings", "Settings", settingsPage], ["events", "Events", eventsPage]];
 const KEYS = [["1 – 5", "overview, gallery, noise, settings, events"], ["space", "play or pause all clips"], ["← →", "one frame back or on"], ["[ ]", "earlier or later evaluation"], ["j k, ↓ ↑", "next or previous prompt"], ["Enter", "open the prompt, large"], ["w b o", "worst first, best gain, as listed"], ["/", "filter by prompt"], ["d", "light or dark"], ["?", "this help"], ["Esc", "close"]];
 let tab = "overview";
 
@@ -123,6 +123,11 @@ find("#theme").addEventListener("click", switchTheme);
 find("#help-button").addEventListener("click", showHelp);
 find("#detail").addEventListener("close", detailClosed);
 document.addEventListener("keydown", pressed);
+document.addEventListener("click", (event) => {
+  // After a click with the mouse the space bar belongs to the clips again, not to the button.
+  const button = event.detail > 0 && event.target instanceof Element ? event.target.closest("nav button, .tools button, .transport button") : null;
+  if (button) button.blur();
+});
 addEventListener("scroll", renderSoon, { passive: true });
 let resizing = 0, lastWidth = innerWidth;
 addEventListener("resize", () => {

@@ -23,9 +23,13 @@ function period() {
 const position = () => (player.playing ? ((performance.now() - player.origin) / 1000) * player.rate : player.held);
 const frameNow = () => Math.min(frames() - 1, Math.floor(position() * fps()));
 
-function place(video, seconds) {
+function resting(video, seconds) {
   const last = Number.isFinite(video.duration) ? Math.max(0, video.duration - 0.5 / fps()) : seconds;
-  video.currentTime = Math.min(seconds, last);
+  return Math.min(seconds, last);
+}
+
+function place(video, seconds) {
+  video.currentTime = resting(video, seconds);
 }
 
 function follow(video) {
@@ -69,9 +73,20 @@ function setRate(rate) {
   for (const video of player.videos) video.playbackRate = rate;
 }
 
+function settle(now) {
+  // A clip that was asked to play or seek a moment ago may still do so after all were stopped.
+  if (now - player.checked < 100) return;
+  player.checked = now;
+  for (const video of player.videos) {
+    if (video.readyState < 1 || video.seeking) continue;
+    if (!video.paused) video.pause();
+    if (Math.abs(video.currentTime - resting(video, player.held)) > 5e-4) place(video, player.held);
+  }
+}
+
 function tick(now) {
   requestAnimationFrame(tick);
-  if (!player.playing) return;
+  if (!player.playing) return void settle(now);
   if (position() >= period()) {
     player.origin = now;
     for (const video of player.videos) { if (video.readyState >= 1) { video.currentTime = 0; video.play().catch(() => {}); } }
