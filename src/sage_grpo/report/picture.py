@@ -58,7 +58,12 @@ def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.03)
         last = run.evaluations[-1]["iteration"] if run.evaluations else run.rows[-1]["iteration"]
         figure.suptitle(
-            f"{letters.show(run.name)}: {last} iterations", fontsize=18, fontweight="bold", x=0.01, ha="left"
+            f"{letters.show(run.name)}: {last} iterations",
+            fontsize=18,
+            weight="bold",
+            x=0.01,
+            ha="left",
+            parse_math=False,
         )
         top, bottom = figure.subfigures(2, 1, height_ratios=(4.4, 3.1 * lines)) if pairs else (figure, None)
         _curves(top.subplots(1, 3), run)
