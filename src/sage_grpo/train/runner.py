@@ -127,7 +127,7 @@ def _train(trainer: Trainer, found: Found, terminal: Terminal, hooks: Hooks, sto
         Diverged,
         RewardFailure,
     ) as error:  # all ranks alike, so they can also finish together what is being written
-        _note(trainer, "failed", str(error))
+        _note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
         trainer.writer.finish()
         raise
     finally:

@@ -63,10 +63,11 @@ function measure() {
   const width = list.clientWidth, count = D.gallery.bases.length + D.runs.length;
   const lines = Math.ceil(count / Math.max(1, Math.floor((width - 26 + 8) / 108)));
   const across = Math.ceil(count / lines);
-  const perRow = Math.max(1, Math.floor((width + GAP) / (across * 190 + 24 + GAP)));
+  const { width: w, height: h } = D.gallery.size;
+  const least = w > 1.2 * h ? 200 : 138; // wide clips need more of the screen
+  const perRow = Math.max(1, Math.floor((width + GAP) / (across * (least + 8) + 18 + GAP)));
   const card = (width - GAP * (perRow - 1)) / perRow;
   const cell = (card - 26 - 8 * (across - 1)) / across;
-  const { width: w, height: h } = D.gallery.size;
   const video = Math.round((cell * h) / w);
   const height = HEAD + lines * (video + CAPTION) + (lines - 1) * 8 + 22;
   G.layout = { perRow, card, height, video, across };

@@ -91,6 +91,8 @@ function stepsPage() {
   return nodes;
 }
 
+// A long key breaks after its dots and underscores, not within words.
+const breakable = (key) => key.split(/(?<=[._\]])/).flatMap((piece) => [piece, make("wbr")]);
 const plain = (value) => (value === undefined ? "–" : value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 function settingsPage() {
@@ -98,11 +100,11 @@ function settingsPage() {
   const headings = () => make("tr", {}, make("th", { scope: "col" }, "setting"), ...D.runs.map((run, place) => make("th", { scope: "col" }, dot(colour(place)), run.name)));
   if (D.runs.length > 1) {
     nodes.push(make("h2", {}, "What differs"));
-    if (D.differs.length) nodes.push(make("div", { class: "scroll" }, make("table", { class: "sticky", id: "differs" }, make("thead", {}, headings()), make("tbody", {}, ...D.differs.map((row) => make("tr", {}, make("th", { scope: "row", class: "key" }, row.key), ...row.values.map((value) => make("td", { class: "key" }, plain(value)))))))));
+    if (D.differs.length) nodes.push(make("div", { class: "scroll" }, make("table", { class: "sticky", id: "differs" }, make("thead", {}, headings()), make("tbody", {}, ...D.differs.map((row) => make("tr", {}, make("th", { scope: "row", class: "key" }, ...breakable(row.key)), ...row.values.map((value) => make("td", { class: "key" }, plain(value)))))))));
     else nodes.push(make("p", { class: "card empty" }, "Nothing: these runs have the same settings."));
   }
   const keys = [...new Set(D.runs.flatMap((run) => Object.keys(run.settings)))];
-  const table = make("div", { class: "scroll" }, make("table", { class: "sticky" }, make("thead", {}, headings()), make("tbody", {}, ...keys.map((key) => make("tr", {}, make("th", { scope: "row", class: "key" }, key), ...D.runs.map((run) => make("td", { class: "key" }, plain(run.settings[key]))))))));
+  const table = make("div", { class: "scroll" }, make("table", { class: "sticky" }, make("thead", {}, headings()), make("tbody", {}, ...keys.map((key) => make("tr", {}, make("th", { scope: "row", class: "key" }, ...breakable(key)), ...D.runs.map((run) => make("td", { class: "key" }, plain(run.settings[key]))))))));
   nodes.push(make("details", { open: D.runs.length === 1 }, make("summary", {}, `All ${keys.length} settings`), table));
   return nodes;
 }
