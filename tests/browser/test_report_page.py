@@ -78,12 +78,13 @@ def test_clips_play_in_sync_and_stop_on_one_frame(open_page: OpenPage, report: P
     page.wait_for_function(
         "() => [...document.querySelectorAll('video')].every(video => !video.paused && video.currentTime > 0)"
     )
-    # Nothing pulls one clip away for good: in some moment all stand within a frame.
-    page.evaluate("() => { document.querySelector('video').currentTime = 0.9; }")
+    # A clip that runs away comes back within the cycle, which lasts ten seconds at this rate.
+    page.evaluate("() => { seek(0); resume(); setRate(0.1); document.querySelector('video').currentTime = 0.9; }")
     page.wait_for_function(
         "() => { const t = [...document.querySelectorAll('video')].map(video => video.currentTime);"
         f" return Math.max(...t) - Math.min(...t) < {1 / FPS}; }}"
     )
+    assert page.evaluate("() => position() < 0.9 && setRate(1) === undefined")
     page.keyboard.press("Space")
     page.wait_for_function(RESTING)
     stopped = page.evaluate(times)
