@@ -53,6 +53,9 @@ def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, r
     chart.locator("svg").hover(position={"x": 200, "y": 100})
     assert "iteration 2" in chart.locator(".tip").inner_text()
     assert "1.058" in chart.locator(".tip").inner_text()
+    tip, area = chart.locator(".tip").bounding_box(), chart.locator("svg").bounding_box()
+    assert area["y"] <= tip["y"] < area["y"] + area["height"] / 2
+    assert abs(tip["x"] - area["x"] - 200) < tip["width"] + 130  # beside the pointer
     raw = page.locator(".chart").nth(1)
     before = raw.locator("path").first.get_attribute("d")
     page.locator("#smoothing").fill("0.9")

@@ -119,8 +119,9 @@ function lineChart({ title, lines, xName, log = false, controls = [], smoothed =
     svg.append(state.rule);
     tip.replaceChildren(make("div", { class: "soft" }, `${xName} ${number(x, 0)}`), ...rows);
     tip.hidden = !rows.length;
-    const spot = (state.px(x) / state.width) * svg.clientWidth + svg.offsetLeft;
-    tip.style.top = `${svg.offsetTop + 6}px`;
+    const outer = box.getBoundingClientRect(), inner = svg.getBoundingClientRect();
+    const spot = (state.px(x) / state.width) * inner.width + inner.left - outer.left;
+    tip.style.top = `${inner.top - outer.top + 6}px`;
     tip.style.left = spot > box.clientWidth / 2 ? "" : `${spot + 12}px`;
     tip.style.right = spot > box.clientWidth / 2 ? `${box.clientWidth - spot + 12}px` : "";
   }
