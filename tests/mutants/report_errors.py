@@ -76,6 +76,6 @@ MUTANTS = (
         "train/evaluate.py",
         "sorted(enumerate(table.places.long().tolist()),",
         "sorted(enumerate(table.places.long().tolist()[::-1]),",
-        ("train/test_train_report.py::test_training_ends_with_its_report_and_clips_side_by_side",),
+        ("train/test_train_report.py::test_every_row_has_the_scores_of_its_own_clip",),
     ),
 )

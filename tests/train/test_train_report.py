@@ -51,3 +51,16 @@ def test_failed_rewards_and_ends_are_events(make_config, capsys) -> None:
     failed = [event for event in read_events(Path(config.out)) if event["kind"] == "failed"]
     assert failed
     assert "bright_but" in failed[0]["text"]
+
+
+def test_every_row_has_the_scores_of_its_own_clip(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(every=1, prompts=3, per_prompt=2, steps=2, show=5))
+    trainer = make_trainer(config)
+    trainer.encode_prompts()
+    found = trainer.evaluate()
+    assert [row["clip"] for row in found.rows] == [0, 1, 2, 3, 4, None]
+    assert len({row["noise"] for row in found.rows}) == 6
+    for row in found.rows[:5]:
+        assert row["prompt"] == found.captions[row["clip"]]
+        assert row["scores"]["total"] == pytest.approx(float(found.clips[row["clip"]].float().mean()) / 255, abs=1e-5)
+    assert len({round(row["scores"]["total"], 7) for row in found.rows}) > 3
