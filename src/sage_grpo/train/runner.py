@@ -109,7 +109,8 @@ def _train(trainer: Trainer, found: Found, terminal: Terminal, hooks: Hooks, sto
     resumed = _resume(trainer, out, found, terminal)
     metrics = Metrics()
     if world.is_main:
-        _write(out / "schedule.json", json.dumps(_schedule(trainer)))
+        coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
+        _write(out / "schedule.json", json.dumps(coming.groups[0].noise()))
         _write(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
         rows, notice = journal.reopen(out / journal.NAME, _recorded(trainer, out, found))
         if notice:
@@ -226,18 +227,6 @@ def _note(trainer: Trainer, kind: str, text: str) -> None:
     out = Path(trainer.config.out)
     if trainer.world.is_main:
         attempt(f"Writing to {out / diary.NAME}", lambda: diary.note(out, kind, trainer.state.iteration, text))
-
-
-def _schedule(trainer: Trainer) -> dict[str, Any]:
-    """The noise levels that the first group of the coming iteration visits, and where it explores; only the model knows its grid."""
-    group = trainer.planner.plan(
-        trainer.state.iteration, trainer.state.stream.peek(trainer.config.batch.prompts)
-    ).groups[0]
-    return {
-        "sigmas": group.schedule.sigmas.tolist(),
-        "stochastic": list(group.schedule.stochastic),
-        "offset": group.offset,
-    }
 
 
 def _tell(run: Run, hook: Callable[[Any], None] | None, event: Any) -> None:
