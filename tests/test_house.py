@@ -27,6 +27,7 @@ RANKS = {
     "ranges": -1,
     "hints": -1,
     "named": -1,
+    "captions": -1,
     "manual": 0,
     "types": 0,
     "gaussian": 0,

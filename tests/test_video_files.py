@@ -49,10 +49,11 @@ def test_contact_sheet_shows_evenly_spaced_frames(tmp_path) -> None:
     clip[:, ..., 0] = torch.arange(9, dtype=torch.uint8)[:, None, None] * 20
     file = contact_sheet(tmp_path / "sheet.png", [clip, clip], columns=3, cell=8)
     sheet = read_image(file)
-    assert sheet.shape == (16, 24, 3)
-    assert sheet[0, ::8, 0].tolist() == [0, 80, 160]
-    captioned = contact_sheet(tmp_path / "sheet.png", [clip], ["a cat 猫"], columns=3, cell=8)
-    assert Image.open(captioned).height == 8 + 16
+    assert sheet.shape == (8 + 3 + 8, 3 * 8 + 2 * 3, 3)
+    assert sheet[0, ::11, 0].tolist() == [0, 80, 160]
+    assert bool((sheet[:, 8:11] == 255).all())  # frames stand apart
+    captioned = contact_sheet(tmp_path / "sheet.png", [clip], ["a cat"], columns=3, cell=8)
+    assert Image.open(captioned).height == 8 + 24
 
 
 def test_images_are_read_as_rgb(tmp_path) -> None:
@@ -61,3 +62,46 @@ def test_images_are_read_as_rgb(tmp_path) -> None:
     (tmp_path / "no.png").write_text("x")
     with pytest.raises(ValueError, match="not an image"):
         read_image(tmp_path / "no.png")
+
+
+def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monkeypatch) -> None:
+    from matplotlib import font_manager
+
+    from sage_grpo.captions import lettering
+
+    own = lettering(["Ω naïve, Привет, سلام\nline two"])
+    assert own.remark == ""
+    assert own.families == ("DejaVu Sans",)
+    assert own.show("a\nb\u200d\ufe0f") == "a b"
+    # A machine whose fonts have no Chinese.
+    own_face = [face for face in font_manager.fontManager.ttflist if face.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own_face)
+    lacking = lettering(["a cat 猫 here"])
+    assert lacking.show("a cat 猫 here") == "a cat · here"
+    assert "U+732B" in lacking.remark
+    clip = smooth_clip()
+    with pytest.warns(UserWarning, match=r"no font of this machine has \(U\+732B"):
+        sheet = contact_sheet(tmp_path / "a.png", [clip], ["a cat 猫 here"], cell=64)
+    shown = read_image(sheet)[:24]
+    assert bool((shown < 100).any())
+
+
+def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
+    from sage_grpo.captions import lettering
+
+    clip = smooth_clip(2)
+    sheet = read_image(contact_sheet(tmp_path / "a.png", [clip], ["word " * 60], columns=2, cell=64))
+    top = sheet[:22].float().mean(-1)
+    assert bool((top[:, :200] < 128).any())
+    assert bool((top[:, -4:] > 250).all())
+    assert lettering(["word"]).pieces("one two")[0][1] == "one two"
+
+
+def test_without_x264_clips_are_written_so_that_browsers_play_them(tmp_path, monkeypatch) -> None:
+    import av
+
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
+    file = write_mp4(tmp_path / "clip.mp4", smooth_clip(), 8)
+    with av.open(str(file)) as container:
+        assert container.streams.video[0].codec_context.name in ("vp9", "libvpx-vp9")
+    assert read_video(file)[0].shape == smooth_clip().shape

@@ -28,7 +28,7 @@ class TrainResult:
     """What is left of a run."""
 
     out: Path
-    """Its folder: config.yaml, metrics.jsonl, checkpoints, videos, and weights in best/ and final/."""
+    """Its folder: config.yaml, metrics.jsonl, report.html, checkpoints, videos, and weights in best/ and final/."""
     iteration: int
     """Iterations completed."""
     stopped: bool
@@ -86,6 +86,7 @@ def train(
     quiet: print nothing; callbacks, metrics.jsonl and warnings remain.
     """
     from sage_grpo.parallel.world import RankLost, start
+    from sage_grpo.report.build import leave_report
     from sage_grpo.train.config import TrainConfig
     from sage_grpo.train.events import Hooks
     from sage_grpo.train.folder.journal import read_rows
@@ -108,6 +109,9 @@ def train(
         if not lost:  # else to close would be to wait for the rank that is gone
             world.close()
     out = Path(config.out)
+    told = leave_report(out) if world.is_main else ""
+    if told and not quiet:
+        print(told)
     rows = read_rows(out / "metrics.jsonl")
     return TrainResult(out, ended.iteration, ended.stopped, rows, ended.model)
 

@@ -50,6 +50,10 @@ def _run(name: str, argv: list[str]) -> int:
     defaults = None
     if command.positional == "command":
         argv = module.arguments(argv, COMMANDS)
+    elif command.many:
+        from sage_grpo.configure import loose_words
+
+        argv = loose_words(argv, command.positional, module.Options)
     elif command.positional and argv and not argv[0].startswith("-"):
         argv = [f"--{command.positional}", *argv]
     if command.recipes or command.runs:

@@ -101,6 +101,21 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
     return result
 
 
+def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
+    """The words that belong to no option as the values of one: `a --watch b --port 1` means `--runs a b --watch --port 1`.
+
+    A word belongs to the option before it, unless that is a switch and the word neither true nor false.
+    """
+    if any(word.partition("=")[0] == f"--{key}" for word in argv):
+        return list(argv)
+    switches = [f"--{name}" for name, kind in leaves(options) if kind is bool]
+    loose, rest = [], []
+    for before, word in zip(["", *argv], argv):
+        takes = before.startswith("--") and "=" not in before and (before not in switches or word in ("true", "false"))
+        (rest if word.startswith("--") or takes else loose).append(word)
+    return [f"--{key}", json.dumps(loose), *rest] if loose else rest
+
+
 def given(argv: Sequence[str], key: str) -> str | None:
     """What the words, or a YAML file among them, say about an option that others take their defaults from; the last one counts."""
     found = None

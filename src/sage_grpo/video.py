@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+GUTTER, CAPTION = 3, 24
+"""Pixels between frames of a contact sheet, and for a line above them."""
+
 
 def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18) -> Path:
-    """Write a clip as H.264 (or MPEG-4 where the FFmpeg build lacks x264); `quality` is x264's CRF, lower is better."""
+    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; `quality` is the CRF, lower is better."""
     import av
 
     path = Path(path)
     _check(clip)
     path.parent.mkdir(parents=True, exist_ok=True)
     frames, height, width, _ = clip.shape
-    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    # Browsers play the first two.
+    codec = next((name for name in ("libx264", "libvpx-vp9") if name in av.codecs_available), "mpeg4")
     # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
     even = height % 2 == 0 and width % 2 == 0
     temporary = path.with_name(f".{path.name}.tmp")
@@ -27,8 +33,11 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18) 
         stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height = width, height
         stream.pix_fmt = "yuv420p" if even or codec == "mpeg4" else "yuv444p"
-        if codec == "libx264":
-            stream.options = {"crf": str(quality), "preset": "veryfast"}
+        if codec != "mpeg4":
+            speed = (
+                {"preset": "veryfast"} if codec == "libx264" else {"deadline": "realtime", "cpu-used": "6", "b": "0"}
+            )
+            stream.options = {"crf": str(quality), **speed}
         for index in range(frames):
             frame = av.VideoFrame.from_ndarray(clip[index].cpu().contiguous().numpy(), format="rgb24")
             container.mux(stream.encode(frame))
@@ -81,7 +90,10 @@ def contact_sheet(
     columns: int = 6,
     cell: int = 160,
 ) -> Path:
-    """Write a PNG with one clip a row: `columns` evenly spaced frames, at least `cell` pixels high, under a caption."""
+    """Write a PNG with one clip a row: `columns` evenly spaced frames, at least `cell` pixels high, under a caption.
+
+    White gutters keep frames apart: without them motion cannot be told from a wide picture.
+    """
     from PIL import Image, ImageDraw
 
     if not clips:
@@ -92,24 +104,55 @@ def contact_sheet(
         picks = torch.linspace(0, len(clip) - 1, min(columns, len(clip))).round().long()
         frames = clip[picks].cpu()
         zoom = max(1, round(cell / frames.shape[1]))
-        strip = frames.permute(1, 0, 2, 3).flatten(1, 2)
-        strip = strip.repeat_interleave(zoom, 0).repeat_interleave(zoom, 1)
+        frames = frames.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2)
+        gap = torch.full((frames.shape[1], GUTTER, 3), 255, dtype=torch.uint8)
+        strip = torch.cat([piece for frame in frames for piece in (frame, gap)][:-1], dim=1)
         rows.append(Image.fromarray(strip.contiguous().numpy()))
-    text = 16 if captions else 0
-    sheet = Image.new("RGB", (max(row.width for row in rows), sum(row.height + text for row in rows)), "white")
+    text = CAPTION if captions else 0
+    size = max(row.width for row in rows), sum(row.height + text for row in rows) + GUTTER * (len(rows) - 1)
+    sheet = Image.new("RGB", size, "white")
     draw, top = ImageDraw.Draw(sheet), 0
+    write = _writer(captions, size[0]) if captions else None
     for index, row in enumerate(rows):
-        if index < len(captions):
-            # Pillow's built-in face knows Latin-1 only; a caption must never stop a run.
-            draw.text((3, top + 2), captions[index].encode("latin-1", "replace").decode("latin-1"), fill="black")
+        if write is not None and index < len(captions):
+            write(draw, top + 3, captions[index])
         sheet.paste(row, (0, top + text))
-        top += row.height + text
+        top += row.height + text + GUTTER
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     sheet.save(temporary, format="PNG")
     os.replace(temporary, path)
     return path
+
+
+def _writer(captions: Sequence[str], width: int) -> Callable[[Any, int, str], None]:
+    """Writes captions in any script that a font of this machine has; one that is too long ends in an ellipsis."""
+    from PIL import ImageFont
+
+    from sage_grpo.captions import lettering
+
+    letters = lettering(captions)
+    if letters.remark:
+        warnings.warn(f"Contact sheet: {letters.remark}", stacklevel=3)
+    faces = {file: ImageFont.truetype(str(file), CAPTION - 8) for file in letters.files}
+
+    def pieces(caption: str) -> tuple[list[tuple[str, Any]], float]:
+        found = [(text, faces[file]) for file, text in letters.pieces(caption)]
+        return found, sum(face.getlength(text) for text, face in found)
+
+    def write(draw: Any, top: int, caption: str) -> None:
+        whole = letters.show(caption)
+        kept, shown = len(whole), whole
+        while kept > 0 and pieces(shown)[1] > width - 8:
+            kept -= 1
+            shown = whole[:kept].rstrip() + "…"
+        left = 4.0
+        for text, face in pieces(shown)[0]:
+            draw.text((left, top), text, fill="black", font=face)
+            left += face.getlength(text)
+
+    return write
 
 
 def _check(clip: Tensor) -> None:

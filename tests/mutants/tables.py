@@ -9,6 +9,7 @@ from mutants import (
     learning_errors,
     model_errors,
     process_errors,
+    report_errors,
     reward_errors,
     speed_errors,
     training_errors,
@@ -24,4 +25,5 @@ MUTANTS = (
     *process_errors.MUTANTS,
     *lab_errors.MUTANTS,
     *speed_errors.MUTANTS,
+    *report_errors.MUTANTS,
 )

@@ -66,3 +66,22 @@ def test_files_of_other_people_stay_and_do_not_count(tmp_path: Path) -> None:
     samples.budget = 1e6
     samples.save("heldout-000002", clips(1, 1), ["b"], 8.0)
     assert {file.name for file in tmp_path.iterdir()} == before | {"heldout-000002-00.mp4", "heldout-000002.txt"}
+
+
+def test_rollouts_go_before_held_out_clips_and_those_before_training_last(tmp_path: Path) -> None:
+    samples = Samples(tmp_path, megabytes=100)
+    names = ["heldout-000000", "heldout-000001", "rollout-000002", "heldout-000002"]
+    rows = [{"prompt": "a", "noise": "1", "scores": {"total": 0.5}, "clip": 0}]
+    for number, name in enumerate(names):
+        samples.save(name, clips(1, number), ["a\nb"], 8.0, rows if name.startswith("heldout") else ())
+        for file in tmp_path.glob(f"{name}*"):
+            os.utime(file, ns=(number * 10**9, number * 10**9))
+    assert (tmp_path / "heldout-000000.txt").read_text() == "a b\n"
+    one = used(tmp_path) / len(names)
+    for count, kept in (
+        (3, {"heldout-000000", "heldout-000001", "heldout-000002"}),
+        (2.2, {"heldout-000000", "heldout-000002"}),
+    ):
+        samples.budget = (count + 0.1) * one
+        samples.prune()
+        assert {file.name[:14] for file in tmp_path.glob("*.mp4")} == kept

@@ -13,6 +13,8 @@ class Command:
     summary: str
     positional: str = ""
     """The option that a first word without dashes is the value of; "command" is another command to run."""
+    many: bool = False
+    """Whether all words that belong to no option are values of `positional`, which is a list."""
     recipes: bool = False
     """Whether there is a `--recipe NAME`: the module's `defaults` reads it, `remarks` compares with it, `meanings` lists them."""
     runs: bool = False
@@ -49,6 +51,7 @@ COMMANDS = {
         runs=True,
         slow=True,
     ),
+    "report": Command("report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True),
     "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
     "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
     "shapes": Command(

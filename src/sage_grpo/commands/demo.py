@@ -35,6 +35,7 @@ ENOUGH = {"shapes/branch": 33}
 def run(options: Options) -> int:
     """Train, draw, and say what to try next."""
     from sage_grpo.recipes import recipe
+    from sage_grpo.report.build import leave_report
     from sage_grpo.report.picture import draw_run
     from sage_grpo.train.folder.journal import read_rows
     from sage_grpo.train.preflight import preflight
@@ -47,12 +48,13 @@ def run(options: Options) -> int:
         config = replace(config, iterations=iterations)
     preflight(config)
     status = train(config)
+    told = leave_report(out)
     rows = [row for row in read_rows(out / "metrics.jsonl") if "eval/total" in row]
     if status != 0 or len(rows) < 2 or rows[-1]["iteration"] < config.iterations:
         return status
     picture = draw_run(out, out / "picture.png")
     print(summary(rows[0], rows[-1]))
-    print(f"\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
+    print(f"\n{told}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
     print(NEXT.format(out=out))
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from sage_grpo.configure import given, in_file
 from sage_grpo.recipes import meanings, recipe, remarks
@@ -66,6 +67,7 @@ def run(options: Options) -> int:
     """Train."""
     from sage_grpo.parallel.checkpoint import SaveFailed
     from sage_grpo.parallel.world import RankLost, start
+    from sage_grpo.report.build import leave_report
     from sage_grpo.rewards.base import RewardFailure
     from sage_grpo.train.preflight import preflight
     from sage_grpo.train.runner import train
@@ -86,4 +88,7 @@ def run(options: Options) -> int:
             print(f"sage-grpo train stopped: {lost}", file=sys.stderr, flush=True)
             os._exit(1)  # an orderly exit would wait for the rank that is gone
         world.close()
+        told = leave_report(Path(options.out)) if world.is_main else ""
+        if told:
+            print(told)
     return status

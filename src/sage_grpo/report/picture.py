@@ -3,98 +3,169 @@
 from __future__ import annotations
 
 import os
+import textwrap
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sage_grpo.train.folder.journal import read_rows
+from sage_grpo.captions import Lettering, lettering
+from sage_grpo.report.run_data import RunData, read_run
 from sage_grpo.video import read_video
 
-COLOURS = {"total": "#222222", "TA": "#1f77b4", "MQ": "#2ca02c", "VQ": "#ff7f0e", "drift": "#d62728"}
-SPARE = ("#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22")
+COLOURS = {"total": "#1d1f23", "TA": "#1368aa", "MQ": "#00805a", "VQ": "#c4511d", "drift": "#8540ad"}
+SPARE = ("#96700a", "#c22f70", "#4b6478", "#12807f", "#6b7280")
+SHAPES = "osD^vPX*"
+STYLE = {
+    "font.size": 13,
+    "axes.titlesize": 15,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#777777",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e2",
+    "legend.frameon": False,
+    "legend.fontsize": 12.5,
+    "lines.linewidth": 2.2,
+    "figure.facecolor": "white",
+}
+"""Large enough to be read when the picture is shown 480 lines high."""
 
 
-def draw_run(out: Path, file: Path, *, clips: int = 6, frames: int = 5) -> Path:
+def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
     """Write a PNG with the curves of metrics.jsonl and, where videos were kept, held-out clips before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = read_rows(out / "metrics.jsonl")
-    steps = [row for row in rows if "reward/total" in row]
-    evals = [row for row in rows if "eval/total" in row]
-    if not rows:
+    run = read_run(out)
+    if not run.rows and not run.evaluations:
         raise FileNotFoundError(f"{out} has no metrics.jsonl with rows: is it the folder of a run?")
-    pairs = _pairs(out / "videos", clips)
-    figure = plt.figure(figsize=(15, 8 if pairs else 4.5), dpi=110, layout="constrained")
-    figure.suptitle(f"{out.name}: {len(steps)} iterations", fontsize=14)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.15)) if pairs else (figure, None)
-    left, middle, right = top.subplots(1, 3)
-    _curve(left, steps, ["reward/total"], "rollout reward (noisy policy)")
-    _curve(middle, evals, _parts(evals), "held-out prompts, ODE")
-    _curve(right, steps, ["kl/position", "kl/velocity", "gradient/kl_share"], "trust region", log=True)
-    if bottom is not None:
-        _before_after(bottom, pairs, frames)
-    partial = file.with_name(f".{file.name}.partial.png")
-    figure.savefig(partial)
-    plt.close(figure)
+    pairs = _pairs(run, clips)
+    letters = lettering([run.name, *(prompt for prompt, _, _ in pairs)])
+    if letters.remark:
+        warnings.warn(f"{file}: {letters.remark}", stacklevel=2)
+    with plt.rc_context({**STYLE, "font.family": list(letters.families)}):
+        lines = (len(pairs) + 1) // 2
+        figure = plt.figure(figsize=(14, 4.7 + 3.1 * lines), dpi=100, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.03)
+        last = run.evaluations[-1]["iteration"] if run.evaluations else run.rows[-1]["iteration"]
+        figure.suptitle(
+            f"{letters.show(run.name)}: {last} iterations",
+            fontsize=18,
+            weight="bold",
+            x=0.01,
+            ha="left",
+            parse_math=False,
+        )
+        top, bottom = figure.subfigures(2, 1, height_ratios=(4.4, 3.1 * lines)) if pairs else (figure, None)
+        _curves(top.subplots(1, 3), run)
+        if bottom is not None:
+            _before_after(bottom, pairs, frames, letters)
+        partial = file.with_name(f".{file.name}.partial.png")
+        figure.savefig(partial)
+        plt.close(figure)
     os.replace(partial, file)
     return file
 
 
-def _curve(axis: Any, rows: list[dict[str, Any]], names: list[str], title: str, *, log: bool = False) -> None:
+def _curves(axes: Sequence[Any], run: RunData) -> None:
+    left, middle, right = axes
+    _curve(left, run.evaluations, _parts(run.evaluations), "Held-out prompts", "score")
+    _curve(middle, run.rows, ["reward/total"], "Rollouts (exploring)", "reward")
+    kl = [name for name in ("kl/position", "kl/velocity", "kl/total") if any(row.get(name) for row in run.rows)]
+    if kl:
+        _curve(right, run.rows, kl[:2], "Trust region", "KL (nats per dimension)", log=True)
+    else:
+        _curve(right, run.rows, ["gradient/norm"], "Gradient", "norm before clipping")
+
+
+def _curve(axis: Any, rows: Sequence[Any], names: Sequence[str], title: str, unit: str, *, log: bool = False) -> None:
     spare = iter(SPARE * 4)
-    for name in names:
+    for place, name in enumerate(names):
         points = [(row["iteration"], row[name]) for row in rows if row.get(name) is not None]
         points = [(x, y) for x, y in points if y > 0] if log else points
         if not points:
             continue
         short = name.split("/", 1)[1]
         colour = COLOURS.get(short) or next(spare)
-        axis.plot(*zip(*points), label=name.removeprefix("eval/"), color=colour, marker="o" if len(points) < 12 else "")
+        marker = SHAPES[place % len(SHAPES)] if len(points) < 25 else ""
+        axis.plot(*zip(*points), label=short, color=colour, marker=marker, markersize=5)
+    errors = [
+        (row["iteration"], row["eval/total"], row["eval/total_stderr"]) for row in rows if row.get("eval/total_stderr")
+    ]
+    if errors and "eval/total" in names:
+        x, y, half = zip(*errors)
+        low, high = ([v + sign * 1.96 * h for v, h in zip(y, half)] for sign in (-1, 1))
+        axis.fill_between(x, low, high, color=COLOURS["total"], alpha=0.1, lw=0, label="total, 95% interval")
     if log:
         axis.set_yscale("log")
-    axis.set_title(title, fontsize=11)
+    axis.set_title(title)
     axis.set_xlabel("iteration")
-    axis.grid(alpha=0.3)
-    if axis.lines:
-        axis.legend(fontsize=8, loc="best", framealpha=0.6)
+    axis.set_ylabel(unit)
+    if len(axis.lines) > 1:  # under the axes, where it hides nothing
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.2, handlelength=1.6)
 
 
-def _parts(evals: list[dict[str, Any]]) -> list[str]:
+def _parts(evals: Sequence[Any]) -> list[str]:
     """The total and the main parts: sub-parts such as TA/colour would crowd the picture."""
     names = {name for row in evals for name in row if name.startswith("eval/") and name.count("/") == 1}
     return ["eval/total", *sorted(names - {"eval/total", "eval/failed", "eval/total_stderr", "eval/Overall"})]
 
 
-def _pairs(folder: Path, count: int) -> list[tuple[str, Path, Path]]:
+def _pairs(run: RunData, count: int) -> list[tuple[str, Path, Path]]:
     """(prompt, before, after) of held-out clips that were kept at the first and at the last evaluation."""
-    sheets = sorted(folder.glob("heldout-*.txt"))
-    if len(sheets) < 2:
+    if len(run.clips) < 2:
         return []
-    first, last = sheets[0].stem, sheets[-1].stem
-    pairs = []
-    for index, prompt in enumerate(sheets[0].read_text().splitlines()[:count]):
-        before, after = (folder / f"{stem}-{index:02d}.mp4" for stem in (first, last))
-        if before.is_file() and after.is_file():
-            pairs.append((prompt, before, after))
-    return pairs
+    before = {clip.key: clip.file for clip in run.clips[min(run.clips)]}
+    after = [(clip.prompt, before.get(clip.key), clip.file) for clip in run.clips[max(run.clips)]]
+    return [(prompt, old, new) for prompt, old, new in after if old is not None and new is not None][:count]
 
 
-def _before_after(figure: Any, pairs: list[tuple[str, Path, Path]], frames: int) -> None:
-    """A grid of clips: the frames before training over those after it."""
-    columns = 2
-    axes = figure.subplots((len(pairs) + columns - 1) // columns, columns, squeeze=False)
+def _before_after(figure: Any, pairs: list[tuple[str, Path, Path]], frames: int, letters: Lettering) -> None:
+    """A grid of clips, in each the frames before training over those after it, apart so that motion can be followed."""
+    axes = figure.subplots((len(pairs) + 1) // 2, 2, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
     for axis, (prompt, before, after) in zip(axes.flat, pairs):
-        strips = []
-        for file in (before, after):
-            clip, _ = read_video(file)
-            chosen = torch.linspace(0, len(clip) - 1, frames).round().long()
-            strips.append(torch.cat(list(clip[chosen]), dim=1))
-        axis.imshow(torch.cat(strips, dim=1).numpy(), interpolation="nearest")
-        axis.axvline(strips[0].shape[1] - 0.5, color="white", linewidth=3)
-        axis.set_title(f"{prompt}\nbefore | after", fontsize=8)
+        (old, fps), (new, _) = read_video(before), read_video(after)
+        chosen = torch.linspace(0, len(old) - 1, min(frames, len(old))).round().long()
+        rows = [strip(clip[chosen.clamp(max=len(clip) - 1)]) for clip in (old, new)]
+        height, width = rows[0].shape[:2]
+        gap = torch.full((max(2, height // 12), width, 3), 255, dtype=torch.uint8)
+        axis.imshow(
+            torch.cat([rows[0], gap, rows[1]]).numpy(), interpolation="nearest" if height < 100 else "antialiased"
+        )
+        caption = textwrap.shorten(letters.show(prompt), 110, placeholder=" …")
+        axis.set_title(textwrap.fill(caption, 58), fontsize=13, fontweight="normal", parse_math=False)
+        axis.text(-0.01 * width, height / 2, "base", ha="right", va="center", color="#6b7280", rotation=90)
+        axis.text(
+            -0.01 * width, height * 1.5 + len(gap), "tuned", ha="right", va="center", color="#1368aa", rotation=90
+        )
+        step = width / len(chosen)
+        for place, frame in enumerate(chosen.tolist()):
+            axis.text(
+                (place + 0.5) * step,
+                2.06 * height + len(gap),
+                f"{frame / fps:.2f} s",
+                ha="center",
+                va="top",
+                fontsize=11,
+                color="#6b7280",
+            )
+    if letters.remark:
+        figure.supxlabel(letters.remark, fontsize=11, color="#6b7280")
+
+
+def strip(frames: Tensor) -> Tensor:
+    """Frames in a row with white gutters between them, H x W x 3."""
+    gap = torch.full((frames.shape[1], max(2, frames.shape[2] // 16), 3), 255, dtype=torch.uint8)
+    pieces = [piece for frame in frames for piece in (frame, gap)]
+    return torch.cat(pieces[:-1], dim=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import EvalConfig
-from sage_grpo.train.scoring import score_everywhere
+from sage_grpo.train.scoring import ScoreTable, score_everywhere
 from sage_grpo.types import Conditioning, VideoSpec
 
 
@@ -33,6 +35,9 @@ class Evaluation:
     """Their prompts."""
     report: str = ""
     """Which rewards failed on which prompts and why, for people; empty when none did."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Every clip of all ranks: `prompt`, `noise` (equal text is equal initial noise), `scores` by part (None where a reward
+    failed), and `clip`, its place in `clips` (None where it is not among them)."""
 
 
 def evaluate(
@@ -68,7 +73,31 @@ def evaluate(
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
     shown = [prompts[member.group] for member, _ in made]
-    return _score(reward, [clip for _, clip in made], shown, model.video, config.show, world)
+    places = torch.tensor([(m.group, m.index) for m, _ in made], dtype=torch.float64).reshape(-1, 2)
+    result, table = _score(reward, [clip for _, clip in made], shown, places, model.video, config.show, world)
+    result.rows.extend(_rows(table, prompts, config.seed, [(m.group, m.index) for m, _ in made][: config.show]))
+    return result
+
+
+def _rows(
+    table: ScoreTable, prompts: Sequence[Prompt], seed: int, clips: list[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """What every clip scored, in the order of prompts; `clips` are those that this rank shows."""
+    columns = {"total": table.total.tolist(), **{name: values.tolist() for name, values in table.parts.items()}}
+    rows = []
+    for number, (group, index) in sorted(enumerate(table.places.long().tolist()), key=lambda one: one[1]):
+        own = prompts[group].seed
+        rows.append(
+            {
+                "prompt": prompts[group].text,
+                "noise": f"{seed}/{group}/{index}" if own is None else f"{own + index}",
+                "scores": {
+                    name: values[number] if math.isfinite(values[number]) else None for name, values in columns.items()
+                },
+                "clip": clips.index((group, index)) if (group, index) in clips else None,
+            }
+        )
+    return rows
 
 
 def members_of(prompts: int, per_prompt: int) -> list[Member]:
@@ -88,12 +117,18 @@ def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
 
 
 def _score(
-    reward: CompositeReward, clips: list[Tensor], prompts: Sequence[Prompt], video: VideoSpec, show: int, world: World
-) -> Evaluation:
+    reward: CompositeReward,
+    clips: list[Tensor],
+    prompts: Sequence[Prompt],
+    places: Tensor,
+    video: VideoSpec,
+    show: int,
+    world: World,
+) -> tuple[Evaluation, ScoreTable]:
     videos = (
         torch.stack(clips) if clips else torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
     )
-    table = score_everywhere(reward, videos, prompts, video.fps, torch.zeros(len(clips), 0), world)
+    table = score_everywhere(reward, videos, prompts, video.fps, places, world)
     columns = {**table.parts, "total": table.total}
     metrics = {f"eval/{name}": float(torch.nanmean(values)) for name, values in columns.items()}
     valid = torch.isfinite(table.total)
@@ -101,4 +136,4 @@ def _score(
     metrics["eval/total_stderr"] = float(spread) / max(1.0, float(valid.sum())) ** 0.5
     metrics["eval/failed"] = float((~valid).sum())
     metrics |= {f"eval/failed/{title}": float(count) for title, count in table.failed.items()}
-    return Evaluation(metrics, videos[:show], [prompt.text for prompt in prompts[:show]], table.report)
+    return Evaluation(metrics, videos[:show], [prompt.text for prompt in prompts[:show]], table.report), table

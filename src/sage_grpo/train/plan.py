@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -61,6 +62,11 @@ class Group:
     def label(self, step: int) -> int:
         """A step's index in the run's own grid."""
         return step + self.offset
+
+    def noise(self) -> dict[str, Any]:
+        """The noise levels that it visits and where it explores, for readers of the run: only the model knows its grid."""
+        schedule = self.schedule
+        return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from sage_grpo.train.events import (
     IterationEvent,
     StopRequest,
 )
-from sage_grpo.train.folder import identity, journal
+from sage_grpo.train.folder import diary, identity, journal
 from sage_grpo.train.folder.found import FINISHED, Found, look_around
 from sage_grpo.train.folder.lock import FolderLock
 from sage_grpo.train.forecast.opening import opening
@@ -109,17 +109,26 @@ def _train(trainer: Trainer, found: Found, terminal: Terminal, hooks: Hooks, sto
     resumed = _resume(trainer, out, found, terminal)
     metrics = Metrics()
     if world.is_main:
+        coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
+        _write(out / "schedule.json", json.dumps(coming.groups[0].noise()))
         _write(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
         rows, notice = journal.reopen(out / journal.NAME, _recorded(trainer, out, found))
         if notice:
             terminal.say(notice, style="yellow")
         metrics = Metrics.open(out, config.log, dataclasses.asdict(config), journal=rows, resumed_at=resumed)
+        kind, texts = ("start" if resumed is None else "resume"), [notice, *found.notes]
+        texts += [f"changed: {', '.join(found.changed)}"] if found.changed else []
+        _note(trainer, kind, " ".join(text for text in texts if text))
     samples = Samples(out / "videos", megabytes=config.keep.video_megabytes)
     try:
         with stop.listening(), terminal:
             trainer.encode_prompts()
             return _loop(Run(trainer, out, found, metrics, samples, terminal, hooks, stop))
-    except (Diverged, RewardFailure):  # all ranks alike, so they can also finish together what is being written
+    except (
+        Diverged,
+        RewardFailure,
+    ) as error:  # all ranks alike, so they can also finish together what is being written
+        _note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
         trainer.writer.finish()
         raise
     finally:
@@ -141,6 +150,7 @@ def _loop(run: Run) -> Ended:
     if stopped:
         where = f"after iteration {number}; saved" if number else "before the first iteration"
         cause = "as asked" if run.stop.signal is None else "by signal"
+        _note(trainer, "stop", cause)
         terminal.say(f"Stopped {cause} {where}. The same command continues from here.")
         return Ended(number, stopped=True, model=trainer.model)
     fault = _export(trainer, out / "final")
@@ -151,6 +161,7 @@ def _loop(run: Run) -> Ended:
         )
     if trainer.world.is_main:
         _write(out / FINISHED, f"{number}\n")
+        _note(trainer, "finish", "")
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
     return Ended(number, stopped=False, model=trainer.model)
 
@@ -167,6 +178,8 @@ def _iterate(run: Run) -> bool:
         run.metrics.write(number, row)
         run.terminal.iteration(number, row)
         run.terminal.failures(trainer.failures)
+        if trainer.failures:
+            _note(trainer, "failed", trainer.failures)
         if world.is_main and config.keep.videos_every and (number % config.keep.videos_every == 0 or last):
             count = config.keep.videos
             _keep(run, f"rollout-{number:06d}", trainer.videos[:count], trainer.captions[:count])
@@ -198,14 +211,22 @@ def _step(run: Run) -> dict[str, float]:
     return row
 
 
-def _keep(run: Run, name: str, clips: Any, captions: list[str]) -> list[Path]:
+def _keep(run: Run, name: str, clips: Any, captions: list[str], rows: list[dict[str, Any]] | None = None) -> list[Path]:
     """Save clips as videos; a run can do without, so a full disk is only named."""
     files: list[Path] = []
     fps = run.trainer.model.video.fps
     attempt(
-        f"Saving videos to {run.samples.folder}", lambda: files.extend(run.samples.save(name, clips, captions, fps))
+        f"Saving videos to {run.samples.folder}",
+        lambda: files.extend(run.samples.save(name, clips, captions, fps, rows or ())),
     )
     return files
+
+
+def _note(trainer: Trainer, kind: str, text: str) -> None:
+    """Write an event down; a run can do without."""
+    out = Path(trainer.config.out)
+    if trainer.world.is_main:
+        attempt(f"Writing to {out / diary.NAME}", lambda: diary.note(out, kind, trainer.state.iteration, text))
 
 
 def _tell(run: Run, hook: Callable[[Any], None] | None, event: Any) -> None:
@@ -277,8 +298,10 @@ def _evaluate(run: Run) -> None:
     run.metrics.write(number, {**result.metrics, **trainer.clock.report()})
     run.terminal.evaluation(number, result.metrics)
     run.terminal.failures(result.report)
+    if result.report:
+        _note(trainer, "failed", result.report)
     if trainer.world.is_main and len(result.clips):
-        files = _keep(run, f"heldout-{number:06d}", result.clips, result.captions)
+        files = _keep(run, f"heldout-{number:06d}", result.clips, result.captions, result.rows)
         run.metrics.show(number, Clips("held_out", result.clips, result.captions, trainer.model.video.fps, files))
     best = _keep_if_best(run, result.metrics["eval/total"])
     event = EvaluationEvent(number, result.metrics, result.clips, result.captions, best)

@@ -1,0 +1,202 @@
+"""What a run's folder tells, as plain data for a page: curves, settings, events, noise, and the clips of every evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.train.folder.diary import read_events
+from sage_grpo.train.folder.journal import read_rows
+
+MOST_POINTS = 1500
+"""Points of a curve; of a longer run each point is the mean of several iterations."""
+STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
+"""Metrics that have one value per denoising step."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One held-out clip of one evaluation."""
+
+    prompt: str
+    noise: str
+    """Equal text is equal initial noise."""
+    scores: Mapping[str, float | None]
+    file: Path | None
+    """Its video; None where it was not kept."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes clips of two evaluations comparable."""
+        return self.prompt, self.noise
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run as its folder has it now."""
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    """One per iteration."""
+    evaluations: Sequence[Mapping[str, Any]]
+    """One per evaluation."""
+    clips: Mapping[int, Sequence[Clip]]
+    """By iteration."""
+    size: Mapping[str, float]
+    """Of its clips: width, height, frames, fps; empty where nothing says so."""
+    events: Sequence[Mapping[str, Any]]
+    schedule: Mapping[str, Any] | None
+    """Noise levels and exploring steps; None where the run did not write them down."""
+    finished: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration, flat."""
+
+
+def read_run(folder: Path) -> RunData:
+    """Read a run; one that is still going on is read as far as it is."""
+    import yaml
+
+    from sage_grpo.configure import check_yaml
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder}.")
+    rows = read_rows(folder / "metrics.jsonl")
+    if not rows and not (folder / "config.yaml").is_file():
+        raise FileNotFoundError(f"{folder} has neither config.yaml nor metrics.jsonl: is it the folder of a run?")
+    file = folder / "config.yaml"
+    check_yaml(file)
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read ({error}).") from error
+    config = config if isinstance(config, dict) else {}
+    clips, size = _clips(folder / "videos")
+    return RunData(
+        folder=folder,
+        name=folder.resolve().name,
+        config=config,
+        rows=[row for row in rows if "reward/total" in row],
+        evaluations=[row for row in rows if "eval/total" in row],
+        clips=clips,
+        size=size,
+        events=[*read_events(folder), *_masked(rows)],
+        schedule=_json(folder / "schedule.json"),
+        finished=(folder / ".finished").is_file(),
+        settings=dict(flatten(config)),
+    )
+
+
+def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Dotted keys of a configuration with their values; lists of parts (rewards) by their place."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for place, inner in enumerate(value):
+            yield from flatten(inner, f"{prefix}[{place}]")
+    else:
+        yield prefix, value
+
+
+def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns of a table with at most MOST_POINTS rows: `iteration`, `every` (rows per point) and one list per metric."""
+    every = max(1, math.ceil(len(rows) / MOST_POINTS))
+    groups = [rows[start : start + every] for start in range(0, len(rows), every)]
+    names = sorted({name for row in rows for name in row if name != "iteration" and not name.startswith(STEPWISE)})
+    return {
+        "iteration": [group[-1]["iteration"] for group in groups],
+        "every": every,
+        "values": {name: [_mean(row.get(name) for row in group) for group in groups] for name in names},
+    }
+
+
+def stepwise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Norms of the gradient per denoising step: the mean over all iterations in which a step was trained."""
+    kinds: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(STEPWISE) and value is not None:
+                _, kind, step = name.split("/", 2)
+                if step.isdecimal():
+                    kinds.setdefault(kind, {}).setdefault(int(step), []).append(value)
+    return {
+        kind: [[step, sum(found) / len(found), min(found), max(found)] for step, found in sorted(steps.items())]
+        for kind, steps in kinds.items()
+    }
+
+
+def noise_picture(run: RunData) -> dict[str, Any] | None:
+    """The inspector's rows for the run's own kernel and schedule; None where they are not known."""
+    if run.schedule is None or not isinstance(run.config.get("kernel"), dict):
+        return None
+    import torch
+
+    from sage_grpo.flow.kernels import KernelSpec
+    from sage_grpo.flow.schedule import Schedule
+    from sage_grpo.inspector import inspect_kernel
+
+    try:
+        schedule = Schedule(torch.tensor(run.schedule["sigmas"]), tuple(run.schedule["stochastic"]))
+        found = inspect_kernel(KernelSpec(**run.config["kernel"]).build(), schedule).to_dict()
+    except (KeyError, TypeError, ValueError):  # a run of another version, or a file that someone changed
+        return None
+    window = run.config.get("rollout", {}).get("window", {}).get("kind", "all")
+    return {**found, "moves": window in ("random", "sliding", "drawn")}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return sum(found) / len(found) if found else None
+
+
+def _masked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Iterations in which clips had no reward and were left out."""
+    found = []
+    for row in rows:
+        for name in ("reward/failed", "eval/failed"):
+            count = row.get(name) or 0
+            if count > 0:
+                where = "rollouts" if name.startswith("reward") else "held-out clips"
+                text = f"{count:.0f} {where} had no reward and were left out."
+                found.append({"time": None, "kind": "masked", "iteration": row["iteration"], "text": text})
+    return found
+
+
+def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
+    """Clips by iteration, from the index of every evaluation; from the list of prompts where a run wrote no index."""
+    clips: dict[int, list[Clip]] = {}
+    size: dict[str, float] = {}
+    there = {file.name: file for file in folder.glob("heldout-*.mp4")} if folder.is_dir() else {}
+    for file in sorted(folder.glob("heldout-*.txt")) if folder.is_dir() else []:
+        prompts = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [f"{file.stem}-{place:02d}.mp4" for place in range(len(prompts))]
+        rows = [Clip(prompt, str(place), {}, there.get(names[place])) for place, prompt in enumerate(prompts)]
+        clips[_iteration(file)] = rows
+    for file in sorted(folder.glob("heldout-*.json")) if folder.is_dir() else []:
+        index = _json(file)
+        if index is not None and isinstance(index.get("rows"), list):
+            clips[_iteration(file)] = [
+                Clip(str(row["prompt"]), str(row["noise"]), dict(row["scores"]), there.get(row["clip"] or ""))
+                for row in index["rows"]
+            ]
+            size = {name: index[name] for name in ("width", "height", "frames", "fps")}
+    return {iteration: rows for iteration, rows in sorted(clips.items()) if iteration >= 0}, size
+
+
+def _iteration(file: Path) -> int:
+    number = file.stem.removeprefix("heldout-")
+    return int(number) if number.isdecimal() else -1
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,226 @@
+"""The report in a real browser: it draws itself without network, and every control does what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run, many_prompts
+from sage_grpo.report.build import write_report
+
+OpenPage = Callable[..., Any]
+RESTING = (
+    "() => { const all = [...document.querySelectorAll('video')], t = all.map(video => video.currentTime);"
+    f" return all.every(video => video.paused && !video.seeking) && t.every(x => Math.abs((x * {FPS}) % 1 - 0.5) < 0.02); }}"
+)
+"""All clips stand still inside a frame."""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two runs that differ in seed and learning rate."""
+    folder = tmp_path_factory.mktemp("report")
+    runs = [fake_run(folder / "first"), fake_run(folder / "second", seed=1, lr=1e-4)]
+    return write_report(runs, folder / "report.html")
+
+
+def cards(page: Any) -> list[int]:
+    """Entries on the screen, in reading order."""
+    return page.evaluate(
+        "() => [...document.querySelectorAll('.clip-card')].sort((a, b) => a.dataset.place - b.dataset.place)"
+        ".map(card => Number(card.dataset.entry))"
+    )
+
+
+def gallery(open_page: OpenPage, file: Path, **options: Any) -> Any:
+    page = open_page(file, **options)
+    page.click("#tab-gallery")
+    page.wait_for_function("() => [...document.querySelectorAll('video')].length > 0")
+    page.wait_for_function("() => [...document.querySelectorAll('video')].every(video => video.readyState >= 2)")
+    return page
+
+
+def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, report: Path) -> None:
+    page = open_page(report)
+    table = page.inner_text("#summary")
+    assert "base" in table
+    assert "second" in table
+    assert f"+{sum(GAINS) / len(GAINS):.3f}" in table
+    chart = page.locator(".chart").first
+    chart.locator("svg").hover(position={"x": 200, "y": 100})
+    assert "iteration 2" in chart.locator(".tip").inner_text()
+    assert "1.058" in chart.locator(".tip").inner_text()
+    tip, area = chart.locator(".tip").bounding_box(), chart.locator("svg").bounding_box()
+    assert area["y"] <= tip["y"] < area["y"] + area["height"] / 2
+    assert abs(tip["x"] - area["x"] - 200) < tip["width"] + 130  # beside the pointer
+    raw = page.locator(".chart").nth(1)
+    before = raw.locator("path").first.get_attribute("d")
+    page.locator("#smoothing").fill("0.9")
+    assert raw.locator("path").nth(1).get_attribute("d") != before
+    drawn = raw.locator("path").count()
+    page.click(".legend button:has-text('second')")
+    assert raw.locator("path").count() == drawn / 2
+    page.keyboard.press("3")
+    assert page.locator("#steps .chart").count() == 4
+    assert "sage" in page.inner_text("#steps")
+    page.keyboard.press("4")
+    assert "0.0001" in page.inner_text("#differs")
+    assert "batch.prompts" not in page.inner_text("#differs")
+    page.keyboard.press("5")
+    events = page.inner_text("#event-table")
+    for word in ("resume", "lr halved", "3 rollouts had no reward", "<b>keep</b>"):
+        assert word in events
+
+
+def test_clips_play_in_sync_and_stop_on_one_frame(open_page: OpenPage, report: Path) -> None:
+    page = gallery(open_page, report)
+    times = "() => [...document.querySelectorAll('video')].map(video => video.currentTime)"
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('video')].every(video => !video.paused && video.currentTime > 0)"
+    )
+    # A clip that falls behind catches up within the cycle, which lasts sixteen seconds at this rate.
+    page.evaluate("() => { seek(4); resume(); setRate(0.0625); document.querySelector('video').currentTime = 0; }")
+    page.wait_for_function(
+        "() => { const t = [...document.querySelectorAll('video')].map(video => video.currentTime);"
+        f" return Math.max(...t) - Math.min(...t) < {1 / FPS}; }}"
+    )
+    assert page.evaluate("() => position()") > 0.5
+    page.evaluate("() => setRate(1)")
+    page.keyboard.press("Space")
+    page.wait_for_function(RESTING)
+    stopped = page.evaluate(times)
+    assert len(stopped) == 3 * len(PROMPTS)
+    assert max(stopped) - min(stopped) < 1e-3
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"() => ({RESTING})() && document.querySelector('video').currentTime !== {stopped[0]}")
+    moved = page.evaluate(times)
+    step = (moved[0] - stopped[0]) % (FRAMES / FPS)
+    assert step == pytest.approx(1 / FPS, abs=1e-3)
+    assert max(moved) - min(moved) < 1e-3
+    page.keyboard.press("Space")
+    page.wait_for_function("() => [...document.querySelectorAll('video')].every(video => !video.paused)")
+
+
+def test_worst_first_is_one_click_and_the_filter_is_by_words(open_page: OpenPage, report: Path) -> None:
+    page = gallery(open_page, report)
+    assert cards(page) == list(range(len(PROMPTS)))
+    page.click("text=Worst first")
+    worst = sorted(range(len(PROMPTS)), key=lambda place: GAINS[place])
+    assert cards(page) == worst
+    assert "−0.400" in page.inner_text(f".clip-card[data-entry='{worst[0]}']")
+    page.keyboard.press("b")
+    assert cards(page) == worst[::-1]
+    page.keyboard.press("/")
+    page.keyboard.type("CIRCLE a")
+    assert cards(page) == [5, 0]
+    assert "2 of 6" in page.inner_text("#count")
+    page.fill("#filter", "红色")
+    assert cards(page) == [4]
+    page.fill("#filter", "nothing like it")
+    assert page.is_visible("#nothing")
+    page.fill("#filter", "")
+    page.select_option("#part", label="drift")
+    assert cards(page) == list(range(len(PROMPTS)))  # no gain in it: as listed
+
+
+def test_the_slider_goes_through_training(open_page: OpenPage, report: Path) -> None:
+    page = gallery(open_page, report)
+    shown = "() => [...document.querySelectorAll('.clip-card[data-entry=\"1\"] video')].map(video => video.src)"
+    late = page.evaluate(shown)
+    text = page.inner_text(".clip-card[data-entry='1']")
+    assert "−0.400" in text
+    page.locator("input.evaluation").fill("0")
+    early = page.evaluate(shown)
+    assert early[0] == late[0]  # the base
+    assert early[1] != late[1]
+    assert early[2] != late[2]
+    assert "−0.200" in page.inner_text(".clip-card[data-entry='1']")
+    assert page.inner_text("output.evaluation") == "iteration 2"
+    page.locator("body").press("]")
+    assert page.evaluate(shown) == late
+
+
+def test_keys_open_walk_and_close(open_page: OpenPage, report: Path) -> None:
+    page = gallery(open_page, report)
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate("() => document.activeElement.dataset.entry") == "1"
+    page.keyboard.press("Enter")
+    assert page.inner_text("#detail h2") == PROMPTS[1]
+    assert page.locator("#detail .big video").count() == 3
+    assert page.locator("#detail .film video").count() == 3  # base and two evaluations
+    before = page.evaluate("() => document.querySelectorAll('#detail .big video')[1].src")
+    page.keyboard.press("[")
+    assert page.evaluate("() => document.querySelectorAll('#detail .big video')[1].src") != before
+    page.keyboard.press("k")
+    assert page.inner_text("#detail h2") == PROMPTS[0]
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !document.querySelector('#detail').open")
+    page.wait_for_function("() => [...document.querySelectorAll('video')].every(video => !video.paused)")
+    page.keyboard.press("?")
+    assert page.is_visible("#help")
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    assert page.is_visible("#summary")
+    assert page.locator("video").count() == 0
+
+
+def test_html_in_prompts_is_text(open_page: OpenPage, report: Path) -> None:
+    page = gallery(open_page, report)
+    assert page.locator(".clip-card[data-entry='3'] button").inner_text() == PROMPTS[3]
+    page.locator(".clip-card[data-entry='3'] .clip-head button").click()
+    assert page.inner_text("#detail h2") == PROMPTS[3]
+    assert page.locator("img").count() == 0
+    assert page.evaluate("() => window.hacked") is None
+    # And if something did get in, the page's policy would not run it.
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.hacked = 3'; document.body.append(s); }"
+    )
+    assert page.evaluate("() => window.hacked") is None
+    assert any("Content Security Policy" in fault for fault in page.faults)
+    page.faults.clear()
+
+
+def test_phones_and_dark_screens(open_page: OpenPage, report: Path) -> None:
+    page = gallery(
+        open_page, report, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True, color_scheme="dark"
+    )
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(ground) == "rgb(19, 21, 25)"
+    for tab in ("overview", "gallery", "steps", "settings", "events"):
+        page.tap(f"#tab-{tab}")
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    page.tap("#tab-gallery")
+    assert page.locator("button.play").first.is_visible()
+    page.tap("#theme")
+    assert page.evaluate(ground) == "rgb(247, 247, 245)"
+    page.reload()
+    assert page.evaluate(ground) == "rgb(247, 247, 245)"
+
+
+def test_two_thousand_clips_stay_light(open_page: OpenPage, tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "run", every=4)
+    many_prompts(run, 2000)
+    page = gallery(open_page, write_report([run], tmp_path / "report.html", embed_megabytes=0))
+    assert (tmp_path / "report_clips").is_dir()
+    assert "2000 prompts" in page.inner_text("#count")
+    most = 0
+    for share in (0.2, 0.5, 0.9, 1.0, 0.0):
+        page.evaluate(f"() => scrollTo(0, document.documentElement.scrollHeight * {share})")
+        page.wait_for_function(
+            "() => { const top = document.querySelector('.tools').getBoundingClientRect().bottom;"
+            " return [...document.querySelectorAll('.clip-card')].some(card => {"
+            " const box = card.getBoundingClientRect(); return box.bottom > top && box.top < innerHeight; }); }"
+        )
+        page.wait_for_function("() => [...document.querySelectorAll('video')].some(video => video.readyState >= 2)")
+        most = max(most, page.locator("video").count())
+        assert page.locator(".clip-card").count() <= 40
+    assert 0 < most <= 80
+    page.keyboard.press("w")
+    assert cards(page)[0] % len(PROMPTS) == 1  # the largest loss
+    page.fill("#filter", "number 1234 ")
+    assert cards(page) == [1234]
+    assert page.locator("video").count() == 2

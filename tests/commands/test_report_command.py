@@ -1,0 +1,67 @@
+"""`sage-grpo report`, and what `train` leaves when it ends."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from report_zoo import fake_run
+from sage_grpo.cli import main
+from sage_grpo.commands.report import Options
+from sage_grpo.configure import loose_words
+from sage_grpo.report.watch import Server
+
+
+def test_words_without_an_option_are_runs(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    runs = [str(fake_run(tmp_path / name)) for name in ("a", "b")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", runs[0]]) == 0
+    assert (tmp_path / "a" / "report.html").is_file()
+    assert main(["report", runs[0], "--embed_megabytes", "5", "--watch", "false", runs[1]]) == 0
+    assert "Report: report.html" in capsys.readouterr().out
+    assert main(["report", runs[1], "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").is_file()
+    assert loose_words(["--watch", "a", "--port", "1", "b"], "runs", Options) == [
+        "--runs",
+        '["a", "b"]',
+        "--watch",
+        "--port",
+        "1",
+    ]
+    assert loose_words(["--runs", "a", "b"], "runs", Options) == ["--runs", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["report"], "Name the folder of a run"),
+        (["report", "nowhere"], "There is no folder nowhere"),
+        (["report", "{run}", "--watch", "--out", "x.html"], "leave out --out"),
+        (["report", "{run}", "--every", "0"], "every must be"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    run = fake_run(tmp_path / "run")
+    assert main([word.format(run=run) for word in words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_watch_prints_an_address_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    run, answers = fake_run(tmp_path / "run"), []
+
+    def once(server: Server) -> None:
+        """One request from outside, then Ctrl-C."""
+        address = capsys.readouterr().out.split()[2]
+        asking = Thread(target=lambda: answers.append(urllib.request.urlopen(address, timeout=30).read()))
+        asking.start()
+        server.handle_request()
+        asking.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", once)
+    assert main(["report", "--watch", str(run)]) == 0
+    assert b"sage-grpo report" in answers[0]
+    assert not (run / "report.html").exists()

@@ -1,0 +1,231 @@
+"""What a report says is what the folders of runs hold: scores, intervals, differences, pairs of clips."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from pathlib import Path
+
+import pytest
+
+from report_zoo import FPS, FRAMES, GAINS, PROMPTS, clip, fake_run, many_prompts, rows
+from sage_grpo.report.build import leave_report, write_report
+from sage_grpo.report.gallery import beside, gallery
+from sage_grpo.report.page import as_script, describe, render
+from sage_grpo.report.pairs import side_by_side, slug, write_pairs
+from sage_grpo.report.picture import draw_run
+from sage_grpo.report.run_data import MOST_POINTS, noise_picture, read_run, series, stepwise
+from sage_grpo.report.summary import interval, table
+from sage_grpo.video import read_video
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two seeds of one experiment, and another learning rate."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [fake_run(folder / "a"), fake_run(folder / "b", seed=1), fake_run(folder / "c", lr=1e-4)]
+
+
+def test_gains_are_paired_clip_by_clip_with_their_interval(runs: list[Path]) -> None:
+    base, tuned = table([read_run(runs[0])])["rows"]
+    assert (base["kind"], tuned["kind"]) == ("base", "run")
+    gain, score = tuned["gains"]["total"], tuned["scores"]["total"]
+    assert gain["mean"] == pytest.approx(statistics.mean(GAINS))
+    assert gain["half"] == pytest.approx(2.571 * statistics.stdev(GAINS) / math.sqrt(len(GAINS)))
+    finals = [1 + 0.01 * place + GAINS[place] for place in range(len(GAINS))]
+    assert score["mean"] == pytest.approx(statistics.mean(finals))
+    assert base["gains"] == {}
+
+
+def test_seeds_of_one_experiment_are_taken_together(runs: list[Path]) -> None:
+    found = table([read_run(run) for run in runs])
+    assert [row["label"] for row in found["rows"]] == ["base", "a", "b", "c", "2 seeds: a, b"]
+    over = found["rows"][-1]["scores"]["total"]
+    assert (over["count"], over["of"]) == (2, "seeds")
+    assert over["half"] == pytest.approx(0)  # both runs were made alike
+    assert found["better"]["total"] == found["better"]["TA"] == 1
+    assert "drift" not in found["better"]  # it counts in no reward
+
+
+def test_an_interval_needs_two_values() -> None:
+    assert interval([], "seeds") is None
+    alone, two = interval([1.5], "seeds"), interval([1.0, 3.0], "seeds")
+    assert alone is not None
+    assert alone.half is None
+    assert two is not None
+    assert two.half == pytest.approx(12.706)
+    many = interval([0.0, 1.0] * 500, "prompts")
+    assert many is not None
+    assert many.half == pytest.approx(1.9623 * 0.50025 / math.sqrt(1000), rel=1e-3)
+
+
+def test_a_run_without_an_index_still_has_its_figures_and_clips(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "old")
+    for file in (folder / "videos").glob("*.json"):
+        file.unlink()
+    base, tuned = table([read_run(folder)])["rows"]
+    assert tuned["gains"]["total"] == {"mean": pytest.approx(sum(GAINS) / 6), "half": None, "count": 1, "of": "prompts"}
+    assert base["scores"]["total"]["half"] == pytest.approx(1.96 * 0.01)
+    shown, files = gallery([read_run(folder)])
+    assert len(shown["entries"]) == len(PROMPTS)
+    assert len(files) == 3 * len(PROMPTS)
+
+
+def test_the_gallery_pairs_prompt_and_noise_over_runs_and_evaluations(runs: list[Path]) -> None:
+    shown, files = gallery([read_run(run) for run in runs])
+    assert [entry["prompt"] for entry in shown["entries"]] == list(PROMPTS)
+    assert shown["iterations"] == [2, 4]
+    entry = shown["entries"][1]
+    assert [[cell[0] for cell in run] for run in entry["runs"]] == [[2, 4]] * 3
+    (base,) = entry["base"]
+    assert files[base[1]][1] == runs[0] / "videos" / "heldout-000000-01.mp4"
+    place, file = files[entry["runs"][1][1][1]]
+    assert (place, file) == (1, runs[1] / "videos" / "heldout-000004-01.mp4")
+    total = shown["parts"].index("total")
+    assert entry["runs"][0][1][2][total] - base[2][total] == pytest.approx(GAINS[1])
+
+
+def test_another_noise_is_another_entry(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "run")
+    file = folder / "videos" / "heldout-000004.json"
+    index = json.loads(file.read_text())
+    index["rows"][0]["noise"] = "77"
+    file.write_text(json.dumps(index))
+    shown, _ = gallery([read_run(folder)])
+    assert len(shown["entries"]) == len(PROMPTS) + 1
+    tuned = table([read_run(folder)])["rows"][1]
+    assert tuned["gains"]["total"]["count"] == len(PROMPTS) - 1
+
+
+def test_settings_that_differ_are_named(runs: list[Path]) -> None:
+    data, _ = describe([read_run(run) for run in runs])
+    assert {row["key"]: row["values"] for row in data["differs"]} == {
+        "seed": [0, 1, 0],
+        "optimizer.lr": [5e-5, 5e-5, 1e-4],
+    }
+
+
+def test_events_tell_of_resumes_masked_rewards_and_interventions(runs: list[Path]) -> None:
+    data, _ = describe([read_run(runs[0])])
+    kinds = [(event["kind"], event["iteration"]) for event in data["runs"][0]["events"]]
+    assert sorted(kinds) == [("masked", 2), ("resume", 2), ("sentinel", 3), ("start", 0)]
+
+
+def test_steps_and_noise_are_those_of_the_run(runs: list[Path]) -> None:
+    run = read_run(runs[0])
+    steps = stepwise(run.rows)
+    assert [one[0] for one in steps["raw"]] == [0, 1, 2]
+    assert steps["raw"][2][1] == pytest.approx(0.3)
+    noise = noise_picture(run)
+    assert noise is not None
+    assert noise["kernel"] == "sage"
+    assert [row["std"] > 0 for row in noise["rows"]] == [True, True, True, False]
+    assert noise["rows"][1]["sigma"] == pytest.approx(0.9)
+
+
+def test_long_runs_have_as_many_points_as_a_screen() -> None:
+    many = [{"iteration": number + 1, "reward/total": float(number)} for number in range(10 * MOST_POINTS)]
+    found = series(many)
+    assert len(found["iteration"]) == MOST_POINTS
+    assert found["every"] == 10
+    assert found["iteration"][-1] == 10 * MOST_POINTS
+    assert found["values"]["reward/total"][0] == pytest.approx(4.5)
+
+
+def test_data_stay_data_inside_the_page(tmp_path: Path) -> None:
+    text = as_script({"x": "</script><!--\u2028 & \ud800", "y": float("nan")})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text)["x"].startswith("</script><!--\u2028 & ")
+    assert json.loads(text)["y"] is None
+    run = fake_run(tmp_path / "%%DATA%% <b>name</b>")
+    page = render(describe([read_run(run)])[0])
+    assert "<b>name" not in page
+    assert page.count("<script") == 2
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+
+
+def test_few_clips_are_in_the_page_and_many_beside_it(runs: list[Path], tmp_path: Path) -> None:
+    page = write_report(runs[:1], tmp_path / "few" / "report.html")
+    assert [file.name for file in page.parent.iterdir()] == ["report.html"]
+    page = write_report(runs[:1], tmp_path / "many" / "page.html", embed_megabytes=0)
+    clips = page.with_name("page_clips")
+    assert len(list(clips.iterdir())) == 3 * len(PROMPTS)
+    assert (clips / "00-heldout-000002-03.mp4").read_bytes() == (
+        runs[0] / "videos" / "heldout-000002-03.mp4"
+    ).read_bytes()
+    (clips / "mine.mp4").write_bytes(b"x")
+    beside([(0, runs[0] / "videos" / "heldout-000000-00.mp4")], clips)
+    assert sorted(file.name for file in clips.iterdir()) == ["00-heldout-000000-00.mp4", "mine.mp4"]
+
+
+def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -> None:
+    files = write_pairs(read_run(runs[0]), tmp_path / "pairs", most=2)
+    assert [file.name for file in files] == ["00-a-red-circle-moves-left.mp4", "01-a-blue-ring-on-a-navy-wall.mp4"]
+    video, fps = read_video(files[1])
+    assert (video.shape[0], fps) == (FRAMES, FPS)
+    assert video.shape[2] == 32 + 2 + 32
+    assert abs(int(video[0, 2, 2, 0]) - 31) < 8  # the shade of the base
+    assert abs(int(video[0, 2, -3, 0]) - 161) < 8
+    assert int(video[0, :, 32:34].float().mean()) > 200
+    held = side_by_side(clip(10, frames=2), clip(20, frames=5))
+    assert held.shape[0] == 5
+    assert bool((held[4, :, :32] == held[1, :, :32]).all())
+    assert slug("A/../b: <c>") == "a-b-c"
+    assert slug("红色的圆") == "红色的圆"
+    assert slug("///") == "clip"
+
+
+def test_a_report_that_fails_is_a_warning(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "run")
+    (folder / "report.html").mkdir()  # nothing can be written there
+    with pytest.warns(UserWarning, match=r"could not be written .*`sage-grpo report"):
+        assert leave_report(folder) == ""
+
+
+def test_a_finished_run_that_is_started_again_keeps_its_report(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "run")
+    told = leave_report(folder)
+    assert told == f"Report: {folder / 'report.html'}   before and after: {folder / 'before_after'}"
+    written = (folder / "report.html").stat().st_mtime_ns
+    assert leave_report(folder) == told
+    assert (folder / "report.html").stat().st_mtime_ns == written
+    os.utime(folder / "metrics.jsonl", ns=(written + 10**9, written + 10**9))
+    leave_report(folder)
+    assert (folder / "report.html").stat().st_mtime_ns != written
+
+
+def test_a_picture_takes_any_prompt(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "costs $x_1")
+    for file in (folder / "videos").glob("*.json"):
+        index = json.loads(file.read_text())
+        index["rows"][0]["prompt"] = "costs $5_^{ and $6"
+        file.write_text(json.dumps(index))
+    assert draw_run(folder, tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_damaged_files_are_passed_over_or_named(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "run")
+    (folder / "videos" / "heldout-000002.json").write_text("{")
+    (folder / "schedule.json").write_text('{"sigmas": [2, 1]}')
+    (folder / "events.jsonl").write_text('{"kind": 1}\nnonsense\n')
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write('{"iteration": 5, "rew')
+    run = read_run(folder)
+    assert sorted(run.clips) == [0, 2, 4]  # 2 from its list of prompts
+    assert noise_picture(run) is None
+    render(describe([run])[0])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="is it the folder of a run"):
+        read_run(tmp_path / "empty")
+
+
+def test_many_prompts_share_their_files(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "run", every=4)
+    many_prompts(folder, 500)
+    shown, files = gallery([read_run(folder)])
+    assert len(shown["entries"]) == 500
+    assert len(files) == 2 * len(PROMPTS)
+    assert rows(4, 4)[1]["scores"]["total"] == pytest.approx(1.01 + GAINS[1])
