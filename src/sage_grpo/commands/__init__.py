@@ -54,5 +54,6 @@ COMMANDS = {
     "shapes": Command(
         "shapes", "the embedded world: pretrain, score and render it, measure its ceiling", positional="action"
     ),
+    "study": Command("study", "a blind study in the browser: which of two videos do people prefer?", positional="action"),
     "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
 }
