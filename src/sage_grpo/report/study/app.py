@@ -283,7 +283,7 @@ def create_app(store: Store, clips: Path, *, limits: StudyLimits | None = None) 
 
     routes = [Route(path, page(*asset), methods=["GET"]) for path, asset in ASSETS.items()]
     routes += [
-        Route("/", lambda _request: RedirectResponse("/rate"), methods=["GET"]),
+        Route("/", lambda _request: RedirectResponse("rate"), methods=["GET"]),
         Route("/health", lambda _request: Response("ok", media_type="text/plain"), methods=["GET"]),
         Route("/api/task", _answered(server.task), methods=["GET"]),
         Route("/api/vote", _answered(server.vote), methods=["POST"]),
