@@ -67,7 +67,9 @@ class Server:
         """Start it, also again after `kill`; returns when it answers."""
         command = [sys.executable, "-m", "sage_grpo", "study", "serve", "--study", str(self.study)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([*command, "--port", str(self.port), *self.options], env=environment, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port), *self.options], env=environment, stdout=subprocess.DEVNULL
+        )
         end = time.monotonic() + 60
         while time.monotonic() < end:
             assert self.process.poll() is None, "the server stopped"
@@ -93,7 +95,9 @@ def serving(study: Path, *options: str) -> Iterator[Server]:
         server.kill()
 
 
-def call(port: int, method: str, path: str, *, token: str = "", body: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+def call(
+    port: int, method: str, path: str, *, token: str = "", body: Any = None, **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
     """One request: status, body and headers in small letters. A body that is not bytes is sent as JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -120,4 +124,8 @@ def ask(port: int, token: str) -> Any:
 
 def vote_for(state: Any, answer: str = "left", nonce: str = "0" * 32) -> dict[str, Any]:
     """A vote for the task of a state, with the same answer to all questions."""
-    return {"task": state["task"]["name"], "nonce": nonce, "answers": {one["name"]: answer for one in state["dimensions"]}}
+    return {
+        "task": state["task"]["name"],
+        "nonce": nonce,
+        "answers": {one["name"]: answer for one in state["dimensions"]},
+    }

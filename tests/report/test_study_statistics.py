@@ -93,7 +93,7 @@ def test_two_methods_have_the_closed_form_and_a_tie_is_half_a_win() -> None:
 
 def test_a_method_that_won_everything_needs_the_prior() -> None:
     wins = np.array([[0, 5, 5], [0, 0, 3], [0, 2, 0]])
-    with pytest.raises(ValueError, match="do not settle|no finite strength"):
+    with pytest.raises(ValueError, match=r"do not settle|no finite strength"):
         bradley_terry(wins, most=2000)
     two = bradley_terry(np.array([[0, 5], [0, 0]]), prior=1.0)
     assert two[0] - two[1] == pytest.approx(math.log(5.5 / 0.5))

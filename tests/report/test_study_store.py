@@ -104,13 +104,14 @@ def test_one_vote_of_many_threads_counts(store: Store) -> None:
 def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     file = tmp_path / "study.sqlite"
     with contextlib.closing(created(file, study(prompts=100))) as store:
-        rater, token = invite(store)
+        _, token = invite(store)
     told: list[str] = []
     for stop in (7, 20):
-        with subprocess.Popen([sys.executable, "-c", VOTER, str(file), token], stdout=subprocess.PIPE, text=True) as voter:
+        with subprocess.Popen(
+            [sys.executable, "-c", VOTER, str(file), token], stdout=subprocess.PIPE, text=True
+        ) as voter:
             assert voter.stdout is not None
-            for _ in range(stop):
-                told.append(voter.stdout.readline().strip())
+            told += [voter.stdout.readline().strip() for _ in range(stop)]
             os.kill(voter.pid, signal.SIGKILL)
             told += voter.stdout.read().split()  # acknowledged before the end came
     with contextlib.closing(Store(file)) as store:
@@ -166,7 +167,7 @@ def test_who_fails_the_checks_is_flagged_and_can_be_left_out(tmp_path: Path) -> 
                 store.vote(rater, asked[0].name, asked[0].name, {"quality": answer})
         people = raters(store, store.votes())
         assert [(one["checks"], one["flagged"]) for one in people] == [(4, False), (4, True)]
-        assert [one["failed"] for one in people][0] == 0
+        assert people[0]["failed"] == 0
         everybody, rest = results(store), results(store, exclude_flagged=True)
         assert (everybody["votes"], rest["votes"], rest["excluded"]) == (18, 9, [careless])
         pairs = rest["dimensions"][0]["pairs"]

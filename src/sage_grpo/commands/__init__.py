@@ -51,9 +51,11 @@ COMMANDS = {
     ),
     "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
     "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
+    "study": Command(
+        "study", "a blind study in the browser: which of two videos do people prefer?", positional="action"
+    ),
     "shapes": Command(
         "shapes", "the embedded world: pretrain, score and render it, measure its ceiling", positional="action"
     ),
-    "study": Command("study", "a blind study in the browser: which of two videos do people prefer?", positional="action"),
     "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
 }

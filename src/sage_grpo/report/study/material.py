@@ -48,10 +48,11 @@ def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[s
         there = sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES)
         found[method] = []
         for place, prompt in enumerate(prompts):
-            try:
-                found[method].append(_inside(_named(there, root, place, prompt), root))
-            except StudyError as error:
-                faults.append(f"{method}: {error}")
+            clip = _clip_of(there, root, place, prompt)
+            if isinstance(clip, Path):
+                found[method].append(clip)
+            else:
+                faults.append(f"{method}: prompt {place + 1} ({prompt.text[:60]!r}): {clip}")
     if faults:
         more = f"\n... and {len(faults) - NAMED_AT_ONCE} more" if len(faults) > NAMED_AT_ONCE else ""
         listed = "\n".join(f"  {fault}" for fault in faults[:NAMED_AT_ONCE])
@@ -59,33 +60,26 @@ def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[s
     return found
 
 
-def _named(there: Sequence[Path], root: Path, place: int, prompt: Prompt) -> Path:
+def _clip_of(there: Sequence[Path], root: Path, place: int, prompt: Prompt) -> Path | str:
+    """The clip of a prompt, or what is wrong. The real file must lie in the folder: a link must not lead out of it."""
     name = str(prompt.metadata.get("file") or "")
-    what = f"prompt {place + 1} ({prompt.text[:60]!r})"
     if name:
+        path = root / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise StudyError(f"{what}: file {name!r} must be a name inside the method's folder.")
-        if Path(name).suffix.lower() not in SUFFIXES or not (root / name).is_file():
+            return f"file {name!r} must be a name inside the method's folder."
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
             near = did_you_mean(name, [path.name for path in there])
-            raise StudyError(f"{what}: there is no video {name} ({' or '.join(SUFFIXES)}) in {root}.{near}")
-        return root / name
-    fitting = [path for path in there if (number := re.match(r"\d+", path.name)) and int(number.group()) == place]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        names = ", ".join(path.name for path in fitting[:3])
-        raise StudyError(f"{what}: several clips begin with {place} ({names}); name one in a column `file`.")
-    raise StudyError(f"{what}: no clip in {root} begins with {place:04d}; name it so, or in a column `file`.")
-
-
-def _inside(path: Path, root: Path) -> Path:
-    """The real file, which must lie in the folder: a link must not lead out of it."""
+            return f"there is no video {name} ({' or '.join(SUFFIXES)}) in {root}.{near}"
+    else:
+        fitting = [path for path in there if (number := re.match(r"\d+", path.name)) and int(number.group()) == place]
+        if len(fitting) != 1:
+            several = f"several clips begin with {place} ({', '.join(path.name for path in fitting[:3])})"
+            return (
+                f"{several if fitting else f'no clip in {root} begins with {place:04d}'}; name it in a column `file`."
+            )
+        path = fitting[0]
     real = path.resolve()
-    if not real.is_relative_to(root):
-        raise StudyError(f"{path} leads out of its folder, to {real}.")
-    if not real.is_file():
-        raise StudyError(f"{path} is no file.")
-    return real
+    return real if real.is_file() and real.is_relative_to(root) else f"{path} leads out of its folder, to {real}."
 
 
 def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
@@ -153,6 +147,8 @@ def unequal(kinds: Mapping[tuple[int, str], Kind], prompts: int) -> list[str]:
     for place in range(prompts):
         here = {method: kind for (prompt, method), kind in kinds.items() if prompt == place}
         if len(set(here.values())) > 1:
-            looks = ", ".join(f"{method} {kind.width} x {kind.height}, {kind.seconds:g} s" for method, kind in here.items())
+            looks = ", ".join(
+                f"{method} {kind.width} x {kind.height}, {kind.seconds:g} s" for method, kind in here.items()
+            )
             told.append(f"prompt {place + 1}: {looks}")
     return told

@@ -131,7 +131,10 @@ def to_csv(store: Store) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for vote in votes:
-        names = [study.methods[side.method] + (" (spoilt)" if side.degraded else "") for side in (vote.task.left, vote.task.right)]
+        names = [
+            study.methods[side.method] + (" (spoilt)" if side.degraded else "")
+            for side in (vote.task.left, vote.task.right)
+        ]
         for dimension in study.dimensions:
             answer = vote.answers[dimension]
             choice = {"left": names[0], "right": names[1], "tie": "tie"}[answer]
@@ -158,9 +161,14 @@ def to_text(found: Mapping[str, Any]) -> str:
     for part in found["dimensions"]:
         lines += ["", part["name"], *_table(part["pairs"])]
         lines += [f"  agreement (Krippendorff's alpha): {_number(part['agreement'])}"]
-        places = (f"{row['method']} {row['strength']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]" for row in part["ranking"])
+        places = (
+            f"{row['method']} {row['strength']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]" for row in part["ranking"]
+        )
         lines += [f"  Bradley-Terry log-strength: {', '.join(places) or '-'}"]
-    lines += ["", "Win rate: wins over decided votes, 95% Wilson interval; ties are left out of it. Ranking: a tie is half a win for each."]
+    lines += [
+        "",
+        "Win rate: wins over decided votes, 95% Wilson interval; ties are left out of it. Ranking: a tie is half a win for each.",
+    ]
     return "\n".join(lines)
 
 
@@ -172,7 +180,10 @@ def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
         counts = (str(pair[name]) for name in ("wins", "ties", "losses"))
         rows.append((f"{pair['first']} vs {pair['second']}", rate, interval, *counts))
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + f"{row[0]:<{widths[0]}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:])) for row in rows]
+    return [
+        "  " + f"{row[0]:<{widths[0]}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:]))
+        for row in rows
+    ]
 
 
 def _number(value: float | None) -> str:
