@@ -269,7 +269,7 @@ def test_the_results_page_shows_the_figures_and_gives_the_csv(open_page: Any, se
         for pair in part["pairs"]:
             assert f"{pair['first']} vs {pair['second']}" in card
             assert f"{100 * pair['rate']:.1f}%" in card
-            assert f"{100 * pair['low']:.1f}% – {100 * pair['high']:.1f}%" in card
+            assert f"{100 * pair['low']:.1f}–{100 * pair['high']:.1f}%" in card
     assert page.locator("#raters tbody tr").count() == 7
     with page.expect_download() as download:
         page.click("#download")

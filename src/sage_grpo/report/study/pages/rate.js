@@ -168,6 +168,7 @@ function answer(place, side) {
   $(`q${place}-${side}`).checked = true;
   const open = state.dimensions.findIndex(({ name }) => !(name in answers));
   turn(open < 0 ? place : open);
+  $(`q${active}`).scrollIntoView({ block: "nearest" });
   offer();
 }
 

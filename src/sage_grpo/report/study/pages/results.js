@@ -63,7 +63,7 @@ function pair(row) {
   const total = row.wins + row.ties + row.losses;
   const parts = [["win", row.wins], ["tie", row.ties], ["loss", row.losses]].filter(([, count]) => count);
   const bar = make("div", { className: "stack" }, ...parts.map(([kind, count]) => {
-    const part = make("span", { className: kind, textContent: count / total > 0.07 ? count : "" });
+    const part = make("span", { className: kind, textContent: count / total > 0.045 ? count : "" });
     part.style.flexGrow = count;
     return part;
   }));
@@ -71,7 +71,7 @@ function pair(row) {
   bar.setAttribute("aria-label", `${row.wins} wins, ${row.ties} ties, ${row.losses} losses`);
   const names = make("div", { className: "names" }, make("b", { textContent: row.first }), " vs ", make("b", { textContent: row.second }));
   const rate = make("div", { className: "rate-of" }, make("b", { textContent: percent(row.rate) }),
-    make("span", { textContent: row.rate === null ? "" : ` ${percent(row.low)} – ${percent(row.high)}` }));
+    make("span", { textContent: row.rate === null ? "" : `${(100 * row.low).toFixed(1)}–${percent(row.high)}` }));
   return make("li", {}, make("div", { className: "line" }, names, rate), bar);
 }
 
@@ -93,15 +93,14 @@ function rater(row) {
   const bar = make("progress", { value: row.done, max: row.total || 1 });
   bar.setAttribute("aria-label", `Rater ${row.rater}`);
   const cells = [
-    make("td", { textContent: row.rater }),
+    make("td", { className: "who" }, String(row.rater), ...(row.flagged ? [make("span", { className: "flag", textContent: "flagged" })] : [])),
     make("td", { className: "done" }, bar, ` ${row.done} of ${row.total}`),
     make("td", { textContent: row.checks ? `${row.checks - row.failed} of ${row.checks}` : "–" }),
     make("td", { textContent: row.seconds === null ? "–" : `${row.seconds.toFixed(1)} s` }),
     make("td", { textContent: percent(row.ties, 0) }),
     make("td", { textContent: percent(row.left, 0) }),
-    make("td", {}, ...(row.flagged ? [make("span", { className: "flag", textContent: "flagged" })] : [])),
   ];
-  return make("tr", { className: row.flagged ? "flagged" : "" }, ...cells);
+  return make("tr", {}, ...cells);
 }
 
 function show(found) {
