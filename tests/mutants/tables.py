@@ -11,6 +11,7 @@ from mutants import (
     process_errors,
     reward_errors,
     speed_errors,
+    study_errors,
     training_errors,
 )
 
@@ -24,4 +25,5 @@ MUTANTS = (
     *process_errors.MUTANTS,
     *lab_errors.MUTANTS,
     *speed_errors.MUTANTS,
+    *study_errors.MUTANTS,
 )

@@ -82,6 +82,17 @@ def test_only_the_own_task_that_was_shown_can_be_voted_on(store: Store) -> None:
     assert store.votes() == []
 
 
+def test_each_side_shows_its_own_clip(store: Store) -> None:
+    rater, _ = invite(store)
+    while asked := store.ask(rater):
+        store.vote(rater, asked[0].name, asked[0].name, ANSWERS)
+        shown = store.votes()[-1].task
+        for name, side in ((asked[0].left, shown.left), (asked[0].right, shown.right)):
+            assert store.clip(name) == f"{shown.prompt}-{side.method}-False.mp4"
+    assert len(store.votes()) == 9
+    assert store.clip("nothing") is None
+
+
 def test_one_vote_of_many_threads_counts(store: Store) -> None:
     rater, _ = invite(store)
     name = store.ask(rater)[0].name

@@ -156,9 +156,14 @@ def _serve(options: Options) -> None:
         server_header=False,
         timeout_graceful_shutdown=5,
     )
-    with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn after its orderly end
-        uvicorn.Server(config).run()
-    store.close()
+    server = uvicorn.Server(config)
+    with (
+        contextlib.closing(store),
+        contextlib.suppress(KeyboardInterrupt),
+    ):  # raised again by uvicorn after its orderly end
+        server.run()
+    if not server.started:
+        raise StudyError(f"The server could not listen on {options.host}:{options.port}.")
 
 
 def _results(options: Options) -> None:
@@ -173,8 +178,8 @@ def _export(options: Options) -> None:
     from sage_grpo.report.study.results import to_csv
 
     with contextlib.closing(open_study(options.study)) as store:
-        text = to_csv(store)
+        text, rows = to_csv(store), len(store.votes()) * len(store.study.dimensions)
     partial = options.out.with_name(f".{options.out.name}.partial")
     partial.write_text(text, encoding="utf-8", newline="")
     os.replace(partial, options.out)
-    print(f"{text.count(chr(10)) - 1} rows in {options.out}")
+    print(f"{rows} rows in {options.out}")

@@ -115,19 +115,25 @@ function show(found) {
   $("main").hidden = $("tools").hidden = false;
 }
 
-async function refresh() {
+/** Draws what there is now; false when the link opens nothing. */
+async function load() {
   try {
     const response = await get(`api/results${$("exclude").checked ? "?exclude_flagged=1" : ""}`);
     show(await response.json());
     notice("");
   } catch (error) {
-    if (error.status === 401) return notice("This link is not valid. `sage-grpo study links --renew admin` gives a new one.");
-    notice("No answer from the server. Trying again.");
+    const invalid = error.status === 401;
+    notice(invalid ? "This link is not valid. `sage-grpo study links --renew admin` gives a new one." : "No answer from the server. Trying again.");
+    return !invalid;
   }
-  setTimeout(refresh, document.hidden ? 60000 : 10000);
+  return true;
 }
 
-$("exclude").addEventListener("change", async () => show(await (await get(`api/results${$("exclude").checked ? "?exclude_flagged=1" : ""}`)).json()));
+async function refresh() {
+  if (await load()) setTimeout(refresh, document.hidden ? 60000 : 10000);
+}
+
+$("exclude").addEventListener("change", load);
 $("download").addEventListener("click", async () => {
   const link = make("a", { href: URL.createObjectURL(await (await get("api/votes.csv")).blob()), download: "votes.csv" });
   link.click();
