@@ -61,23 +61,26 @@ def given(study: Path) -> int:
         return sum(done for done, _ in store.progress().values())
 
 
-def wait_for(condition: Callable[[], bool], page: Any, seconds: float = 200) -> None:
+def wait_for(condition: Callable[[], bool], page: Any, seconds: float = 200, pause: int = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it took too long"
-        page.wait_for_timeout(20)
+        page.wait_for_timeout(pause)
 
 
 def until(page: Any, expression: str) -> None:
     """Playwright's own way to wait evaluates text in the page, which the page's security policy forbids."""
-    wait_for(lambda: page.evaluate(expression), page, 30)
+    wait_for(lambda: page.evaluate(expression), page, 30, pause=20)
 
 
 def test_five_raters_click_through_the_papers_study_over_a_crash(open_page: Any, tmp_path: Path) -> None:
     study, admin, tokens = small_study(tmp_path, prompts=PROMPTS, raters=RATERS, checks=0.04)
     total = 96 + 4
     with serving(study, "--limits.rate", "1000", "--limits.burst", "1000") as server:
-        pages = [open_page(f"http://127.0.0.1:{server.port}/rate#{token}") for token in tokens]
+        link = f"http://127.0.0.1:{server.port}/rate#"
+        pages = [
+            open_page(link + token, reduced_motion="reduce") for token in tokens
+        ]  # nothing plays by itself: quicker
         for number, page in enumerate(pages):
             page.wait_for_selector("#start:not([hidden])")
             page.evaluate(CLICKS, number)
@@ -192,9 +195,9 @@ def test_what_is_seen_on_a_side_is_what_is_stored_for_it(open_page: Any, served:
 def test_both_videos_play_together(open_page: Any, served: Any) -> None:
     page = start(open_page, served, 2)
     until(page, "shown().every((video) => video.currentTime > 0)")
+    page.click("#play")  # while they stand still, nothing but the page itself can bring them together
     page.evaluate("shown()[1].currentTime = 0.4; shown()[0].currentTime = 0")
     until(page, "Math.abs(shown()[0].currentTime - shown()[1].currentTime) < 0.12")
-    page.click("#play")
     page.evaluate(
         "() => { const seek = document.getElementById('seek'); seek.value = 500; seek.dispatchEvent(new Event('input')); }"
     )

@@ -125,8 +125,9 @@ function follow() {
     if (playing && lead.ended) {
       for (const video of videos) video.currentTime = 0;
       play(true);
-    } else if (!other.ended && !other.seeking && Math.abs(other.currentTime - lead.currentTime) > 0.1) {
-      other.currentTime = Math.min(lead.currentTime, other.duration);
+    } else {
+      const wanted = Math.min(lead.currentTime, other.duration);
+      if (!other.seeking && Math.abs(other.currentTime - wanted) > 0.1) other.currentTime = wanted;
     }
     if (document.activeElement !== $("seek") || playing) $("seek").value = (1000 * lead.currentTime) / (lead.duration || 1);
   }
