@@ -83,7 +83,9 @@ def bad_values(kind: Any) -> list[str]:
 
 def needed(name: str) -> list[str]:
     """Words without which a command is refused for another reason."""
-    return {"shapes": ["render"], "serve-reward": ["--rewards", '[{"name": "video_stats"}]']}.get(name, [])
+    return {"shapes": ["render"], "study": ["results"], "serve-reward": ["--rewards", '[{"name": "video_stats"}]']}.get(
+        name, []
+    )
 
 
 def by_type(name: str) -> Iterator[list[str]]:
@@ -224,6 +226,14 @@ def by_hand() -> Iterator[list[str]]:
         ["shapes", "score"],
         ["shapes", "score", "--model", "folder"],
         ["shapes", "--action"],
+    )
+    create = ["study", "create", "--methods", "{a: folder, b: run}"]
+    yield from (["study"], ["study", "open"], ["study", "create"], create, [*create, "--methods", "[a, b]"])
+    yield from ([*create, "--prompts", file] for file in (*PROMPTS, "good.txt"))
+    yield from (
+        ["study", action, "--study", folder]
+        for folder in ("nowhere", "folder", "good.txt")
+        for action in ("links", "serve", "results", "export")
     )
     yield from (["completion"], ["completion", "tcsh"], ["completion", "--shell", "BASH"])
     yield from (

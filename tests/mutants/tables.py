@@ -12,6 +12,7 @@ from mutants import (
     report_errors,
     reward_errors,
     speed_errors,
+    study_errors,
     training_errors,
 )
 
@@ -26,4 +27,5 @@ MUTANTS = (
     *lab_errors.MUTANTS,
     *speed_errors.MUTANTS,
     *report_errors.MUTANTS,
+    *study_errors.MUTANTS,
 )

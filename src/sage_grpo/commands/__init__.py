@@ -54,6 +54,9 @@ COMMANDS = {
     "report": Command("report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True),
     "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
     "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
+    "study": Command(
+        "study", "a blind study in the browser: which of two videos do people prefer?", positional="action"
+    ),
     "shapes": Command(
         "shapes", "the embedded world: pretrain, score and render it, measure its ceiling", positional="action"
     ),

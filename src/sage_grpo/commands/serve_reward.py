@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from sage_grpo.ranges import Range, check
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.batching import composite_scorer
-from sage_grpo.rewards.connections import guarded_config
+from sage_grpo.rewards.connections import check_port, guarded_config
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.server import ServerLimits, check_binding, create_app
 
@@ -68,18 +67,3 @@ def run(options: Options) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn after its orderly end
         server.run()
     return 0 if server.started else 1
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on, before rewards are loaded for it."""
-    if not 0 <= port <= 65535:  # some systems take the remainder
-        raise ValueError(f"port must be in [0, 65535], got {port}.")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
-            probe.bind(address)
-    except OSError as error:
-        raise ValueError(
-            f"Nothing can listen on {host}:{port} ({error}). Choose another --port (0 takes any that is free) or --host."
-        ) from error

@@ -1,4 +1,4 @@
-"""Connections of the reward server: how long one may be without a request, and how many there may be.
+"""Where a server listens, and its connections: how long one may be without a request, and how many there may be.
 
 uvicorn answers requests but watches neither: a connection that never sends a whole request would stay for ever. Here such a
 connection is closed after a while, and at once when its place is needed. One whose clips are being scored is never closed.
@@ -7,6 +7,8 @@ connection is closed after a while, and at once when its place is needed. One wh
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,29 @@ if TYPE_CHECKING:
     import uvicorn
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before anything is loaded for it."""
+    if not 0 <= port <= 65535:  # some systems take the remainder
+        raise ValueError(f"port must be in [0, 65535], got {port}.")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            probe.bind(address)
+    except OSError as error:
+        raise ValueError(
+            f"Nothing can listen on {host}:{port} ({error}). Choose another --port (0 takes any that is free) or --host."
+        ) from error
 
 
 def guarded_config(app: Any, *, header_timeout: float, max_connections: int, **settings: Any) -> uvicorn.Config:

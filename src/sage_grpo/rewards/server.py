@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sage_grpo.ranges import Count, NotNegative, Seconds, check
 from sage_grpo.rewards.batching import Batcher, Closing, Counters, Scorer
+from sage_grpo.rewards.connections import is_loopback
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.wire import ScoreRequest, WireError, decode_request, encode_response
 
@@ -57,14 +57,6 @@ class ServerLimits:
 
     def __post_init__(self) -> None:
         check(self)
-
-
-def is_loopback(host: str) -> bool:
-    """True when only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_binding(host: str, token: str) -> None:

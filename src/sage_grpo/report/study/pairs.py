@@ -1,0 +1,140 @@
+"""Who sees which two videos, on which sides, in which order: pure, from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+Kind = Literal["pair", "same", "degraded"]
+
+
+class Comparison(NamedTuple):
+    """Two methods on one prompt, by their numbers; first < second unless the study compares with one method."""
+
+    prompt: int
+    first: int
+    second: int
+
+
+class Shown(NamedTuple):
+    """A clip that a rater sees: the clip of a method, or a spoilt copy of it."""
+
+    method: int
+    degraded: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a rater is asked once."""
+
+    prompt: int
+    left: Shown
+    right: Shown
+
+    @property
+    def kind(self) -> Kind:
+        """A comparison of methods, or an attention check: a clip with itself, or with a spoilt copy."""
+        if self.left == self.right:
+            return "same"
+        return "degraded" if self.left.degraded or self.right.degraded else "pair"
+
+    @property
+    def identity(self) -> str:
+        """The same for both orders of sides: nobody is asked the same thing twice."""
+        sides = sorted(f"{side.method}{'x' if side.degraded else ''}" for side in (self.left, self.right))
+        return f"{self.prompt}:{'-'.join(sides)}"
+
+
+def comparisons(prompts: int, methods: int, against: int | None = None) -> list[Comparison]:
+    """Every two methods on every prompt, or one method with each of the others."""
+    if against is None:
+        pairs = list(combinations(range(methods), 2))
+    else:
+        pairs = [(against, other) for other in range(methods) if other != against]
+    return [Comparison(prompt, *pair) for prompt in range(prompts) for pair in pairs]
+
+
+def check_count(share: float, tasks: int) -> int:
+    """Attention checks for this many comparisons: a share of them, at least one unless the share is 0."""
+    return max(1, round(share * tasks)) if share > 0 else 0
+
+
+def spoilt_pool(checks: int, prompts: int, methods: int, rng: random.Random) -> list[tuple[int, int]]:
+    """The clips (prompt, method) that get a spoilt copy: as many as one rater meets."""
+    everything = [(prompt, method) for prompt in range(prompts) for method in range(methods)]
+    return sorted(rng.sample(everything, min((checks + 1) // 2, len(everything))))
+
+
+def deal(
+    wanted: Collection[Comparison],
+    *,
+    seen: Mapping[Comparison, int],
+    count: int | None,
+    checks: int,
+    methods: int,
+    pool: Sequence[tuple[int, int]],
+    rng: random.Random,
+) -> list[Task]:
+    """The tasks of one rater in their order.
+
+    All comparisons, or the `count` that were dealt least often so far (`seen`). Each two methods swap sides in half of their
+    comparisons. Attention checks are spread over the whole: the k-th falls at random into the k-th part.
+    """
+    chosen = sorted(wanted)
+    rng.shuffle(chosen)
+    if count is not None:
+        chosen = sorted(chosen, key=lambda one: seen.get(one, 0))[:count]  # stable: equals stay shuffled
+        rng.shuffle(chosen)
+    tasks = _sided(chosen, rng)
+    inserted = _checks(checks, sorted({one.prompt for one in wanted}), methods, pool, rng)
+    for number, check in reversed(list(enumerate(inserted))):
+        first, last = (len(chosen) * part // len(inserted) for part in (number, number + 1))
+        tasks.insert(rng.randint(first, max(first, last - 1)), check)
+    return tasks
+
+
+def _sided(chosen: Sequence[Comparison], rng: random.Random) -> list[Task]:
+    """Each pair of methods: half of its comparisons one way round, half the other, at random."""
+    flips: dict[tuple[int, int], list[bool]] = {}
+    for one in chosen:
+        flips.setdefault((one.first, one.second), []).append(False)
+    for pair, places in sorted(flips.items()):
+        half = len(places) // 2 + (len(places) % 2 and rng.randrange(2))
+        flips[pair] = [place < half for place in range(len(places))]
+        rng.shuffle(flips[pair])
+    tasks = []
+    for one in chosen:
+        sides = Shown(one.first), Shown(one.second)
+        left, right = reversed(sides) if flips[one.first, one.second].pop() else sides
+        tasks.append(Task(one.prompt, left, right))
+    return tasks
+
+
+def _checks(
+    count: int, prompts: Sequence[int], methods: int, pool: Sequence[tuple[int, int]], rng: random.Random
+) -> list[Task]:
+    """Spoilt copies and clips with themselves, half and half, none of them twice."""
+    spoilt = rng.sample(list(pool), min((count + 1) // 2, len(pool)))
+    clips = [(prompt, method) for prompt in prompts for method in range(methods)]
+    same = rng.sample(clips, min(count - len(spoilt), len(clips)))
+    tasks = [Task(prompt, Shown(method), Shown(method)) for prompt, method in same]
+    for prompt, method in spoilt:
+        sides = [Shown(method), Shown(method, degraded=True)]
+        rng.shuffle(sides)
+        tasks.append(Task(prompt, *sides))
+    rng.shuffle(tasks)
+    return tasks
+
+
+def attentive(task: Task, answers: Collection[str]) -> bool:
+    """Whether the answers to an attention check are those of somebody who looks.
+
+    A clip with itself is a tie in every question. A spoilt copy is never preferred, and the whole one is at least once.
+    """
+    if task.kind == "same":
+        return set(answers) == {"tie"}
+    whole, spoilt = ("right", "left") if task.left.degraded else ("left", "right")
+    return whole in answers and spoilt not in answers

@@ -1,0 +1,190 @@
+"""From votes to tables: win rates, agreement, ranking, what each rater did, and the CSV that it can all be checked with."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from sage_grpo.report.study.pairs import attentive, comparisons
+from sage_grpo.report.study.statistics import krippendorff_alpha, ranked, win_rate
+from sage_grpo.report.study.store import Store, Study, Vote
+
+COLUMNS = (
+    "rater", "flagged", "place", "kind", "prompt_number", "prompt", "left", "right", "dimension", "answer", "preferred",
+    "shown_at", "voted_at", "seconds",
+)  # fmt: skip
+
+
+def raters(store: Store, votes: Sequence[Vote]) -> list[dict[str, Any]]:
+    """What each rater did: progress, attention checks, speed, and how often the left side was preferred."""
+    own: dict[int, list[Vote]] = defaultdict(list)
+    for vote in votes:
+        own[vote.rater].append(vote)
+    found = []
+    for rater, (done, total) in store.progress().items():
+        given = own[rater]
+        checks = [attentive(vote.task, list(vote.answers.values())) for vote in given if vote.task.kind != "pair"]
+        sides = [answer for vote in given if vote.task.kind == "pair" for answer in vote.answers.values()]
+        decided = [side for side in sides if side != "tie"]
+        failed = checks.count(False)
+        found.append(
+            {
+                "rater": rater,
+                "done": done,
+                "total": total,
+                "checks": len(checks),
+                "failed": failed,
+                "flagged": bool(checks) and failed / len(checks) > store.study.max_failed,
+                "seconds": median(vote.voted - vote.shown for vote in given) if given else None,
+                "ties": sides.count("tie") / len(sides) if sides else None,
+                "left": decided.count("left") / len(decided) if decided else None,
+            }
+        )
+    return found
+
+
+def results(store: Store, *, exclude_flagged: bool = False) -> dict[str, Any]:
+    """Everything that the results page shows, as plain data. Attention checks are never part of the figures."""
+    study, everything = store.study, store.votes()
+    people = raters(store, everything)
+    flagged = {one["rater"] for one in people if one["flagged"]}
+    left_out = flagged if exclude_flagged else set()
+    votes = [vote for vote in everything if vote.task.kind == "pair" and vote.rater not in left_out]
+    return {
+        "title": study.title,
+        "methods": list(study.methods),
+        "against": None if study.against is None else study.methods[study.against],
+        "prompts": len(study.prompts),
+        "excluded": sorted(left_out),
+        "flagged": sorted(flagged),
+        "votes": len(votes),
+        "voters": len({vote.rater for vote in votes}),
+        "max_failed": study.max_failed,
+        "raters": people,
+        "dimensions": [
+            {"name": name, "question": question, **_dimension(study, votes, name)}
+            for name, question in study.dimensions.items()
+        ],
+    }
+
+
+def preferred(vote: Vote, dimension: str) -> int | None:
+    """The method that a vote prefers; None is a tie."""
+    answer = vote.answers[dimension]
+    return {"left": vote.task.left.method, "right": vote.task.right.method, "tie": None}[answer]
+
+
+def _dimension(study: Study, votes: Sequence[Vote], name: str) -> dict[str, Any]:
+    """Win rates of every two methods, agreement and ranking in one dimension."""
+    size = len(study.methods)
+    wins = np.zeros((len(study.prompts), size, size))
+    ties = np.zeros_like(wins)
+    units: dict[str, list[int | None]] = defaultdict(list)
+    for vote in votes:
+        prompt, left, right = vote.task.prompt, vote.task.left.method, vote.task.right.method
+        winner = preferred(vote, name)
+        units[vote.task.identity].append(winner)
+        if winner is None:
+            ties[prompt, [left, right], [right, left]] += 1
+        else:
+            wins[prompt, winner, left + right - winner] += 1
+    judged = sorted({vote.task.prompt for vote in votes})
+    return {
+        "pairs": _pairs(study, wins.sum(0), ties.sum(0)),
+        "agreement": krippendorff_alpha(units.values()),
+        "judged_twice": sum(len(unit) > 1 for unit in units.values()),
+        "ranking": _ranking(study, (wins + ties / 2)[judged]),
+    }
+
+
+def _pairs(study: Study, wins: np.ndarray, ties: np.ndarray) -> list[dict[str, Any]]:
+    rows = []
+    for _, i, j in comparisons(1, len(study.methods), study.against):
+        rate = win_rate(int(wins[i, j]), int(ties[i, j]), int(wins[j, i]))
+        rows.append({"first": study.methods[i], "second": study.methods[j], **asdict(rate)})
+    return rows
+
+
+def _ranking(study: Study, prompts: np.ndarray) -> list[dict[str, Any]]:
+    if not len(prompts):
+        return []
+    rows = [
+        {"method": name, "strength": float(strength), "low": float(low), "high": float(high)}
+        for name, (strength, low, high) in zip(study.methods, ranked(prompts, seed=study.seed))
+    ]
+    return sorted(rows, key=lambda row: -row["strength"])
+
+
+def to_csv(store: Store) -> str:
+    """One row per vote and dimension, attention checks included: `kind` tells them apart."""
+    votes, study = store.votes(), store.study
+    flagged = {one["rater"] for one in raters(store, votes) if one["flagged"]}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for vote in votes:
+        names = [
+            study.methods[side.method] + (" (spoilt)" if side.degraded else "")
+            for side in (vote.task.left, vote.task.right)
+        ]
+        for dimension in study.dimensions:
+            answer = vote.answers[dimension]
+            choice = {"left": names[0], "right": names[1], "tie": "tie"}[answer]
+            writer.writerow(
+                [
+                    vote.rater, int(vote.rater in flagged), vote.place + 1, vote.task.kind, vote.task.prompt + 1,
+                    study.prompts[vote.task.prompt], *names, dimension, answer, choice, _time(vote.shown),
+                    _time(vote.voted), f"{vote.voted - vote.shown:.3f}",
+                ]
+            )  # fmt: skip
+    return text.getvalue()
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def to_text(found: Mapping[str, Any]) -> str:
+    """The results as a table for a terminal."""
+    lines = [f"{found['title']}: {found['votes']} votes of {found['voters']} raters on {found['prompts']} prompts"]
+    if found["flagged"]:
+        what = "left out" if found["excluded"] else "counted; --exclude_flagged leaves them out"
+        lines.append(f"flagged by attention checks: {', '.join(f'rater {one}' for one in found['flagged'])} ({what})")
+    for part in found["dimensions"]:
+        lines += ["", part["name"], *_table(part["pairs"])]
+        lines += [f"  agreement (Krippendorff's alpha): {_number(part['agreement'])}"]
+        places = (
+            f"{row['method']} {row['strength']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]" for row in part["ranking"]
+        )
+        lines += [f"  Bradley-Terry log-strength: {', '.join(places) or '-'}"]
+    lines += [
+        "",
+        "Win rate: wins over decided votes, 95% Wilson interval; ties are left out of it. Ranking: a tie is half a win for each.",
+    ]
+    return "\n".join(lines)
+
+
+def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
+    rows = [("", "win rate", "95% interval", "wins", "ties", "losses")]
+    for pair in pairs:
+        interval = "-" if pair["rate"] is None else f"{pair['low']:.1%} to {pair['high']:.1%}"
+        rate = "-" if pair["rate"] is None else f"{pair['rate']:.1%}"
+        counts = (str(pair[name]) for name in ("wins", "ties", "losses"))
+        rows.append((f"{pair['first']} vs {pair['second']}", rate, interval, *counts))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  " + f"{row[0]:<{widths[0]}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:]))
+        for row in rows
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

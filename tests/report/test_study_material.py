@@ -1,0 +1,202 @@
+"""Making a study: what is missing is named, nothing outside the folders is taken, copies tell nothing about where they came from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import av
+import pytest
+import torch
+
+from sage_grpo.cli import main
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.report.study.making import Plan, make, open_study
+from sage_grpo.report.study.material import copy_clip, find_clips
+from sage_grpo.report.study.store import StudyError
+from sage_grpo.video import read_video, write_mp4
+from studies import folders, small_study
+
+PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
+
+
+def named(*files: str) -> list[Prompt]:
+    return [Prompt(f"prompt {file}", metadata={"file": file}) for file in files]
+
+
+@pytest.fixture
+def methods(tmp_path: Path) -> dict[str, Path]:
+    return folders(tmp_path / "clips", 3)
+
+
+def test_every_missing_clip_is_named(methods: dict[str, Path]) -> None:
+    (methods["flow"] / "0001-clip.mp4").unlink()
+    (methods["base"] / "0002-clip.mp4").rename(methods["base"] / "0000-again.mp4")
+    with pytest.raises(StudyError) as error:
+        find_clips(methods, PROMPTS)
+    text = str(error.value)
+    assert "flow: prompt 2 ('b'): no clip" in text
+    assert "base: prompt 1 ('a'): several clips begin with 0 (0000-again.mp4, 0000-clip.mp4)" in text
+    assert "base: prompt 3 ('c'): no clip" in text
+    assert "sage" not in text
+
+
+def test_a_column_names_the_files(methods: dict[str, Path]) -> None:
+    found = find_clips(methods, named("0002-clip.mp4", "0000-clip.mp4"))
+    assert [path.name for path in found["sage"]] == ["0002-clip.mp4", "0000-clip.mp4"]
+    with pytest.raises(StudyError, match=r"no video 0002-clp\.mp4 .* Did you mean '0002-clip.mp4'"):
+        find_clips(methods, named("0002-clp.mp4"))
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.mp4", "/etc/passwd", "sub/../../secret.mp4", "link.mp4", "folder/secret.mp4"]
+)
+def test_nothing_outside_a_methods_folder_is_taken(methods: dict[str, Path], tmp_path: Path, name: str) -> None:
+    secret = write_mp4(tmp_path / "clips" / "secret.mp4", torch.zeros(2, 16, 16, 3, dtype=torch.uint8), 8)
+    for folder in methods.values():
+        (folder / "link.mp4").symlink_to(secret)
+        (folder / "folder").symlink_to(secret.parent)
+        (folder / "sub").mkdir()
+    with pytest.raises(StudyError, match=r"leads out of its folder|must be a name inside"):
+        find_clips(methods, named(name))
+
+
+def test_copies_have_the_same_pictures_and_nothing_else(tmp_path: Path) -> None:
+    clip = torch.randint(0, 256, (6, 32, 48, 3), dtype=torch.uint8)
+    plain = write_mp4(tmp_path / "plain.mp4", clip, 8)
+    tagged = tmp_path / "sage-best-method.mp4"
+    with av.open(str(plain)) as old, av.open(str(tagged), "w") as new:
+        new.metadata.update(title="SECRET-SAGE", comment="SECRET-SAGE")
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for packet in old.demux(old.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                new.mux(packet)
+    assert b"SECRET-SAGE" in tagged.read_bytes()
+    (tmp_path / "out").mkdir()
+    name, kind = copy_clip(tagged, tmp_path / "out")
+    copy = tmp_path / "out" / name
+    assert b"SECRET" not in copy.read_bytes()
+    assert "sage" not in name
+    assert (kind.width, kind.height, kind.seconds) == (48, 32, 0.75)
+    assert torch.equal(read_video(copy)[0], read_video(plain)[0])
+    assert copy.stat().st_mtime == 0
+
+
+def test_what_browsers_do_not_play_is_refused(tmp_path: Path) -> None:
+    odd = write_mp4(tmp_path / "odd.mp4", torch.zeros(2, 17, 17, 3, dtype=torch.uint8), 8)
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"no video")
+    with pytest.raises(StudyError, match=r"odd\.mp4 is h264 with yuv444p pixels, which not every browser plays"):
+        copy_clip(odd, tmp_path)
+    with pytest.raises(StudyError, match=r"broken\.mp4 cannot be read as a video"):
+        copy_clip(broken, tmp_path)
+
+
+def test_a_failed_study_leaves_nothing_and_a_made_one_is_never_overwritten(
+    methods: dict[str, Path], tmp_path: Path
+) -> None:
+    plan = Plan(title="t", methods=methods, prompts=PROMPTS, seed=1)
+    good = (methods["base"] / "0002-clip.mp4").read_bytes()
+    (methods["base"] / "0002-clip.mp4").write_bytes(b"no video")
+    with pytest.raises(StudyError, match="cannot be read"):
+        make(tmp_path / "study", plan)
+    assert sorted(os.listdir(tmp_path)) == ["clips"]
+    (methods["base"] / "0002-clip.mp4").write_bytes(good)
+    make(tmp_path / "study", plan)
+    with pytest.raises(StudyError, match="never overwritten"):
+        make(tmp_path / "study", plan)
+    with contextlib.closing(open_study(tmp_path / "study")) as store:
+        files = store.files()
+    assert len(files) == 9 + 1  # one spoilt copy for the one attention check
+    (tmp_path / "study" / "clips" / files[0]).unlink()
+    with pytest.raises(StudyError, match="lacks 1 videos"):
+        open_study(tmp_path / "study")
+
+
+def test_spoilt_copies_are_worse_and_clips_that_differ_are_pointed_out(
+    methods: dict[str, Path], tmp_path: Path
+) -> None:
+    ramp = torch.arange(64, dtype=torch.uint8).mul(3).view(1, 1, 64, 1).expand(6, 64, 64, 3).contiguous()
+    for name in methods:
+        write_mp4(methods[name] / "0000-clip.mp4", ramp[: 3 if name == "base" else 6], 8)
+    _, notes = make(tmp_path / "study", Plan(title="t", methods=methods, prompts=PROMPTS[:1], checks=0.5, seed=1))
+    assert len(notes) == 1
+    assert "1 of 1 prompts" in notes[0]
+    assert "base 64 x 64, 0.38 s" in notes[0]
+    with contextlib.closing(open_study(tmp_path / "study")) as store:
+        ((file, prompt, method),) = store._read("SELECT file, prompt, method FROM clips WHERE degraded")
+        assert [prompt, method] in [list(one) for one in store.study.pool]
+        whole = next(
+            iter(name for (name,) in store._read("SELECT file FROM clips WHERE NOT degraded AND method = ?", (method,)))
+        )
+    off = [
+        (read_video(tmp_path / "study" / "clips" / name)[0][:3].float() - ramp[:3]).abs().mean()
+        for name in (file, whole)
+    ]
+    assert off[0] > 4  # blocks of five pixels are 0, 3, 6, 9 and 12 darker than the ramp
+    assert off[1] < 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--methods", "{a: clips/sage}"], "two methods or more, got a"),
+        (["--methods", "{a: clips/sage, b: nowhere}"], "Method 'b': nowhere is no folder"),
+        (["--against", "sge"], "there is no method 'sge'. Did you mean 'sage'?"),
+        (["--per_rater", "10"], "per_rater must be at most 9"),
+        (["--preset", "paper"], "preset paper has 32 prompts"),
+        (["--dimensions", "{}"], "at least one dimension"),
+        (["--prompts", "nowhere.txt"], "There is no prompt file"),
+        (["--checks", "0.6"], "checks must be in [0, 0.5]"),
+    ],
+)
+def test_mistakes_are_refused_in_words(
+    more: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("sage", "flow", "base"):
+        (tmp_path / "clips" / name).mkdir(parents=True)
+    (tmp_path / "prompts.txt").write_text("a\nb\nc\n")
+    words = ["--methods", "{sage: clips/sage, flow: clips/flow, base: clips/base}", "--prompts", "prompts.txt"]
+    assert main(["study", "create", *words, *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_the_commands_make_invite_count_and_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders(tmp_path, 32)
+    (tmp_path / "prompts.txt").write_text("".join(f"prompt {place}\n" for place in range(32)))
+    words = ["--methods", "{sage: sage, flow: flow, base: base}", "--prompts", "prompts.txt", "--checks", "0"]
+    assert main(["study", "create", *words, "--preset", "paper", "--url", "https://example.org/s"]) == 0
+    assert "https://example.org/s/results#" in capsys.readouterr().out
+    assert main(["study", "links", "--raters", "2"]) == 0
+    links = capsys.readouterr().out.split()
+    assert [word for word in links if word.startswith("http://127.0.0.1:8770/rate#")] == links[2::3]
+    assert main(["study", "links"]) == 0
+    assert "rater 2: 0 of 64" in capsys.readouterr().out  # the first method against the two others
+    with contextlib.closing(open_study(tmp_path / "study")) as store:
+        rater = store.rater_of(links[2].split("#")[1])
+        assert rater == 1
+        while asked := store.ask(rater):
+            store.vote(rater, asked[0].name, asked[0].name, dict.fromkeys(store.study.dimensions, "tie"))
+    assert main(["study", "results"]) == 0
+    text = capsys.readouterr().out
+    assert "64 votes of 1 raters on 32 prompts" in text
+    assert text.count("sage vs flow") == 3
+    assert "flow vs base" not in text
+    assert main(["study", "export", "--out", "all.csv"]) == 0
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 64 * 3
+    for renew, answer in (("admin", 0), ("2", 0), ("9", 2), ("x", 2)):
+        assert main(["study", "links", "--renew", renew]) == answer
+
+
+def test_html_in_a_study_stays_text(tmp_path: Path) -> None:
+    text = '<img src=x onerror="alert(1)"> </script>'
+    study, _, _ = small_study(tmp_path, prompts=1, texts=[text])
+    with contextlib.closing(open_study(study)) as store:
+        assert store.study.prompts == [text]

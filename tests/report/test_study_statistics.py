@@ -1,0 +1,122 @@
+"""Statistics of the study against published values and closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from sage_grpo.report.study.statistics import bradley_terry, krippendorff_alpha, ranked, wilson, win_rate
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilsons_interval_has_newcombes_values(successes: int, trials: int, low: float, high: float) -> None:
+    """Newcombe (1998), table I, method 3."""
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+    mirrored = wilson(trials - successes, trials)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+def test_wilsons_interval_ends_where_the_score_test_does() -> None:
+    for end in wilson(7, 31):
+        assert abs(7 / 31 - end) / math.sqrt(end * (1 - end) / 31) == pytest.approx(1.959963984540054)
+    with pytest.raises(ValueError, match="3 successes in 2 trials"):
+        wilson(3, 2)
+
+
+def test_ties_are_stated_and_left_out_of_the_rate() -> None:
+    found = win_rate(6, 10, 2)
+    assert (found.wins, found.ties, found.losses, found.rate) == (6, 10, 2, 0.75)
+    assert (found.low, found.high) == wilson(6, 8)
+    assert win_rate(0, 5, 0).rate is None
+
+
+N = None
+MISSING = [  # Krippendorff (2011), "Computing Krippendorff's alpha-reliability", example C: four observers, twelve units
+    [1, 2, 3, 3, 2, 1, 4, 1, 2, N, N, N],
+    [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, N, 3],
+    [N, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, N],
+    [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, N],
+]
+TWO = [[0, 1, 0, 0, 0, 0, 0, 0, 1, 0], [1, 1, 1, 0, 0, 1, 0, 0, 0, 0]]  # his example A
+THREE = [
+    [N, N, N, N, N, 3, 4, 1, 2, 1, 1, 3, 3, N, 3],
+    [1, N, 2, 1, 3, 3, 4, 3, N, N, N, N, N, N, N],
+    [N, N, 2, 1, 3, 4, 4, N, 2, 1, 1, 3, 3, N, 4],
+]
+
+
+@pytest.mark.parametrize(("data", "alpha"), [(MISSING, 0.743), (TWO, 0.095), (THREE, 0.691)])
+def test_alpha_has_krippendorffs_values(data: list[list[int | None]], alpha: float) -> None:
+    units = [[value for value in unit if value is not None] for unit in zip(*data)]
+    assert krippendorff_alpha(units) == pytest.approx(alpha, abs=5e-4)
+
+
+def test_alpha_is_one_for_agreement_and_undefined_without_any_choice() -> None:
+    assert krippendorff_alpha([["a", "a"], ["b", "b", "b"]]) == 1
+    assert krippendorff_alpha([["a", "a"], ["a", "a"]]) is None
+    assert krippendorff_alpha([["a"], ["b"]]) is None
+    assert krippendorff_alpha([["a", "b"], ["b", "a"]]) < 0
+
+
+BASEBALL = np.array(  # Agresti, Categorical Data Analysis: American League 1987, wins of the row's team
+    [
+        [0, 7, 9, 7, 7, 9, 11],
+        [6, 0, 7, 5, 11, 9, 9],
+        [4, 6, 0, 7, 7, 8, 12],
+        [6, 8, 6, 0, 6, 7, 10],
+        [6, 2, 6, 7, 0, 7, 12],
+        [4, 4, 5, 6, 6, 0, 6],
+        [2, 4, 1, 3, 1, 7, 0],
+    ]
+)
+
+
+def test_strengths_are_those_of_the_baseball_example() -> None:
+    found = bradley_terry(BASEBALL)
+    assert found.mean() == pytest.approx(0)
+    assert found - found[-1] == pytest.approx([1.5814, 1.4364, 1.2945, 1.2476, 1.1077, 0.6839, 0], abs=1e-4)
+
+
+def test_two_methods_have_the_closed_form_and_a_tie_is_half_a_win() -> None:
+    found = bradley_terry(np.array([[0, 30], [10, 0]]))
+    assert found[0] - found[1] == pytest.approx(math.log(3))
+    tied = bradley_terry(np.array([[0, 30 + 20 / 2], [10 + 20 / 2, 0]]))
+    assert tied[0] - tied[1] == pytest.approx(math.log(2))
+    many = bradley_terry(np.stack([[[0, 30], [10, 0]], [[0, 1], [1, 0]]]))
+    assert many[:, 0] - many[:, 1] == pytest.approx([math.log(3), 0])
+
+
+def test_a_method_that_won_everything_needs_the_prior() -> None:
+    wins = np.array([[0, 5, 5], [0, 0, 3], [0, 2, 0]])
+    with pytest.raises(ValueError, match=r"do not settle|no finite strength"):
+        bradley_terry(wins, most=2000)
+    two = bradley_terry(np.array([[0, 5], [0, 0]]), prior=1.0)
+    assert two[0] - two[1] == pytest.approx(math.log(5.5 / 0.5))
+    with pytest.raises(ValueError, match="never preferred"):
+        bradley_terry(np.array([[0, 5], [0, 0]]))
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    """Prompts that differ: an interval over votes alone would be too short."""
+    rng = np.random.default_rng(0)
+    truth, covered = 0.8, 0
+    for study in range(60):
+        log_odds = truth + 1.0 * rng.standard_normal(24)
+        wins = rng.binomial(12, 1 / (1 + np.exp(-log_odds)))
+        groups = np.zeros((24, 2, 2))
+        groups[:, 0, 1], groups[:, 1, 0] = wins, 12 - wins
+        (_, low, high), _ = ranked(groups, draws=200, seed=study)
+        covered += low * 2 < marginal(truth) < high * 2
+    assert 50 <= covered <= 60
+
+
+def marginal(mean: float) -> float:
+    """The log-odds of the mean probability when the log-odds are normal around `mean` with spread 1."""
+    points, weights = np.polynomial.hermite_e.hermegauss(40)
+    share = float((weights / weights.sum()) @ (1 / (1 + np.exp(-(mean + points)))))
+    return math.log(share / (1 - share))

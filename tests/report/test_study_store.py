@@ -1,0 +1,203 @@
+"""Votes on the disk: none lost when the process is killed, none counted twice, tokens only as hashes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sage_grpo.report.study.making import invite
+from sage_grpo.report.study.pairs import Shown
+from sage_grpo.report.study.results import raters, results, to_csv
+from sage_grpo.report.study.store import NoSuchTask, OtherVote, Store, Study, StudyError
+
+ANSWERS = {"quality": "left"}
+VOTER = """
+import sys
+from pathlib import Path
+from sage_grpo.report.study.store import Store
+store = Store(Path(sys.argv[1]))
+rater = store.rater_of(sys.argv[2])
+while asked := store.ask(rater):
+    store.vote(rater, asked[0].name, asked[0].name[:16].encode().hex(), {"quality": "left"})
+    print(asked[0].name, flush=True)
+"""
+
+
+def study(prompts: int = 3, methods: int = 3, **more: object) -> Study:
+    settings = {"against": None, "per_rater": None, "checks": 0, "max_failed": 0.25, "pool": [], "seed": 5, **more}
+    return Study(
+        title="t",
+        methods=[f"m{number}" for number in range(methods)],
+        prompts=[f"p{number}" for number in range(prompts)],
+        dimensions={"quality": "Which?"},
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def created(file: Path, made: Study) -> Store:
+    clips = {
+        (prompt, shown): f"{prompt}-{shown.method}-{shown.degraded}.mp4"
+        for prompt in range(len(made.prompts))
+        for shown in (Shown(method, spoilt) for method in range(len(made.methods)) for spoilt in (False, True))
+    }
+    return Store.create(file, made, clips)[0]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with contextlib.closing(created(tmp_path / "study.sqlite", study())) as opened:
+        yield opened
+
+
+def test_a_vote_counts_once_however_often_it_is_sent(store: Store) -> None:
+    rater, _ = invite(store)
+    name = store.ask(rater)[0].name
+    assert store.vote(rater, name, "n1", ANSWERS)
+    assert not store.vote(rater, name, "n1", ANSWERS)
+    for nonce, answers in (("n2", ANSWERS), ("n1", {"quality": "tie"})):
+        with pytest.raises(OtherVote):
+            store.vote(rater, name, nonce, answers)
+    following = store.ask(rater)[0].name
+    assert following != name
+    with pytest.raises(OtherVote, match="nonce"):
+        store.vote(rater, following, "n1", ANSWERS)
+    assert [vote.answers for vote in store.votes()] == [ANSWERS]
+    assert store.progress_of(rater) == (1, 9)
+
+
+def test_only_the_own_task_that_was_shown_can_be_voted_on(store: Store) -> None:
+    (first, _), (second, _) = invite(store), invite(store)
+    name, later = (asked.name for asked in store.ask(first))
+    for rater, task in ((second, name), (first, later), (first, "nothing")):
+        with pytest.raises(NoSuchTask):
+            store.vote(rater, task, "n", ANSWERS)
+    assert store.votes() == []
+
+
+def test_each_side_shows_its_own_clip(store: Store) -> None:
+    rater, _ = invite(store)
+    while asked := store.ask(rater):
+        store.vote(rater, asked[0].name, asked[0].name, ANSWERS)
+        shown = store.votes()[-1].task
+        for name, side in ((asked[0].left, shown.left), (asked[0].right, shown.right)):
+            assert store.clip(name) == f"{shown.prompt}-{side.method}-False.mp4"
+    assert len(store.votes()) == 9
+    assert store.clip("nothing") is None
+
+
+def test_one_vote_of_many_threads_counts(store: Store) -> None:
+    rater, _ = invite(store)
+    name = store.ask(rater)[0].name
+    outcomes: list[str] = []
+
+    def vote(number: int) -> None:
+        try:
+            outcomes.append(str(store.vote(rater, name, f"n{number % 4}", ANSWERS)))
+        except OtherVote:
+            outcomes.append("other")
+
+    threads = [threading.Thread(target=vote, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (outcomes.count("True"), outcomes.count("False"), outcomes.count("other")) == (1, 3, 12)
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    file = tmp_path / "study.sqlite"
+    with contextlib.closing(created(file, study(prompts=100))) as store:
+        _, token = invite(store)
+    told: list[str] = []
+    for stop in (7, 20):
+        with subprocess.Popen(
+            [sys.executable, "-c", VOTER, str(file), token], stdout=subprocess.PIPE, text=True
+        ) as voter:
+            assert voter.stdout is not None
+            told += [voter.stdout.readline().strip() for _ in range(stop)]
+            os.kill(voter.pid, signal.SIGKILL)
+            told += voter.stdout.read().split()  # acknowledged before the end came
+    with contextlib.closing(Store(file)) as store:
+        names = dict(store._read("SELECT place, name FROM tasks"))
+        stored = [names[vote.place] for vote in store.votes()]
+        assert store._read("PRAGMA integrity_check") == [("ok",)]
+        assert store._read("PRAGMA journal_mode") == [("wal",)]
+        assert store._read("PRAGMA synchronous") == [(2,)]
+    assert len(set(stored)) == len(stored)
+    assert len(set(told)) == len(told)  # the second voter went on after the first
+    assert set(told) <= set(stored)
+    assert len(stored) <= len(told) + 2  # a vote may be stored whose answer did not get out: one for each kill
+
+
+def test_tokens_are_kept_as_hashes_only(store: Store, tmp_path: Path) -> None:
+    rater, token = invite(store)
+    admin = store.renew(None)
+    assert store.rater_of(token) == rater
+    assert store.is_admin(admin)
+    assert store.rater_of(admin) is None
+    assert not store.is_admin(token)
+    renewed = store.renew(rater)
+    assert store.rater_of(token) is None
+    assert store.rater_of(renewed) == rater
+    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert not [one for one in (token, admin, renewed) if one.encode() in content]
+    with pytest.raises(StudyError, match="no rater 7: this study has 1"):
+        store.renew(7)
+
+
+def test_raters_get_what_others_did_not(tmp_path: Path) -> None:
+    with contextlib.closing(created(tmp_path / "study.sqlite", study(prompts=4, per_rater=4, against=1))) as store:
+        for _ in range(4):
+            invite(store)
+        assert sorted(store.dealt().values()) == [2] * 8
+        assert all(one.first == 1 for one in store.dealt())
+
+
+def test_who_fails_the_checks_is_flagged_and_can_be_left_out(tmp_path: Path) -> None:
+    made = study(checks=4, pool=[(0, 0), (1, 1)])
+    with contextlib.closing(created(tmp_path / "study.sqlite", made)) as store:
+        careful, careless = (invite(store)[0] for _ in range(2))
+        for rater in (careful, careless):
+            tasks = {name: (left, right, spoilt) for name, left, right, spoilt in store._read(
+                "SELECT name, left_method, right_method, left_degraded FROM tasks WHERE rater = ?", (rater,))}  # fmt: skip
+            while asked := store.ask(rater):
+                left, right, spoilt = tasks[asked[0].name]
+                answer = "left" if left < right else "right"
+                if left == right and rater == careful:
+                    kind = store._read("SELECT right_degraded FROM tasks WHERE name = ?", (asked[0].name,))[0][0]
+                    answer = "right" if spoilt else "left" if kind else "tie"
+                store.vote(rater, asked[0].name, asked[0].name, {"quality": answer})
+        people = raters(store, store.votes())
+        assert [(one["checks"], one["flagged"]) for one in people] == [(4, False), (4, True)]
+        assert people[0]["failed"] == 0
+        everybody, rest = results(store), results(store, exclude_flagged=True)
+        assert (everybody["votes"], rest["votes"], rest["excluded"]) == (18, 9, [careless])
+        pairs = rest["dimensions"][0]["pairs"]
+        assert [(one["wins"], one["ties"], one["losses"]) for one in pairs] == [(3, 0, 0)] * 3
+        assert everybody["dimensions"][0]["agreement"] == 1
+        assert [row["method"] for row in rest["dimensions"][0]["ranking"]] == ["m0", "m1", "m2"]
+        rows = to_csv(store).splitlines()
+        assert len(rows) == 1 + 2 * 13
+        assert sum(",same," in row or ",degraded," in row for row in rows) == 8
+
+
+def test_what_is_no_study_is_refused_in_words(tmp_path: Path, store: Store) -> None:
+    with pytest.raises(StudyError, match="study create"):
+        Store(tmp_path / "nowhere" / "study.sqlite")
+    (tmp_path / "text.sqlite").write_text("no database " * 100)
+    (tmp_path / "empty.sqlite").write_bytes(b"")
+    for name in ("text", "empty"):
+        with pytest.raises(StudyError, match="is not the database of a study"):
+            Store(tmp_path / f"{name}.sqlite")
+    store._db.execute("UPDATE study SET version = 99")
+    with pytest.raises(StudyError, match="version 99"):
+        Store(tmp_path / "study.sqlite")

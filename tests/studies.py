@@ -1,0 +1,131 @@
+"""Small studies for tests: clips of a few frames, a server in a process that can be killed, and plain requests."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.report.study.making import Plan, invite, make, open_study
+from sage_grpo.video import write_mp4
+
+BRIGHTNESS = {"sage": 200, "flow": 120, "base": 40}
+"""Method -> grey of its clips: what a browser sees tells the method."""
+
+
+def folders(root: Path, prompts: int, methods: Mapping[str, int] = BRIGHTNESS) -> dict[str, Path]:
+    """A folder for each method with one clip for each prompt."""
+    found = {}
+    for name, grey in methods.items():
+        first = write_mp4(root / name / "0000-clip.mp4", torch.full((4, 64, 64, 3), grey, dtype=torch.uint8), 8)
+        for place in range(1, prompts):
+            shutil.copy(first, first.with_name(f"{place:04d}-clip.mp4"))
+        found[name] = root / name
+    return found
+
+
+def small_study(root: Path, *, prompts: int = 4, raters: int = 0, **plan: Any) -> tuple[Path, str, list[str]]:
+    """A study in root/study: its folder, the token of its results and those of its raters."""
+    texts = plan.pop("texts", [f"prompt {place}" for place in range(prompts)])
+    settings = {"title": "A study", "seed": 1, **plan}
+    token, notes = make(
+        root / "study", Plan(methods=folders(root, prompts), prompts=[Prompt(text) for text in texts], **settings)
+    )
+    assert not notes
+    with contextlib.closing(open_study(root / "study")) as store:
+        return root / "study", token, [invite(store)[1] for _ in range(raters)]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Server:
+    """`sage-grpo study serve` in a process."""
+
+    def __init__(self, study: Path, *options: str, port: int | None = None) -> None:
+        self.study, self.options, self.port = study, options, port or free_port()
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also again after `kill`; returns when it answers."""
+        command = [sys.executable, "-m", "sage_grpo", "study", "serve", "--study", str(self.study)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port), *self.options], env=environment, stdout=subprocess.DEVNULL
+        )
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            assert self.process.poll() is None, "the server stopped"
+            with contextlib.suppress(OSError):
+                if call(self.port, "GET", "/health")[0] == 200:
+                    return
+            time.sleep(0.05)
+        raise TimeoutError("the server did not start")
+
+    def kill(self) -> None:
+        """The hard way: nothing can be tidied up."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(study: Path, *options: str) -> Iterator[Server]:
+    """A server for as long as it is needed."""
+    server = Server(study, *options)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def call(
+    port: int, method: str, path: str, *, token: str = "", body: Any = None, **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
+    """One request: status, body and headers in small letters. A body that is not bytes is sent as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    if token:
+        sent.setdefault("Authorization", f"Bearer {token}")
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    if body is not None:
+        sent.setdefault("Content-Type", "application/json")
+    try:
+        connection.request(method, path, body=body, headers=sent)
+        response = connection.getresponse()
+        return response.status, response.read(), {name.lower(): value for name, value in response.getheaders()}
+    finally:
+        connection.close()
+
+
+def ask(port: int, token: str) -> Any:
+    """What the rater sees next."""
+    status, body, _ = call(port, "GET", "/api/task", token=token)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def vote_for(state: Any, answer: str = "left", nonce: str = "0" * 32) -> dict[str, Any]:
+    """A vote for the task of a state, with the same answer to all questions."""
+    return {
+        "task": state["task"]["name"],
+        "nonce": nonce,
+        "answers": {one["name"]: answer for one in state["dimensions"]},
+    }
