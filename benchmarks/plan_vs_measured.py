@@ -25,6 +25,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.random_weights import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.memory import GIB
+from sage_grpo.parallel.world import World
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
@@ -33,8 +34,8 @@ from sage_grpo.train.build import Parts
 from sage_grpo.train.forecast import hardware
 from sage_grpo.train.forecast.architecture import PUBLISHED, Architecture, build_architecture, find_architecture
 from sage_grpo.train.forecast.costs import Forecast, forecast
+from sage_grpo.train.forecast.fitting import choose_levels
 from sage_grpo.train.forecast.measure import fitted
-from sage_grpo.train.keeping import choose_levels
 from sage_grpo.train.trainer import Trainer
 
 PATHS = {
@@ -61,7 +62,7 @@ def configure(options: argparse.Namespace, family: str, frames: int, method: str
     """One prompt, two clips, two steps, of which the first explores."""
     small = options.small
     base = c.TrainConfig(
-        iterations=1,
+        iterations=100,
         model=ModelSpec(
             path=PATHS[family],
             dtype="float32" if small else "bfloat16",
@@ -131,13 +132,16 @@ def time_passes(model: Any) -> tuple[float, float]:
     return min(clocked(forward) for _ in range(2)), clocked(both)
 
 
-def iterate(model: Any, config: c.TrainConfig) -> dict[str, float]:
-    """One iteration by the trainer, as a later one of a run is: optimizer state is there, the VAE is in its place."""
+def iterate(model: Any, config: c.TrainConfig, said: Forecast) -> dict[str, float]:
+    """One iteration by the trainer, as a later one of a run is: optimizer state is there, the VAE is in its place, the anchor is old."""
     reward = CompositeReward(config.rewards, device=model.device)
     parts = Parts(model=model, reward=reward, prompts=[Prompt("a prompt")])
     trainer = Trainer(config, parts)
     trainer.state.optimizer.materialize()
-    if model.device.type == "cuda":
+    if trainer.state.anchor is not None:
+        trainer.state.anchor.renewed_at = -1
+    trainer.vae.stays = said.phases[0].memory.visitor > 0
+    if model.device.type == "cuda" and not trainer.vae.stays:
         model.place("vae", "cpu")
         torch.cuda.empty_cache()
     trainer.encode_prompts()
@@ -187,7 +191,7 @@ def case(
     for method in options.methods:
         config = configure(options, found.family, length, method)
         said = forecast(config, device, architecture=found)
-        result = compare(said, iterate(model, config))
+        result = compare(said, iterate(model, config, said))
         clips = config.batch.prompts * config.batch.group_size
         rates = fitted(
             network,
@@ -230,7 +234,7 @@ def main() -> int:
             found = find(options, first)
             model = build(options, first, found) if model is None else model
             model.video = found.video  # the same network makes clips of any length
-            model.keep(choose_levels(first.update.gradient_checkpointing, model))
+            model.keep(choose_levels(first, model, World()))
             fine = case(options, report, model, found, device, length) and fine
             report["seconds"] = time.perf_counter() - begin
             if options.out is not None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.family import DTYPES, FamilyModel, choose_device, load_dtypes
+from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.hunyuan15 import Hunyuan15
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.wan import Wan
@@ -38,7 +39,8 @@ def random_model(
     import diffusers
 
     pipeline, network, decoder = CLASSES[family]
-    place, dtypes = choose_device(device), load_dtypes(spec, vae="float32" if family == "wan" else None)
+    place = choose_device(device)
+    dtypes = load_dtypes(spec, place)
     config = {**_arguments(transformer), **({} if layers is None else {"num_layers": layers})}
     with torch.random.fork_rng(devices=[]), place:
         made = _built(getattr(diffusers, network), config, dtypes["transformer"])

@@ -31,8 +31,10 @@ class Vae:
     """Operations per pixel of the clip."""
     working: float
     """Bytes in bfloat16 per pixel of what is decoded at once."""
-    frames_at_once: int | None = None
-    """Frames that are decoded together; None is the whole clip."""
+    frames: int = 4
+    """Frames of a latent frame, the fewest that are decoded together."""
+    pixels_at_once: int = 0
+    """Pixels of a chunk of frames, rounded down to whole latent frames; 0 is one latent frame."""
     tile: int = 256
     """Side of a tile in pixels, with tiling."""
     efficiency: float = 0.32
@@ -106,7 +108,7 @@ HUNYUAN15 = Network(
     lora_width=36 * 2048,
     patch=(4, 16, 16),
     channels=32,
-    vae=Vae(parameters=1_260_634_115, flops=25.3e6, working=1808.0, efficiency=0.322),
+    vae=Vae(parameters=1_260_634_115, flops=25.3e6, working=1808.0, pixels_at_once=4 * 2**20, efficiency=0.322),
 )
 
 
@@ -264,10 +266,13 @@ def decoding_memory(network: Network, job: Job) -> Memory:
     vae = network.vae
     if vae is None:
         return idle
-    side = vae.tile if job.vae_tiling else max(job.height, job.width)
-    at_once = min(job.frames, vae.frames_at_once or job.frames) * min(job.height, side) * min(job.width, side)
-    pixels = job.frames * job.height * job.width
-    whole = 3 * (job.vae_bytes + MASTER) * pixels if at_once < pixels else 0  # the clip that the parts are put into
+    area = job.height * job.width
+    if job.vae_tiling:  # all frames of a tile, and the clip that tiles are put into
+        at_once = job.frames * min(job.height, vae.tile) * min(job.width, vae.tile)
+        whole = 3 * (job.vae_bytes + MASTER) * job.frames * area
+    else:
+        chunk = vae.frames * max(1, vae.pixels_at_once // (vae.frames * area))
+        at_once, whole = min(job.frames, chunk) * area, 0
     working = vae.working * job.vae_bytes / COMPUTE * at_once + whole
     return dataclasses.replace(idle, activations=working, visitor=float(job.vae_bytes * vae.parameters))
 

@@ -270,7 +270,6 @@ WAN_VAE = Vae(
     parameters=126_892_531,
     flops=8.55e6,
     working=3060.0,
-    frames_at_once=4,
     efficiency=0.184,
     efficiency_float32=0.116,
 )

@@ -34,10 +34,11 @@ from sage_grpo.train.build import compiles
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.architecture import Architecture, find_architecture, latent_elements, sigmas
 from sage_grpo.train.forecast.hardware import Hardware
-from sage_grpo.train.forecast.passes import Guiding, Passes, count, evaluation, evaluations
+from sage_grpo.train.forecast.passes import Guiding, Passes, count, evaluation, evaluations, references
 from sage_grpo.train.keeping import levels
 from sage_grpo.train.plan import Plan, Planner
 from sage_grpo.train.update import Objective
+from sage_grpo.train.vae_place import SHARE as STAYS
 
 REWARDS: Mapping[str, float] = {"videoalign": 2.2e9, "clip": 0.43e9, "pickscore": 0.99e9, "aesthetic": 0.43e9}
 """Parameters of built-in rewards that are large; they compute in bfloat16."""
@@ -89,10 +90,18 @@ class Forecast:
         like = self.like
         if like is not None and like._counted_by() == self._counted_by():
             return like._counts
-        guidance, anchored = self.config.model.training_guidance, self.config.trust_region.uses_anchor
+        guiding, ranks = self._guiding(self.config.model.training_guidance), range(self.layout.data)
+        needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
+        return [
+            [count(plan, rank, guiding, reference=need) for rank in ranks] for plan, need in zip(self.plans, needed)
+        ]
 
-        guiding, ranks = self._guiding(guidance), range(self.layout.data)
-        return [[count(plan, rank, guiding, reference=anchored) for rank in ranks] for plan in self.plans]
+    @cached_property
+    def _referenced(self) -> float:
+        """Share of the run's updates that run the anchor's pass."""
+        updates = self.plan.updates
+        needs = [need for number in range(self.config.iterations) for need in references(self.config, number, updates)]
+        return sum(needs) / len(needs)
 
     def _guiding(self, guidance: float | None) -> Guiding:
         """`guidance` overrides the model's scale."""
@@ -105,7 +114,14 @@ class Forecast:
         """What counts depend on besides the plans."""
         model, scale = self.config.model, self.architecture.guidance_scale
         clip = self.architecture.video  # small ones go through guidance together
-        return model.training_guidance, scale, model.guidance_scale_2, clip, self.config.trust_region.uses_anchor
+        return (
+            model.training_guidance,
+            scale,
+            model.guidance_scale_2,
+            clip,
+            self.config.trust_region.mode,
+            self.config.anchor.every,
+        )
 
     @cached_property
     def evaluation(self) -> list[Passes]:
@@ -195,10 +211,16 @@ class Forecast:
         seconds = [self._seconds(counts) for counts in self._counts]
         sampling, update = sampling_memory(network, job), memory(network, job)
         reward = dataclasses.replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
-        decoded = self._decoded()
+        decoding, decoded = decoding_memory(network, job), self._decoded()
+        vae = float(job.vae_bytes * network.vae.parameters) if network.vae else 0.0
+        peak = max(decoding.total, *(one.total + vae for one in (sampling, reward, update)))
+        if not self.hardware.is_cpu and peak <= STAYS * self.hardware.gib * GIB:  # then the VAE stays between decodings
+            sampling, reward, update = (
+                dataclasses.replace(one, visitor=one.visitor + vae) for one in (sampling, reward, update)
+            )
         return [
             Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
-            Phase("decode", decoded * speed.decode_seconds(network, job, rates), decoding_memory(network, job)),
+            Phase("decode", decoded * speed.decode_seconds(network, job, rates), decoding),
             Phase("reward", decoded * self._reward_seconds, reward),
             Phase("update", statistics.fmean(s["update"] for s in seconds), update),
         ]
@@ -207,8 +229,12 @@ class Forecast:
         """Of an iteration's sampling and updates, on the rank with most of each."""
         assert self.network is not None
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
+        # Not the first iteration's passes of the anchor, which is the policy itself there, but the mean of the run's.
         update = [
-            self._pass(row["reference"] + row["gauge"]) + self._pass(row["replay"], backward=True) for row in counts
+            self._referenced * self._pass(row["replay"])
+            + self._pass(row["gauge"])
+            + self._pass(row["replay"], backward=True)
+            for row in counts
         ]
         job, rates = self.job, self.hardware.rates
         trained = trainable(self.network, job) / self.layout.weight_shards

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sage_grpo.data.groups import share_out
+from sage_grpo.train.anchor import Anchor
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.evaluate import members_of
 from sage_grpo.train.plan import Plan
+from sage_grpo.train.reference import Reference
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
 """Of an iteration. shared: what members of a group have in common; sampling: what each runs for itself; idle: passes whose
@@ -45,8 +47,8 @@ class Guiding:
         return Passes(1, 1 if rows <= self.together else branches, rows * branches)
 
 
-def count(plan: Plan, rank: int, guiding: Guiding, *, reference: bool) -> dict[str, Passes]:
-    """A rank's passes of one iteration, by phase."""
+def count(plan: Plan, rank: int, guiding: Guiding, *, reference: Sequence[bool]) -> dict[str, Passes]:
+    """A rank's passes of one iteration, by phase; `reference` says which of its updates run the reference pass."""
     result = dict.fromkeys(PHASES, Passes())
     for one in plan.sampled(rank):
         phase = "shared" if one.shared else "sampling"
@@ -56,24 +58,36 @@ def count(plan: Plan, rank: int, guiding: Guiding, *, reference: bool) -> dict[s
         sigma = next((s for s in schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)
         for _ in range(number):
             result["idle"] += guiding.one(1, sigma)
-    for rows, sigma in _replayed(plan, rank):
-        result["replay"] += guiding.one(rows, sigma)
-    if reference:
-        result["reference"] = result["replay"]
+    for update, referenced in enumerate(reference):
+        own = sum((guiding.one(rows, sigma) for rows, sigma in _replayed(plan, rank, update)), Passes())
+        result["replay"] += own
+        result["reference"] += own if referenced else Passes()
     for rows, sigma in _gauged(plan, rank):
         result["gauge"] += guiding.one(rows, sigma)
     return result
 
 
-def _replayed(plan: Plan, rank: int) -> Iterator[tuple[int, float]]:
+def references(config: TrainConfig, iteration: int, updates: int) -> list[bool]:
+    """Which updates of an iteration run the anchor's pass: none where there is no anchor, and not right after it was renewed.
+
+    What `anchor.skip_below` leaves out besides depends on what the run measures, and is not foreseen.
+    """
+    if not config.trust_region.uses_anchor:
+        return [False] * updates
+    done, every = iteration * updates, None if config.trust_region.mode == "fixed" else config.anchor.every
+    anchor = Anchor({}, every=every)
+    anchor.renewed_at = done // every * every if every else 0
+    return [need == "pass" for need in Reference.of(config).needs(anchor, done, updates, 0.0)]
+
+
+def _replayed(plan: Plan, rank: int, update: int) -> Iterator[tuple[int, float]]:
     """Rows and sigma of every replay; a rank that has fewer than another repeats its first."""
-    for update, rounds in enumerate(plan.rounds):
-        own = [
-            (one.rows, float(plan.groups[one.members[0].group].schedule.sigmas[one.step]))
-            for one in plan.replays(rank, update)
-        ]
-        yield from own
-        yield from [own[0]] * (rounds - len(own))
+    own = [
+        (one.rows, float(plan.groups[one.members[0].group].schedule.sigmas[one.step]))
+        for one in plan.replays(rank, update)
+    ]
+    yield from own
+    yield from [own[0]] * (plan.rounds[update] - len(own))
 
 
 def _gauged(plan: Plan, rank: int) -> Iterator[tuple[int, float]]:

@@ -14,13 +14,14 @@ from sage_grpo.parallel.memory import GIB, tokens, trainable
 from sage_grpo.train.forecast.changes import Change
 from sage_grpo.train.forecast.costs import Forecast
 from sage_grpo.train.forecast.passes import PHASES, Passes, evaluations
+from sage_grpo.train.keeping import kept
 from sage_grpo.train.plan import Plan
 
 MEANS = {
     "shared": "what a group has in common, once",
     "sampling": "steps of every clip for itself",
     "idle": "to keep ranks in step; nobody reads them",
-    "reference": "the anchor's velocities",
+    "reference": "the anchor's velocities, where it is not the policy",
     "replay": "forward and backward",
     "gauge": "how far the updates moved the policy",
 }
@@ -87,7 +88,7 @@ def _left_idle(forecast: Forecast) -> str:
 
 def passes_table(forecast: Forecast) -> Table:
     """Passes of the first iteration by phase: on the busiest rank, and on all."""
-    table = _table("passes of one iteration")
+    table = _table("passes of the first iteration")
     for name in ("phase", "velocities", "network", "clips", "all ranks", ""):
         table.add_column(name, justify="left" if name in ("phase", "") else "right")
     for phase in PHASES:
@@ -185,6 +186,7 @@ def model_rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
     yield "trains", f"{share / 1e6:,.1f} M of {network.parameters / 1e6:,.0f} M parameters: {kind}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
+    yield "blocks", f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}"
     yield "clip", f"{size} = {tokens(network, job):,} tokens, {guided}, {config.model.dtype}"
 
 
@@ -209,7 +211,7 @@ def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
     """A few lines for the start of a run."""
     busy = max(forecast.passes, key=lambda row: sum(one.clips for one in row.values()))
     counted = ", ".join(f"{busy[phase].forwards} {phase}" for phase in PHASES if busy[phase].forwards)
-    lines = [f"passes of the network an iteration: {counted}"]
+    lines = [f"passes of the network in an iteration: {counted}"]
     if forecast.phases and not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
