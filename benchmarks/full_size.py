@@ -154,7 +154,7 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
 
     model = load(options, lora=LoraSpec(rank=32) if lora else None, compile=compiled)
     model.place("vae", "cpu")
-    model.gradient_checkpointing(True)
+    model.keep(["input"] * len(model.blocks()))
     conditions = model.encode([PROMPT])
     model.unload_text()
     x, sigma = draw(model)

@@ -17,7 +17,7 @@ import fsdp_one_gpu as small
 import torch
 from torch import Tensor
 
-from sage_grpo.models import gradients, lora
+from sage_grpo.models import blocks, lora
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.fsdp import Engine
 
@@ -44,11 +44,11 @@ def flipped(seed: int, *, float32: bool) -> dict[str, Tensor]:
 def compiled_apart(folder: str, *, one_graph: bool) -> float:
     """Largest difference between velocities with and without gradients, relative to the largest velocity."""
     torch.compiler.reset()
-    keep = gradients.keep_one_graph if one_graph else lambda network: None
-    with mock.patch.object(gradients, "keep_one_graph", keep):
+    keep = blocks.keep_one_graph if one_graph else lambda network: None
+    with mock.patch.object(blocks, "keep_one_graph", keep):
         spec = ModelSpec(path=folder, cache=None, lora=LoraSpec(rank=4), dtype="bfloat16", compile=True, device="cpu")
         model = spec.load()
-    model.gradient_checkpointing(True)
+    model.keep(["input"] * len(model.blocks()))
     torch.manual_seed(0)
     x, conditions = torch.randn(1, *model.latent_shape()), model.encode(["a cat"])
     with torch.no_grad():

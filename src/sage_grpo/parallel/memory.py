@@ -72,6 +72,8 @@ class Network:
     """Kept by a block for its backward pass when all weights are trained (bfloat16, measured on CUDA)."""
     saved_lora: float = 46.0
     """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters."""
+    saved_compiled: float | None = None
+    """The same when blocks are compiled; None where that was not measured."""
     working: float = 24.0
     """Gradients inside one block's backward pass; an estimate, with which peaks measured at the real size come out within 2%."""
     forward: float = 25.0
@@ -310,7 +312,9 @@ def _gathered(network: Network, job: Job) -> float:
 
 def saved(network: Network, job: Job) -> float:
     """Bytes per token and unit of width that a block keeps when nothing runs again."""
-    return network.saved_full if job.lora_rank is None else network.saved_lora
+    if job.lora_rank is None:
+        return network.saved_full
+    return network.saved_compiled or network.saved_lora if job.compiled else network.saved_lora
 
 
 def kept_by_blocks(network: Network, job: Job) -> float:
