@@ -20,6 +20,7 @@ UNTRAINED: Mapping[str, Any] = {
     "label": "untrained",
     "metric_only": True,
     "weights": {"flicker": 0.0, "sharpness": 0.0},
+    "options": {"parts": ["flicker", "sharpness"]},  # the others estimate motion, which takes as long as the judge
     "batch_size": 0,
 }
 """What nothing is trained on and the judge does not compute: unsteady light over time, and blur."""
