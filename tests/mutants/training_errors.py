@@ -852,8 +852,8 @@ EVALUATION = (
     Mutant(
         "every clip is scored with the first prompt's metadata",
         "train/scoring.py",
-        "metadata=[metadata_of(prompt) for prompt in prompts]",
-        "metadata=[metadata_of(prompts[0]) for _ in prompts]",
+        "[metadata_of(prompt) for prompt in prompts]",
+        "[metadata_of(prompts[0]) for _ in prompts]",
         (f"{EVALUATE}test_rewards_receive_the_other_columns_of_a_prompt",),
     ),
     Mutant(

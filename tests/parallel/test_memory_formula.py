@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from sage_grpo.models.hunyuan15 import Hunyuan15, PackedTransformer, _pack
 from sage_grpo.models.lora import add_lora, match_targets
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.parallel.memory import HUNYUAN15, Job, memory, tables, tokens, traffic, trainable
+from sage_grpo.parallel.memory import (
+    GIB,
+    HUNYUAN15,
+    Job,
+    levels_within,
+    memory,
+    tables,
+    tokens,
+    traffic,
+    trainable,
+)
 from sage_grpo.parallel.spec import Layout
 
 WIDTH, HEADS, RANK = 64, 4, 4
@@ -133,3 +143,22 @@ def test_one_gpu_is_silent_and_replicas_gather_nothing() -> None:
 
 def test_the_documents_table_is_the_formulas() -> None:
     assert tables() in (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+
+
+@pytest.mark.parametrize("gib", [20, 40, 60, 80, 139, 400])
+def test_blocks_keep_as_much_as_fits(gib: int) -> None:
+    job, room = Job(compiled=True), gib * GIB
+    levels = levels_within(HUNYUAN15, job, room)
+    assert sum(levels.values()) == HUNYUAN15.blocks
+
+    def total(**counts: int) -> float:
+        return memory(HUNYUAN15, dataclasses.replace(job, keep=tuple(counts.items()))).total
+
+    if levels != {"input": HUNYUAN15.blocks}:
+        assert total(**levels) <= room
+    for more, less in (("all", "attention"), ("attention", "input")):
+        if levels.get(less):  # one block more that keeps more would be too much
+            other = {**levels, more: levels.get(more, 0) + 1, less: levels[less] - 1}
+            assert total(**other) > room
+    if gib == 400:
+        assert levels == {"all": HUNYUAN15.blocks}

@@ -107,7 +107,23 @@ def run_up_to_scores(trainer: Trainer):
     """Plan, rollout and scores of the next iteration."""
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
-    return plan, rollout, trainer.score(trainer.decode(rollout), plan)
+    with trainer.reward.early(trainer.model.video.fps) as early:
+        return plan, rollout, trainer.score(trainer.decode(rollout, plan, early), plan, early)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_clips_of_a_rollout_are_scored_with_their_own_prompts(
+    overlap: bool, make_config, make_trainer, family, tmp_path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join("x" * (3 + 2 * index) for index in range(4)) + "\n", encoding="utf-8")
+    config = make_config(
+        data=DataConfig(prompts=str(file)),
+        rewards=[RewardSpec(name=f"{__name__}:fits", try_out=False, overlap=overlap)],
+        batch=BatchConfig(prompts=4, group_size=2, micro_batch=3),
+    )
+    _, _, scored = run_up_to_scores(make_trainer(replace(config, model=family(Lettered))))
+    assert scored.total.tolist() == [1.0] * 8
 
 
 # Updates ------------------------------------------------------------------------------------------------------------

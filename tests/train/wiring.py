@@ -70,7 +70,8 @@ def training(config: TrainConfig) -> list[tuple[str, Any]]:
         texts = [prompt.text for prompt in plan.prompts]
         line.append(("rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]))
         try:
-            scored = trainer.score(trainer.decode(rollout), plan)
+            with trainer.reward.early(trainer.model.video.fps) as early:
+                scored = trainer.score(trainer.decode(rollout, plan, early), plan, early)
         except RewardFailure:
             return [*line, ("reward", "refused")]
         line += [("reward", scored.total), ("advantage", trainer.advantages(scored))]

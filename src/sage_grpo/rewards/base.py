@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from sage_grpo.rewards.early import Early
 from sage_grpo.rewards.failures import Failure, FailureReport, RewardFailure, check_failures
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
@@ -133,17 +134,19 @@ class CompositeReward:
         prompts: Sequence[str],
         fps: float,
         metadata: Sequence[Mapping[str, Any]] | None = None,
+        early: Early | None = None,
     ) -> tuple[Scores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells.
 
         metadata: for every clip what is known of its prompt besides the text; rewards with a parameter of this name get it.
+        early: where rewards that compute elsewhere have got these same clips already.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
         if len(rows) != len(prompts):
             raise ValueError(f"One row of metadata a clip is needed: got {len(rows)} for {len(prompts)} clips.")
         self.onload()
-        outcomes = self._run(Clips(videos, prompts, fps, rows))
+        outcomes = self._run(Clips(videos, prompts, fps, rows), early)
         count = videos.shape[0]
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
@@ -165,16 +168,28 @@ class CompositeReward:
         )
         return Scores(parts=parts, total=total.to(videos.device), valid=valid.to(videos.device)), report
 
-    def _run(self, clips: Clips) -> list[Outcome]:
+    def early(self, fps: float) -> Early:
+        """Where clips go as they are decoded, for the rewards that may overlap and need nothing of the policy's device."""
+        elsewhere = [
+            member
+            for member in self._members
+            if member.spec.overlap and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
+        ]
+        return Early(elsewhere, fps)
+
+    def _run(self, clips: Clips, early: Early | None) -> list[Outcome]:
         """The outcomes in the order of the rewards; those that may overlap work in threads while the others work here."""
-        waiting = [member for member in self._members if member.spec.overlap]
-        if not waiting:
-            return [member.score(clips) for member in self._members]
-        executor = ThreadPoolExecutor(max_workers=len(waiting), thread_name_prefix="reward")
+        begun = {title for title in self.titles if early is not None and title in early and clips.prompts}
+        waiting = [member for member in self._members if member.spec.overlap and member.spec.title not in begun]
+        executor = ThreadPoolExecutor(max_workers=len(waiting) or 1, thread_name_prefix="reward")
         try:
             coming = {member.spec.title: executor.submit(member.score, clips) for member in waiting}
-            here = {m.spec.title: m.score(clips) for m in self._members if m.spec.title not in coming}
-            return [coming[title].result() if title in coming else here[title] for title in self.titles]
+            here = {m.spec.title: m.score(clips) for m in self._members if m.spec.title not in {*coming, *begun}}
+            begun_ones = {title: early.outcome(title) for title in begun} if early is not None else {}
+            return [
+                coming[title].result() if title in coming else here.get(title) or begun_ones[title]
+                for title in self.titles
+            ]
         finally:
             executor.shutdown(wait=False, cancel_futures=True)  # an error here does not wait for a slow server
 

@@ -13,6 +13,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import SMALL, CompositeReward
+from sage_grpo.rewards.early import Early
 from sage_grpo.rewards.failures import check_failures, describe_failures
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.train.config import TrainConfig
@@ -76,12 +77,17 @@ def metadata_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def score_everywhere(
-    reward: CompositeReward, videos: Tensor, prompts: Sequence[Prompt], fps: float, places: Tensor, world: World
+    reward: CompositeReward,
+    videos: Tensor,
+    prompts: Sequence[Prompt],
+    fps: float,
+    places: Tensor,
+    world: World,
+    early: Early | None = None,
 ) -> ScoreTable:
     """Score this rank's clips and gather all ranks'; RewardFailure on all of them when too many clips have no total."""
-    scores, report = reward.score(
-        videos, [prompt.text for prompt in prompts], fps, metadata=[metadata_of(prompt) for prompt in prompts]
-    )
+    texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
+    scores, report = reward.score(videos, texts, fps, metadata, early)
     columns = torch.stack([scores.total, *(scores.parts[name] for name in reward.names)], 1)
     rows = world.gather(torch.cat([places.double(), columns.double().cpu()], 1))
     width = places.shape[1]

@@ -18,6 +18,7 @@ from sage_grpo.models.base import Explains
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.early import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
 from sage_grpo.train.anchor import Anchor, Ema, Snapshot
@@ -32,7 +33,7 @@ from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
 from sage_grpo.train.reference import Need, Reference
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.train.scoring import score_everywhere
+from sage_grpo.train.scoring import metadata_of, score_everywhere
 from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
@@ -132,10 +133,11 @@ class Trainer:
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
             rollout = self.roll_out(plan)
-        with self.clock("decode"):
-            videos = self.decode(rollout)
-        with self.clock("reward"):
-            scored = self.score(videos, plan)
+        with self.reward.early(self.model.video.fps) as early:
+            with self.clock("decode"):
+                videos = self.decode(rollout, plan, early)
+            with self.clock("reward"):
+                scored = self.score(videos, plan, early)
         advantages = self.advantages(scored)
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages)
@@ -171,25 +173,27 @@ class Trainer:
             progress=self.clock.ticker(passes.total()),
         ).run()
 
-    def decode(self, rollout: Rollout) -> Tensor:
-        """The clips that this process scores, uint8."""
+    def decode(self, rollout: Rollout, plan: Plan, early: Early) -> Tensor:
+        """The clips that this process scores, uint8; rewards that compute elsewhere get each as soon as it is there."""
         video, places = self.model.video, self.world.mine(len(rollout.latents))
         tick = self.clock.ticker(len(places))
         clips = []
         with self.vae.decoding():
             for place in places:
                 clips.append(self.model.decode(rollout.latents[place][1]))
+                shown = [plan.groups[m.group].prompt for m in plan.batches(self.world.rank)[place].members]
+                early.add(clips[-1], [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
                 tick()
         if not clips:  # more ranks share the clips of this one than there are micro-batches
             return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
         return torch.cat(clips)
 
-    def score(self, videos: Tensor, plan: Plan) -> Scored:
+    def score(self, videos: Tensor, plan: Plan, early: Early) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
         members = self._scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
-        table = score_everywhere(self.reward, videos, shown, self.model.video.fps, places, self.world)
+        table = score_everywhere(self.reward, videos, shown, self.model.video.fps, places, self.world, early)
         order = torch.argsort((table.places[:, 0] * plan.group_size + table.places[:, 1]).long())
         total = table.total[order].float()
         parts = {name: values[order].float() for name, values in table.parts.items()}

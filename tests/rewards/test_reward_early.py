@@ -1,0 +1,97 @@
+"""Rewards that compute elsewhere begin while clips are still being decoded, and give what they would have given afterwards."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from test_reward_base import FPS, LEVELS, PROMPTS, clips, toy
+
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.early import Early
+from sage_grpo.rewards.functions import RewardConfigError
+
+
+def handed_on(composite: CompositeReward, pieces: list[int], prompts: list[str] = PROMPTS):
+    """Clips that come in pieces of these sizes, then all of them scored."""
+    with composite.early(FPS) as early:
+        at = 0
+        for count in pieces:
+            early.add(clips()[at : at + count], prompts[at : at + count], [{"row": at + i} for i in range(count)])
+            at += count
+        return composite.score(clips(), prompts, FPS, [{"row": i} for i in range(5)], early)
+
+
+@pytest.mark.parametrize("pieces", [[5], [1, 1, 1, 1, 1], [2, 3]])
+def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
+    specs = [
+        toy("mean_level", overlap=True),
+        toy("as_list", options={"offset": 0.5}, weights={"length": 3.0}),
+        toy("raises_for_bad", overlap=True, metric_only=True),
+    ]
+    prompts = ["one", "two", "three bad", "four", "five"]
+    expected, plain = CompositeReward(specs).score(clips(), prompts, FPS)
+    scores, report = handed_on(CompositeReward(specs), pieces, prompts)
+    torch.testing.assert_close(scores.total, expected.total)
+    assert list(scores.parts) == list(expected.parts)
+    assert [(one.reward, one.index, one.prompt) for one in report.failures] == [
+        (one.reward, one.index, one.prompt) for one in plain.failures
+    ]
+
+
+def test_it_begins_before_the_last_clip_is_there(monkeypatch) -> None:
+    import toy_rewards
+
+    begun = threading.Event()
+
+    def watched(videos, prompts, fps):
+        begun.set()
+        return videos.float().mean((1, 2, 3, 4))
+
+    monkeypatch.setattr(toy_rewards, "mean_level", watched)
+    composite = CompositeReward([toy("mean_level", overlap=True)])
+    with composite.early(FPS) as early:
+        early.add(clips()[:1], PROMPTS[:1], [{}])
+        assert begun.wait(timeout=60)
+        early.add(clips()[1:], PROMPTS[1:], [{}] * 4)
+        scores, _ = composite.score(clips(), PROMPTS, FPS, early=early)
+    torch.testing.assert_close(scores.total, LEVELS)
+
+
+def test_those_that_do_not_overlap_see_all_clips_at_once() -> None:
+    composite = CompositeReward(
+        [toy("mean_level", batch_size=0), toy("as_list", weights={"length": 1.0}, overlap=True)]
+    )
+    with composite.early(FPS) as early:
+        assert "as_list" in early
+        assert "mean_level" not in early
+
+
+def test_one_that_shares_the_policys_device_waits() -> None:
+    class Weighty:
+        names = ("level",)
+
+        def to(self, device: torch.device) -> None:
+            pass
+
+        def __call__(self, videos, prompts, fps):
+            return {"level": videos.float().mean((1, 2, 3, 4))}
+
+    for device, begins in (("", False), ("cpu", True)):
+        spec = toy("mean_level", overlap=True, device=device)
+        composite = CompositeReward([spec], objects={spec.name: Weighty()})
+        with composite.early(FPS) as early:
+            assert ("mean_level" in early) == begins
+
+
+def test_what_is_wrong_with_a_reward_is_said_and_nothing_is_waited_for() -> None:
+    composite = CompositeReward([toy("in_place", overlap=True)])
+    with pytest.raises(RewardConfigError, match="changed the clips"):
+        handed_on(composite, [2, 3])
+
+
+def test_no_clips_at_all() -> None:
+    composite = CompositeReward([toy("mean_level", overlap=True)])
+    with composite.early(FPS) as early:
+        assert isinstance(early, Early)
