@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,8 @@ def run_up_to_scores(trainer: Trainer):
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
     with trainer.reward.early(trainer.model.video.fps) as early:
-        return plan, rollout, trainer.score(trainer.decode(rollout, plan, early), plan, early)
+        videos = trainer.decode(rollout, partial(trainer.hand_on, plan, early))
+        return plan, rollout, trainer.score(videos, plan, early)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -169,6 +169,7 @@ def test_updates_see_the_mean_over_valid_rollouts_only(make_config, make_trainer
         trainer = make_trainer(config)
         for name, copy in trainer.state.anchor.copies.items():
             copy += 0.1 * keyed_noise(tuple(copy.shape), "moved", name)
+        trainer.state.anchor.renewed_at = -1  # it is not the live policy any more
         trainer.step()
         return trainer.log[0]["kl/position"]
 

@@ -70,8 +70,7 @@ def training(config: TrainConfig) -> list[tuple[str, Any]]:
         texts = [prompt.text for prompt in plan.prompts]
         line.append(("rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]))
         try:
-            with trainer.reward.early(trainer.model.video.fps) as early:
-                scored = trainer.score(trainer.decode(rollout, plan, early), plan, early)
+            scored = trainer.score(trainer.decode(rollout), plan)
         except RewardFailure:
             return [*line, ("reward", "refused")]
         line += [("reward", scored.total), ("advantage", trainer.advantages(scored))]

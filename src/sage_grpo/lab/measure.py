@@ -141,8 +141,7 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
         start = time.perf_counter()
         plan = trainer.planner.plan(number, state.stream.take(config.batch.prompts))
         rollout = trainer.roll_out(plan)
-        with trainer.reward.early(trainer.model.video.fps) as early:
-            scored = trainer.score(trainer.decode(rollout, plan, early), plan, early)
+        scored = trainer.score(trainer.decode(rollout), plan)
         for name, values in {**scored.parts, "total": scored.total}.items():
             totals[name].append(values)
         record.cost += rollout_cost(plan)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -135,7 +136,7 @@ class Trainer:
             rollout = self.roll_out(plan)
         with self.reward.early(self.model.video.fps) as early:
             with self.clock("decode"):
-                videos = self.decode(rollout, plan, early)
+                videos = self.decode(rollout, partial(self.hand_on, plan, early))
             with self.clock("reward"):
                 scored = self.score(videos, plan, early)
         advantages = self.advantages(scored)
@@ -173,22 +174,26 @@ class Trainer:
             progress=self.clock.ticker(passes.total()),
         ).run()
 
-    def decode(self, rollout: Rollout, plan: Plan, early: Early) -> Tensor:
-        """The clips that this process scores, uint8; rewards that compute elsewhere get each as soon as it is there."""
+    def decode(self, rollout: Rollout, each: Callable[[int, Tensor], None] = lambda place, clips: None) -> Tensor:
+        """The clips that this process scores, uint8; `each` is called with every micro-batch's as soon as they are there."""
         video, places = self.model.video, self.world.mine(len(rollout.latents))
         tick = self.clock.ticker(len(places))
         clips = []
         with self.vae.decoding():
             for place in places:
                 clips.append(self.model.decode(rollout.latents[place][1]))
-                shown = [plan.groups[m.group].prompt for m in plan.batches(self.world.rank)[place].members]
-                early.add(clips[-1], [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
+                each(place, clips[-1])
                 tick()
         if not clips:  # more ranks share the clips of this one than there are micro-batches
             return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
         return torch.cat(clips)
 
-    def score(self, videos: Tensor, plan: Plan, early: Early) -> Scored:
+    def hand_on(self, plan: Plan, early: Early, place: int, clips: Tensor) -> None:
+        """Give clips to the rewards that compute elsewhere, while others are decoded."""
+        shown = [plan.groups[m.group].prompt for m in plan.batches(self.world.rank)[place].members]
+        early.add(clips, [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
+
+    def score(self, videos: Tensor, plan: Plan, early: Early | None = None) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
         members = self._scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
