@@ -152,6 +152,10 @@ class Trainer:
 
     def roll_out(self, plan: Plan) -> Rollout:
         """Sample this rank's clips."""
+        return self.sampler(plan).run()
+
+    def sampler(self, plan: Plan) -> Sampler:
+        """What samples this rank's clips."""
         config = self.config.rollout
         groups = [plan.groups[index] for index in plan.members(self.world.rank)]
         conditions = self.model.encode([g.prompt.text for g in groups], [first_frame(g.prompt) for g in groups])
@@ -169,7 +173,7 @@ class Trainer:
             ),
             solver=config.solver,
             progress=self.clock.ticker(passes.total()),
-        ).run()
+        )
 
     def decode(self, rollout: Rollout) -> Tensor:
         """The clips that this process scores, uint8."""
