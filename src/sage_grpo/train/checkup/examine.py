@@ -151,18 +151,19 @@ def of_conditioning(trainer: Trainer, sample: Sample) -> Findings:
 
 
 def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Findings:
-    model, reason = trainer.model, None
+    model = trainer.model
     if not isinstance(model, FamilyModel):
-        reason = f"{type(model).__name__} has no diffusers pipeline"
-    elif trainer.world.control is not None:
-        reason = "run the check-up in one process for this"
-    else:
-        reason = why_not_stock(model)
-    if reason is not None or not isinstance(model, FamilyModel):
-        yield skipped("pipeline", str(reason), STOCK)
+        for name in ("pipeline", "vae"):
+            yield skipped(name, f"{type(model).__name__} has no diffusers pipeline", STOCK)
         return
-    finding, latents = sampling.pipeline(model, text, image)
-    yield finding
+    latents, reason = sampling.start(model), why_not_stock(model)
+    if trainer.world.control is not None:
+        reason = "run the check-up in one process for this"
+    if reason is None:
+        finding, latents = sampling.pipeline(model, text, image)
+        yield finding
+    else:
+        yield skipped("pipeline", reason, STOCK)
     with trainer.vae.decoding():
         yield sampling.vae(model, latents)
 

@@ -69,8 +69,9 @@ def ratio(sample: Sample, items: Sequence[Item]) -> Finding:
     return Finding(
         name="ratio",
         status=graded(largest, warn=0.0, fail=objective.clip / 10) if math.isfinite(largest) else "fail",
-        value=f"largest |log ratio| before any update {largest:.2g}, at step {label} of {len({r[1] for r in rows})} "
-        f"(clip range {objective.clip:.2g})",
+        value=f"largest |log ratio| before any update {largest:.2g} over {len({r[1] for r in rows})} steps"
+        + (f", at step {label}" if largest else "")
+        + f" (clip range {objective.clip:.2g})",
         why="before the first update both policies are one: a ratio other than 1 is an error of replay that the clip takes for learning",
         remedy="try model.compile false, model.attention native, rollout.storage float32; then report it",
         number=largest,
@@ -179,7 +180,7 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Finding:
     trainer.state.optimizer.zero_grad()
     kl, policy, trust = (float(tally.sums[name]) for name in ("kl/total", "gradient/policy", "gradient/kl"))
     share = math.sqrt(trust) / max(1e-300, math.sqrt(trust) + math.sqrt(policy)) if lambda_ else 0.0
-    small = " (held back by next to nothing: kl.kind share sets the share)" if 0 < share < 1e-3 else ""
+    small = " (next to nothing; kl.kind share sets it)" if 0 < share < 1e-3 else ""
     return Finding(
         name="trust region",
         status="pass" if trust > 0 and math.isfinite(trust) else "fail",
