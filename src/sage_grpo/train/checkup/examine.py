@@ -231,5 +231,6 @@ def of_learning(sample: Sample) -> Findings:
     yield learning.update_moves(trainer)
     yield learning.ranks(trainer.state.params, trainer.world)
     yield learning.trust_region(sample, items)
-    conditions = [trainer.encoded[sample.plan.prompts[0]]]
+    prompt = sample.plan.prompts[0]
+    conditions = trainer.model.encode([prompt.text], [first_frame(prompt)])
     yield learning.save(trainer, sampling.start(trainer.model), conditions)

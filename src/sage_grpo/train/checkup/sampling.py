@@ -135,14 +135,14 @@ def noise(sample: Sample) -> Finding:
     same_start = sample.trainer.config.rollout.same_noise
     faults = []
     for one, other in combinations(sample.members, 2):
-        alike = _correlation(starts[one], starts[other]) > 0.5
+        alike = _alike(starts[one], starts[other])
         if alike != _share_start(sample.group(one), sample.group(other), one, other, same_start):
             faults.append(f"{_name(one)} and {_name(other)} start from {'the same' if alike else 'different'} noise")
     steps = sorted({label for number in range(sample.plan.updates) for label in sample.plan.labels(number)})[:2]
     shape = sample.trainer.model.latent_shape()
     drawn = [(m, s, _flat(sample.sampler.keys.step([m], s, shape))) for s in steps for m in sample.members]
     for (one, step, a), (other, step_other, b) in combinations(drawn, 2):
-        if _correlation(a, b) > 0.5:
+        if _alike(a, b):
             faults.append(
                 f"{_name(one)} at step {step} and {_name(other)} at step {step_other} explore with the same noise"
             )
@@ -177,8 +177,10 @@ def _flat(noise: Tensor) -> Tensor:
     return noise.detach().float().cpu().flatten()[:ENOUGH]
 
 
-def _correlation(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-30))
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two noises are one; independent ones of few dimensions can be close, too."""
+    limit = min(0.999, max(0.5, 6 / math.sqrt(len(a))))
+    return float(torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-30)) > limit
 
 
 @torch.no_grad()
