@@ -211,7 +211,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Findings:
     first = score(torch.arange(len(members)), places.tolist())
     finding = reward.valid(first, trainer.config.max_failed_fraction)
     yield finding
-    if finding.status == "fail":
+    if trainer.world.any(finding.status == "fail"):  # all ranks score together, or none
         return
     scored = trainer.score(videos, plan)
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])

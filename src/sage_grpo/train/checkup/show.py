@@ -27,7 +27,7 @@ def line(finding: Finding, console: Console) -> None:
     row = Table.grid(padding=(0, 1))
     row.add_column(width=4)
     row.add_column(width=17)
-    row.add_column()
+    row.add_column(overflow="fold")  # a path must not lose its end
     row.add_row(Text(finding.status, style=STYLE[finding.status]), Text(finding.name, style="bold"), text)
     console.print(row)
 
