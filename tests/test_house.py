@@ -47,6 +47,7 @@ RANKS = {
     "train": 4,
     "train.trainer": 5,
     "train.runner": 6,
+    "train.checkup": 6,
     "lab": 7,
     "report": 7,
     "recipes": 8,

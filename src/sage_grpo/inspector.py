@@ -138,13 +138,22 @@ def warnings(kernel: Kernel, schedule: Schedule) -> list[str]:
             "No step explores (std = 0 everywhere), so there is nothing to train: raise eta, widen the window, or take more steps."
         ]
     found = [
-        _clamped(kernel, step, schedule),
+        *instabilities(kernel, schedule),
         _noise_left(step, schedule),
+        _one_large_step(kernel, step),
+        _uneven(step),
+    ]
+    return [text for text in found if text]
+
+
+def instabilities(kernel: Kernel, schedule: Schedule) -> list[str]:
+    """Those of them that carry samples away from the data."""
+    step = transitions(kernel, schedule)
+    found = [
+        _clamped(kernel, step, schedule),
         _amplified(step, schedule),
         _negative_a(step),
         _excess(kernel, schedule),
-        _one_large_step(kernel, step),
-        _uneven(step),
         _not_converging(kernel, schedule),
         _too_much_variance(kernel, schedule),
     ]

@@ -93,7 +93,7 @@ def manual(
     if topic:
         return _topic(topic.removeprefix("--"), found)
     names = ("[--recipe NAME] " if recipes else "") + "[--config FILE.yaml] [--option value ...]"
-    lines = [f"usage: {prog} {names}", "", *_wrap(" ".join(about.split()), 0), ""]
+    lines = [*_wrap(f"usage: {prog} {names}", 0), "", *_wrap(" ".join(about.split()), 0), ""]
     for heading, meanings in (recipes or {}).items():
         lines += [f"{heading}:", *_rows(meanings, one_line=True), ""]
     plain = {f"--{entry.key}": _short(entry) for entry in found if _top(entry) and entry.group is None}

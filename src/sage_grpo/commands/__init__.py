@@ -34,6 +34,13 @@ COMMANDS = {
         recipes=True,
         slow=True,
     ),
+    "doctor": Command(
+        "doctor",
+        "a check-up of machine, model, reward and configuration before a run",
+        positional="recipe",
+        recipes=True,
+        slow=True,
+    ),
     "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True, slow=True),
     "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", runs=True, slow=True),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),

@@ -133,6 +133,17 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
             )
 
 
+def check_folder(folder: Path) -> None:
+    """Everything that can be known of a checkpoint without reading its weights: components, names and shapes, tokenizers."""
+    index = read_index(folder)
+    parts = {name: entry for name, entry in index.items() if isinstance(entry, list) and entry[0] is not None}
+    networks = [name for name in parts if name not in TOKENIZERS and (folder / name / "config.json").is_file()]
+    check_components(folder, index, parts, networks)
+    with _quiet(folder):
+        _check_tokenizer_files(folder)
+        _check_weights(folder, ())
+
+
 def load_pipeline(pipeline: type, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
     """The stock pipeline without its encoders, which load when a prompt is not in the cache."""
     with _quiet(folder):

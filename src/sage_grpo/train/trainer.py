@@ -155,6 +155,10 @@ class Trainer:
 
     def roll_out(self, plan: Plan) -> Rollout:
         """Sample this rank's clips."""
+        return self.sampler(plan).run()
+
+    def sampler(self, plan: Plan) -> Sampler:
+        """What samples this rank's clips."""
         config = self.config.rollout
         groups = [plan.groups[index] for index in plan.members(self.world.rank)]
         conditions = self.model.encode([g.prompt.text for g in groups], [first_frame(g.prompt) for g in groups])
@@ -172,7 +176,7 @@ class Trainer:
             ),
             solver=config.solver,
             progress=self.clock.ticker(passes.total()),
-        ).run()
+        )
 
     def decode(self, rollout: Rollout, each: Callable[[int, Tensor], None] = lambda place, clips: None) -> Tensor:
         """The clips that this process scores, uint8; `each` is called with every micro-batch's as soon as they are there."""

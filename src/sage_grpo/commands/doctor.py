@@ -1,0 +1,72 @@
+"""A check-up of this machine, model, reward and configuration: `sage-grpo doctor RECIPE` (or FILE.yaml).
+
+Takes every option of `train`. Samples a few clips, makes one update in memory and writes nothing. Every check is a line with pass,
+warn, fail or skip, the measured value and why it matters; what to do follows where something is not well. The exit status is 1
+where a check fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_grpo.commands import train
+from sage_grpo.recipes import meanings, remarks
+from sage_grpo.train.checkup.spec import DoctorSpec
+from sage_grpo.train.config import TrainConfig
+
+__all__ = ["Options", "defaults", "meanings", "remarks", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(TrainConfig):
+    """What to check."""
+
+    json: bool = False
+    """Print JSON only."""
+    doctor: DoctorSpec = DoctorSpec()
+    """How much to sample."""
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What `train` starts from; a word that is a YAML file stands for --config."""
+    words = list(argv)
+    for place, word in enumerate(words[:-1]):
+        if word == "--recipe" and Path(words[place + 1]).is_file():
+            words[place] = "--config"
+    start, words = train.defaults(words)
+    if start is None:
+        return None, words
+    return Options(**{field.name: getattr(start, field.name) for field in dataclasses.fields(start)}), words
+
+
+def run(options: Options) -> int:
+    """Examine and print."""
+    from rich.console import Console
+
+    from sage_grpo.parallel.world import RankLost, start
+    from sage_grpo.train.checkup import show
+    from sage_grpo.train.checkup.examine import examine, over_ranks
+
+    config = TrainConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(TrainConfig)})
+    world = start(config.parallel, config.model.device)
+    console = Console(highlight=False, quiet=options.json or not world.is_main)
+    try:
+        with world.watching():
+            found = examine(config, options.doctor, lambda finding: show.line(finding, console), world=world)
+            elsewhere = over_ranks(found, world)
+    except RankLost as lost:
+        print(f"sage-grpo doctor stopped: {lost}", file=sys.stderr, flush=True)
+        os._exit(1)  # an orderly exit would wait for the rank that is gone
+    for finding in elsewhere:
+        show.line(finding, console)
+    found += elsewhere
+    show.summary(found, console)
+    if options.json and world.is_main:
+        print(json.dumps(show.document(found), indent=2, allow_nan=False))
+    world.close()
+    return 1 if any(finding.status == "fail" for finding in found) else 0

@@ -1,0 +1,23 @@
+"""The options of `sage-grpo doctor`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from sage_grpo.ranges import Range, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSpec:
+    """How much to sample."""
+
+    prompts: Annotated[int, Range(2)] = 4
+    """Prompts of the one small rollout that all checks share."""
+    members: Annotated[int, Range(2)] = 4
+    """Clips per prompt."""
+    probe: bool | None = None
+    """Estimate the gradient's signal-to-noise ratio with a small probe; None does so where it takes two minutes or less."""
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,74 @@
+"""Rewards for the tests of the check-up, healthy and not, as a user would write them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.rewards.video_stats import Clip, brightness
+from sage_grpo.shapes.judge import ShapesJudge
+from sage_grpo.train.sources import prompts_from
+
+CALLS = itertools.count()
+JUDGE = ShapesJudge()
+ANY = prompts_from("shapes", split="train")[0].text
+
+
+def pattern(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """How much a clip looks like the picture that its prompt stands for; no statistic of the clip knows that."""
+    pictures = torch.stack([keyed_noise(tuple(videos.shape[1:]), "picture", prompt) for prompt in prompts])
+    return ((videos.float() - 128) * pictures).mean(dim=(1, 2, 3, 4))
+
+
+def judged(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """The judge of the shapes world."""
+    return JUDGE(videos, list(prompts), fps)["TA"]
+
+
+def constant(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """The same for every clip."""
+    return torch.full((len(videos),), 0.3)
+
+
+def swapped(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Looks at the prompt of another group of the same call."""
+    names = list(dict.fromkeys(prompts))
+    other = {name: names[(place + 1) % len(names)] for place, name in enumerate(names)}
+    return judged(videos, [other[prompt] for prompt in prompts], fps)
+
+
+def of_batch(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Normalised over its batch."""
+    scores = judged(videos, prompts, fps)
+    return (scores - scores.mean()) / (scores.std(correction=0) + 0.1)
+
+
+def of_place(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Later clips of a call score higher."""
+    return judged(videos, prompts, fps) + torch.linspace(0, 2, len(videos))
+
+
+def noisy(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Other scores in every call."""
+    return judged(videos, prompts, fps) + keyed_noise((len(videos),), "call", next(CALLS))
+
+
+def blind(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Does not read the prompt."""
+    return judged(videos, [ANY] * len(videos), fps)
+
+
+def luma(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Brightness, with a name that hides it."""
+    return brightness(Clip(videos, fps)) + 0.001 * torch.tensor([float(len(prompt)) for prompt in prompts])
+
+
+def broken(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """Cannot score half of the clips."""
+    scores = judged(videos, prompts, fps)
+    scores[::2] = torch.nan
+    return scores

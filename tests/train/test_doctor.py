@@ -1,0 +1,131 @@
+"""A healthy run raises nothing, over kinds of checkpoints and over seeds; and the command says what it found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from sage_grpo.cli import main
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.parallel.world import World
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.anchor import Snapshot
+from sage_grpo.train.build import Parts, build
+from sage_grpo.train.checkup import examine
+from sage_grpo.train.checkup.finding import Finding, worst
+from sage_grpo.train.checkup.spec import DoctorSpec
+from sage_grpo.train.trainer import Trainer
+
+NAMES = [
+    *("versions", "device", "files", "trainable", "variance", "last step", "stability"),
+    *("tokenizer", "encodings", "prompt", "padding", "pipeline", "vae", "noise", "guidance"),
+    *(
+        "reward valid",
+        "reward spread",
+        "reward repeats",
+        "reward batch",
+        "reward prompt",
+        "reward statistics",
+        "signal",
+    ),
+    *("ratio", "gradients", "update", "ranks", "trust region", "save"),
+]
+LORA = {"lora": LoraSpec(rank=2)}
+SIZE = {"frames": 5, "height": 32, "width": 32}
+
+
+def raised(findings: Sequence[Finding]) -> list[Finding]:
+    """Warnings and failures."""
+    return [finding for finding in findings if finding.status in ("warn", "fail")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}), ("hunyuan15_t2v", {}), ("wan_t2v", LORA), ("wan22_t2v", {})],
+)
+def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config) -> None:
+    config = make_config(
+        kind=kind,
+        model={**SIZE, **model},
+        kernel=KernelSpec(name="sage_exact", eta=0.7),
+        rewards=[RewardSpec(name="doctor_rewards:pattern", batch_size=0)],
+    )
+    heard: list[Finding] = []
+    found = examine.examine(config, DoctorSpec(probe=kind == "wan_t2v"), heard.append)
+    assert heard == found
+    assert [finding.name for finding in found] == NAMES
+    assert not raised(found)
+    assert all(finding.why for finding in found)
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Parts, Snapshot]:
+    """The shapes world, and its first weights."""
+    made = build(recipe("shapes/sage"))
+    return made, Snapshot(made.model.trainable())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_healthy_shapes(seed: int, parts) -> None:
+    made, before = parts
+    config, spec = replace(recipe("shapes/sage"), seed=seed), DoctorSpec(prompts=3, probe=False)
+    sample = examine.prepare(Trainer(examine.small(config, spec), made))
+    found = [*examine.of_schedule(sample.trainer, sample), *examine.of_sampling(config, spec, made, sample)]
+    if seed < 2:  # what an update does is the same for all seeds, but for the numbers
+        found += examine.of_learning(sample)
+        before.take_back(0.0)
+    assert not raised(found)
+    assert len(found) == (18 if seed < 2 else 12)
+
+
+def test_command(capsys) -> None:
+    assert main(["doctor", "shapes/branch", "--json", "--doctor.members", "2", "--doctor.probe", "false"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [finding["name"] for finding in report["findings"]] == NAMES
+    assert report["status"] in ("pass", "skip")
+    ratio = next(finding for finding in report["findings"] if finding["name"] == "ratio")
+    assert ratio["number"] == 0.0
+
+
+def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"recipe: shapes/sage\ndata:\n  prompts: {tmp_path}/nothing.txt\n")
+    assert main(["doctor", str(file)]) == 1
+    text = "".join(capsys.readouterr().out.split())
+    assert "nothing.txt" in text
+    assert text.endswith("2pass,1fail")
+
+
+def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monkeypatch) -> None:
+    def breaks(sample: object) -> Finding:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(examine.sampling, "noise", breaks)
+    found = {one.name: one for one in examine.examine(make_config(), DoctorSpec(prompts=2, members=2, probe=False))}
+    assert found["sampling"].status == "fail"
+    assert "no more memory" in found["sampling"].value
+    assert found["ratio"].status == "pass"
+
+
+def test_what_another_rank_found_is_told(monkeypatch) -> None:
+    bad = Finding(name="x", status="fail", value="3", why="w", remedy="r")
+    good = replace(bad, status="pass")
+    monkeypatch.setattr(World, "texts", lambda self, text: [text, json.dumps([asdict(bad)])])
+    (told,) = examine.over_ranks([good], World())
+    assert (told.status, told.value) == ("fail", "rank 1: 3")
+    assert not examine.over_ranks([bad], World())
+
+
+def test_verdicts_are_ordered() -> None:
+    def one(status: Any) -> Finding:
+        return Finding(name="x", status=status, value="", why="", remedy="")
+
+    assert worst([]) == "pass"
+    assert worst([one("warn"), one("fail"), one("skip")]) == "fail"
+    assert worst([one("pass"), one("warn")]) == "warn"

@@ -1,0 +1,480 @@
+"""Faults planted on purpose, one at a time: the check-up names each; without it the same check passes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sage_grpo.flow import kernels
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models import family, lora
+from sage_grpo.models.cache import EncodingCache
+from sage_grpo.models.hunyuan15 import Hunyuan15
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.parallel.spec import Layout
+from sage_grpo.parallel.world import World
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.train import update
+from sage_grpo.train.anchor import Anchor
+from sage_grpo.train.build import build
+from sage_grpo.train.checkup import conditioning, examine, learning, machine, sampling
+from sage_grpo.train.checkup.finding import Finding
+from sage_grpo.train.checkup.sampling import Sample
+from sage_grpo.train.checkup.spec import DoctorSpec
+from sage_grpo.train.config import OptimizerConfig, UpdateConfig
+from sage_grpo.train.optim import Optimizer
+from sage_grpo.train.rollout import NoiseKeys, Storage
+from sage_grpo.train.trainer import Trainer
+
+SMALL = DoctorSpec(prompts=2, members=2, probe=False)
+EXACT = KernelSpec(name="sage_exact", eta=0.7)
+
+
+@pytest.fixture
+def sample(make_config) -> Callable[..., Sample]:
+    """A plan on a tiny HunyuanVideo-1.5 with guidance and a LoRA, or on what the fields say."""
+
+    def make(**fields: Any) -> Sample:
+        size = {"frames": 5, "height": 32, "width": 32}
+        model = {"guidance_scale": 3.0, "lora": LoraSpec(rank=2), **size} | fields.pop("model", {})
+        chosen = {"kind": "hunyuan15_t2v", "kernel": EXACT, "model": model, "rollout": {"steps": 3}} | fields
+        if chosen["kind"] == "toy":
+            chosen["model"] = {}
+        config = make_config(**chosen)
+        return examine.prepare(Trainer(examine.small(config, SMALL), build(config)))
+
+    return make
+
+
+def status(finding: Finding, name: str) -> str:
+    """The verdict, of a finding that has this name."""
+    assert finding.name == name
+    assert finding.why
+    return finding.status
+
+
+def named(findings: Iterator[Finding], name: str) -> str:
+    """The verdict of the finding of this name."""
+    return next(finding.status for finding in findings if finding.name == name)
+
+
+# Sampling -----------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_guidance_in_replay(sample, monkeypatch) -> None:
+    healthy = sample()
+    assert status(sampling.guidance(healthy, healthy.items()), "guidance") == "pass"
+    true = update.replay
+
+    def unguided(item: update.Item, device: torch.device) -> Any:
+        return true(
+            replace(item, record=replace(item.record, policy=replace(item.record.policy, guidance=1.0))), device
+        )
+
+    monkeypatch.setattr(update, "replay", unguided)
+    assert status(sampling.guidance(healthy, healthy.items()), "guidance") == "fail"
+
+
+def test_wrong_guidance_in_the_rollout(sample, monkeypatch) -> None:
+    other = sample()
+    policy = other.trainer.policy
+    monkeypatch.setattr(other.trainer, "policy", lambda group: replace(policy(group), guidance=1.0))
+    finding = sampling.guidance(other, other.items())
+    assert status(finding, "guidance") == "fail"
+    assert "scale 3" in finding.value
+
+
+@pytest.mark.parametrize("what", ["start", "step"])
+def test_same_noise_for_every_prompt(sample, what: str, monkeypatch) -> None:
+    assert status(sampling.noise(sample()), "noise") == "pass"
+    assert status(sampling.noise(sample(rollout={"steps": 3, "same_noise": True})), "noise") == "pass"
+    start, step = NoiseKeys.start, NoiseKeys.step
+    if what == "start":
+        monkeypatch.setattr(NoiseKeys, "start", lambda self, g, m, shape: start(self, replace(g, place=0), m, shape))
+    else:
+        monkeypatch.setattr(
+            NoiseKeys, "step", lambda self, ms, s, shape: step(self, [replace(m, group=0) for m in ms], s, shape)
+        )
+    assert status(sampling.noise(sample()), "noise") == "fail"
+
+
+def test_members_that_should_share_their_start_do_not(sample, monkeypatch) -> None:
+    start = NoiseKeys.start
+    monkeypatch.setattr(
+        NoiseKeys, "start", lambda self, g, m, shape: start(replace(self, same_start=False), g, m, shape)
+    )
+    finding = sampling.noise(sample(rollout={"steps": 3, "same_noise": True, "share": False}))
+    assert status(finding, "noise") == "fail"
+    assert "different noise" in finding.value
+
+
+def test_noise_of_the_wrong_size(sample, monkeypatch) -> None:
+    start = NoiseKeys.start
+    monkeypatch.setattr(NoiseKeys, "start", lambda self, g, m, shape: 1.5 * start(self, g, m, shape))
+    assert status(sampling.noise(sample()), "noise") == "fail"
+
+
+def test_vae_scaled_twice(sample, monkeypatch) -> None:
+    model = sample().trainer.model
+    latents = sampling.start(model)
+    assert status(sampling.vae(model, latents), "vae") == "pass"
+    once = Hunyuan15._to_vae
+    monkeypatch.setattr(Hunyuan15, "_to_vae", lambda self, latents: once(self, once(self, latents)))
+    assert status(sampling.vae(model, latents), "vae") == "fail"
+
+
+@pytest.mark.parametrize("fault", ["grid", "guidance", "timestep"])
+def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> None:
+    model = sample().trainer.model
+    finding, _ = sampling.pipeline(model, "a cat", None)
+    assert status(finding, "pipeline") == "pass"
+    true = family.FamilyModel
+    if fault == "grid":
+        sigmas = true.sigmas
+        monkeypatch.setattr(true, "sigmas", lambda self, steps, shift=None: sigmas(self, steps, 1.0))
+    elif fault == "guidance":
+        monkeypatch.setattr(true, "_guidance", lambda self, sigma: 1.0)
+    else:
+        monkeypatch.setattr(true, "_timestep", lambda self, sigma: torch.as_tensor(sigma) * 1.0)
+    finding, _ = sampling.pipeline(model, "a cat", None)
+    assert status(finding, "pipeline") == "fail"
+
+
+# Conditioning -------------------------------------------------------------------------------------------------------
+
+
+def test_padding_that_is_attended(sample, monkeypatch) -> None:
+    model = sample().trainer.model
+    x = sampling.start(model)
+    assert status(conditioning.padding(model, x, [None]), "padding") == "pass"
+    true = family.in_equal_batches
+
+    def padded(run: Any, x: Tensor, inputs: Any, device: torch.device) -> Tensor:
+        longest = max(len(row["text"]) for row in inputs)
+        rows = [{**row, "text": F.pad(row["text"], (0, 0, 0, longest - len(row["text"])))} for row in inputs]
+        return true(run, x, rows, device)
+
+    monkeypatch.setattr(family, "in_equal_batches", padded)
+    assert status(conditioning.padding(model, x, [None]), "padding") == "fail"
+
+
+def test_padding_that_stays_in_the_encoding(sample, monkeypatch) -> None:
+    model, text = sample().trainer.model, Hunyuan15._text
+
+    def padded(self: Hunyuan15, prompt: str) -> Tensor:
+        valid = text(self, prompt)
+        return F.pad(valid, (0, 0, 0, 200 - len(valid)))
+
+    monkeypatch.setattr(Hunyuan15, "_text", padded)
+    monkeypatch.setattr(model, "_cache", EncodingCache(None, "padded"))
+    model._conditions.clear()
+    assert status(conditioning.padding(model, sampling.start(model), [None]), "padding") == "fail"
+
+
+def test_empty_tokenizer(sample, monkeypatch) -> None:
+    from transformers import Qwen2Tokenizer
+
+    model, texts = sample().trainer.model, ["a cat", "a red dog"]
+    assert status(conditioning.tokenizer(model, texts), "tokenizer") == "pass"
+    empty = Qwen2Tokenizer(vocab={"<|endoftext|>": 0}, merges=[], unk_token="<|endoftext|>")
+    monkeypatch.setattr(model.pipe, "tokenizer", empty)
+    assert status(conditioning.tokenizer(model, texts), "tokenizer") == "fail"
+
+
+def test_prompt_that_does_not_reach_the_network(sample, monkeypatch) -> None:
+    model = sample().trainer.model
+    x, conditions = sampling.start(model), model.encode(["a cat", "a red dog"])
+    assert status(conditioning.prompt(model, x, conditions), "prompt") == "pass"
+    true = family.FamilyModel.velocity
+    monkeypatch.setattr(
+        family.FamilyModel,
+        "velocity",
+        lambda self, x, sigma, given, **more: true(self, x, sigma, conditions[:1], **more),
+    )
+    assert status(conditioning.prompt(model, x, conditions), "prompt") == "fail"
+
+
+def test_stale_encoding_cache(sample, monkeypatch) -> None:
+    model, texts = sample().trainer.model, ["a cat", "a bird"]
+    assert status(conditioning.encodings(model, texts, [None, None]), "encodings") == "pass"
+    model._conditions.clear()
+    get = EncodingCache.get
+    monkeypatch.setattr(EncodingCache, "get", lambda self, parts, encode: get(self, ("same", ""), encode))
+    keep = model.encode(["a tree"])  # what the cache holds, of another prompt
+    assert status(conditioning.encodings(model, texts, [None, None]), "encodings") == "fail"
+    assert keep
+
+
+# Schedule -----------------------------------------------------------------------------------------------------------
+
+
+def test_negative_variance(sample, monkeypatch) -> None:
+    config = {"kernel": KernelSpec(name="sage"), "kind": "toy", "rollout": {"steps": 20, "shift": 50.0}}
+    healthy = sample(**config)
+    assert named(examine.of_schedule(healthy.trainer, healthy), "variance") == "pass"
+
+    def one_end(self: kernels.Sage, sigma: Tensor, sigma_next: Tensor) -> kernels.Transition:
+        p, q, dtype = kernels._pair(sigma, sigma_next)
+        end = p.clamp(max=self.sigma_max)
+        length = end - q
+        return kernels._ito(p, q, self.eta**2 * (torch.log1p(length / (1 - end)) - length), dtype)
+
+    monkeypatch.setattr(kernels.Sage, "__call__", one_end)
+    assert named(examine.of_schedule(healthy.trainer, healthy), "variance") == "fail"
+
+
+def test_noise_in_the_last_step(sample, monkeypatch) -> None:
+    sage = {"kernel": KernelSpec(name="sage"), "kind": "toy"}
+    healthy = sample(**sage)
+    assert named(examine.of_schedule(healthy.trainer, healthy), "last step") == "pass"
+    asked = sample(**sage, rollout={"steps": 3, "deterministic_last": False})
+    assert named(examine.of_schedule(asked.trainer, asked), "last step") == "warn"
+    monkeypatch.setattr(kernels.Sage, "leaves_noise", False)
+    planted = sample(**sage)
+    assert named(examine.of_schedule(planted.trainer, planted), "last step") == "warn"
+
+
+def test_unstable_step(sample) -> None:
+    wild = sample(kernel=KernelSpec(name="dance", eta=1.5), kind="toy", rollout={"steps": 20})
+    assert named(examine.of_schedule(wild.trainer, wild), "stability") == "warn"
+
+
+# Learning -----------------------------------------------------------------------------------------------------------
+
+
+def test_lora_on_no_module(make_config, monkeypatch) -> None:
+    monkeypatch.setattr(lora, "add_lora", lambda network, *rest: network.requires_grad_(False))
+    config = make_config(kind="hunyuan15_t2v", model={"lora": LoraSpec(rank=3)})
+    found = examine.examine(config, SMALL)
+    assert status(found[-1], "trainable") == "fail"  # and nothing after it
+
+
+def test_replay_of_what_was_not_sampled(sample, monkeypatch) -> None:
+    stored = {"rollout": {"steps": 3, "storage": "bfloat16"}}
+    healthy = sample(**stored)
+    assert status(learning.ratio(healthy, healthy.items()), "ratio") == "pass"
+    monkeypatch.setattr(Storage, "rounded", lambda self, x: x)
+    rounded = sample(**stored)
+    assert status(learning.ratio(rounded, rounded.items()), "ratio") != "pass"
+
+
+def _after_ratio(sample: Sample) -> Trainer:
+    learning.ratio(sample, sample.items())
+    return sample.trainer
+
+
+def test_modules_without_a_gradient(sample) -> None:
+    trainer = _after_ratio(sample())
+    assert status(learning.gradients(trainer), "gradients") == "pass"
+    for name, p in trainer.state.params.items():
+        p.grad = None if "blocks.0." in name else p.grad
+    assert status(learning.gradients(trainer), "gradients") in ("warn", "fail")
+
+
+def test_gradient_below_epsilon(sample) -> None:
+    trainer = _after_ratio(sample(optimizer=OptimizerConfig(eps=1e3)))
+    assert status(learning.gradients(trainer), "gradients") == "warn"
+
+
+def test_bf16_weights_too_small_to_move(sample, monkeypatch) -> None:
+    slow = {"kind": "toy", "optimizer": OptimizerConfig(lr=1e-5, weight_decay=0.0)}
+    assert status(learning.update_moves(_after_ratio(sample(**slow))), "update") == "pass"
+    step = Optimizer.step
+
+    @torch.no_grad()
+    def rounded(self: Optimizer, number: int) -> float:
+        lr = step(self, number)
+        for p in self.params.values():
+            p.copy_(p.bfloat16())
+        return lr
+
+    monkeypatch.setattr(Optimizer, "step", rounded)
+    trainer = sample(**slow).trainer
+    with torch.no_grad():
+        for p in trainer.state.params.values():
+            p.copy_(p.bfloat16())
+    other = examine.prepare(trainer)
+    assert status(learning.update_moves(_after_ratio(other)), "update") == "fail"
+
+
+def test_optimizer_that_does_not_step(sample, monkeypatch) -> None:
+    monkeypatch.setattr(Optimizer, "step", lambda self, number: self.config.lr)
+    assert status(learning.update_moves(_after_ratio(sample())), "update") == "fail"
+
+
+@dataclass(frozen=True)
+class Pair(World):
+    """The second of two processes: its rows follow those of the first."""
+
+    first: tuple[Tensor, ...] = ()
+
+    def gather(self, values: Tensor) -> Tensor:
+        """What both hold."""
+        return torch.cat([self.first[0], values]) if self.first else self._keep(values)
+
+    def _keep(self, values: Tensor) -> Tensor:
+        KEPT.append(values)
+        return values
+
+
+KEPT: list[Tensor] = []
+
+
+def test_unsynchronised_rank(sample) -> None:
+    params, two = sample(kind="toy").trainer.state.params, Layout(replicate=2)
+    KEPT.clear()
+    learning.ranks(params, Pair(layout=two))
+    both = Pair(layout=two, rank=1, first=(KEPT[0],))
+    assert status(learning.ranks(params, both), "ranks") == "pass"
+    with torch.no_grad():
+        next(iter(params.values())).view(-1)[3] += 1e-6
+    finding = learning.ranks(params, both)
+    assert status(finding, "ranks") == "fail"
+    assert "[1]" in finding.value
+
+
+@pytest.mark.parametrize("mode", ["moving", "dual"])
+def test_kl_without_a_gradient(sample, mode: str, monkeypatch) -> None:
+    region = {"trust_region": TrustRegion(mode=mode, beta_velocity=0.0), "kind": "toy"}
+    healthy = sample(**region)
+    learning.update_moves(_after_ratio(healthy))
+    assert status(learning.trust_region(healthy, healthy.items()), "trust region") == "pass"
+    monkeypatch.setattr(Anchor, "applied", lambda self: nullcontext())  # the reference pass runs with the live weights
+    other = sample(**region)
+    learning.update_moves(_after_ratio(other))
+    assert status(learning.trust_region(other, other.items()), "trust region") == "fail"
+
+
+def test_kl_that_is_inert_by_configuration(sample) -> None:
+    inert = sample(kind="toy", trust_region=TrustRegion(mode="stepwise"), update=UpdateConfig(updates_per_rollout=1))
+    assert status(learning.trust_region(inert, inert.items()), "trust region") == "warn"
+
+
+def _saved(sample: Sample) -> Finding:
+    model = sample.trainer.model
+    with torch.no_grad():
+        for p in sample.trainer.state.params.values():
+            p.add_(0.1)  # an adapter at its start would be lost unseen
+    return learning.save(sample.trainer, sampling.start(model), model.encode(["a cat"]))
+
+
+def test_weights_that_do_not_survive_saving(sample, monkeypatch) -> None:
+    assert status(_saved(sample()), "save") == "pass"
+    true = lora.save_lora
+
+    def lossy(folder: Path, network: Any, weights: dict[str, Tensor], expert: Any = None) -> None:
+        true(folder, network, {name: 0.5 * tensor for name, tensor in weights.items()}, expert)
+
+    monkeypatch.setattr(lora, "save_lora", lossy)
+    assert status(_saved(sample()), "save") == "fail"
+
+
+# The reward ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clips() -> tuple[Sample, Tensor]:
+    """A rollout of the shapes world and its clips."""
+    config = recipe("shapes/sage")
+    sample = examine.prepare(Trainer(examine.small(config, DoctorSpec()), build(config)))
+    sample.trainer.encode_prompts()
+    return sample, sample.trainer.decode(sample.rollout)
+
+
+REWARDS = [
+    ("constant", "reward spread", "fail"),
+    ("swapped", "reward prompt", "warn"),
+    ("of_batch", "reward batch", "fail"),
+    ("of_place", "reward batch", "fail"),
+    ("noisy", "reward repeats", "fail"),
+    ("blind", "reward prompt", "warn"),
+    ("luma", "reward statistics", "warn"),
+    ("broken", "reward valid", "fail"),
+]
+
+
+def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    sample, videos = clips
+    reward = CompositeReward([RewardSpec(name=f"doctor_rewards:{name}", batch_size=0)])
+    monkeypatch.setattr(sample.trainer, "reward", reward)
+    return {finding.name: finding for finding in examine.of_reward(sample, videos)}
+
+
+def test_healthy_reward(clips, monkeypatch) -> None:
+    found = _findings(clips, "judged", monkeypatch)
+    assert {finding.status for finding in found.values()} == {"pass"}
+    assert {name for _, name, _ in REWARDS} == found.keys()
+
+
+@pytest.mark.parametrize(("name", "check", "verdict"), REWARDS)
+def test_faulty_reward(name: str, check: str, verdict: str, clips, monkeypatch) -> None:
+    found = _findings(clips, name, monkeypatch)
+    assert found[check].status in (verdict, "fail")
+
+
+def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
+    sample, videos = clips
+    score = Trainer.score
+
+    def rolled(self: Trainer, videos: Tensor, plan: Any) -> Any:
+        groups = [replace(group, prompt=plan.groups[group.index - 1].prompt) for group in plan.groups]
+        return score(self, videos, replace(plan, groups=tuple(groups)))
+
+    monkeypatch.setattr(Trainer, "score", rolled)
+    found = {finding.name: finding for finding in examine.of_reward(sample, videos)}
+    assert found["reward prompt"].status == "fail"
+
+
+# The machine and its files ------------------------------------------------------------------------------------------
+
+
+def test_old_library(monkeypatch) -> None:
+    assert status(machine.versions(), "versions") == "pass"
+    true = machine.version
+    monkeypatch.setattr(machine, "version", lambda name: "0.31.0" if name == "diffusers" else true(name))
+    finding = machine.versions()
+    assert status(finding, "versions") == "fail"
+    assert "diffusers 0.31.0" in finding.value
+
+
+def test_bfloat16_on_a_cpu() -> None:
+    assert status(machine.device(ModelSpec(device="cpu")), "device") == "pass"
+    assert status(machine.device(ModelSpec(device="cpu", dtype="bfloat16")), "device") == "warn"
+
+
+@pytest.mark.parametrize("lost", ["tokenizer/vocab.json", "text_encoder/model.safetensors", "transformer"])
+def test_incomplete_checkpoint(lost: str, make_config, checkpoint, tmp_path) -> None:
+    config = make_config(kind="hunyuan15_t2v")
+    assert status(machine.files(config), "files") == "pass"
+    folder = tmp_path / "copy"
+    shutil.copytree(checkpoint("hunyuan15_t2v"), folder)
+    if lost == "transformer":
+        shutil.rmtree(folder / lost)
+    else:
+        for file in (folder / lost).parent.glob("tokenizer.json" if "tokenizer" in lost else "*.safetensors"):
+            file.unlink()
+        (folder / lost).unlink(missing_ok=True)
+    found = examine.examine(replace(config, model=replace(config.model, path=str(folder))), SMALL)
+    assert status(found[-1], "files") == "fail"
+    assert lost.split("/")[0] in found[-1].value
+
+
+def test_numbers_that_json_cannot_hold() -> None:
+    from sage_grpo.train.checkup import show
+
+    finding = Finding(name="x", status="fail", value="inf", why="w", remedy="r", number=math.inf)
+    assert json.loads(json.dumps(show.document([finding]), allow_nan=False))["status"] == "fail"
