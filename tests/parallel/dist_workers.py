@@ -7,8 +7,10 @@ import errno
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import distributed as dist
@@ -16,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.models import blocks
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import checkpoint, heartbeat
 from sage_grpo.parallel.spec import ParallelSpec
@@ -94,6 +97,14 @@ def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool 
         trainer.export(Path(config.out) / "final")
     evaluation = trainer.evaluate().metrics
     return {"rows": rows, "evaluation": evaluation, "state": whole(trainer), **record.records()}
+
+
+def train_compiled(world: World, config: c.TrainConfig) -> dict[str, Any]:
+    """The same with blocks that are traced and differentiated as a compiler does it, and that keep attention's outputs."""
+    model = dataclasses.replace(config.model, compile=True)
+    update = dataclasses.replace(config.update, gradient_checkpointing="attention")
+    with mock.patch.object(blocks.torch, "compile", partial(torch.compile, backend="aot_eager")):
+        return train(world, dataclasses.replace(config, model=model, update=update))
 
 
 class Recorder:

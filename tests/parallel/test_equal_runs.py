@@ -65,6 +65,18 @@ def test_every_layout_is_the_same_run(kind, lora, guidance, ranks, sp, replicate
     check_metrics(results, alone)
 
 
+def test_a_compiled_run_over_two_ranks_is_the_plain_run_of_one(reference) -> None:
+    """FSDP, guidance, text of several lengths, a LoRA, and blocks that keep attention's outputs, all compiled."""
+    config, alone = reference("hunyuan15_t2v", True, 2.0)
+    spec = ParallelSpec(timeout=60)
+    results = processes.run(workers.train_compiled, 2, dataclasses.replace(config, parallel=spec), spec=spec)
+    for result in results:
+        assert isinstance(result, dict), result
+        assert np.array_equal(result["advantages"], alone["advantages"])
+        assert all(row["ratio/first_update"] == 0.0 for row in result["rows"])
+    check_learning(results[0], alone)
+
+
 def check_noise(results, alone, sp: int) -> None:
     """Ranks that share a clip have the same noise; every clip is somewhere; all are those of one process."""
     for first in range(0, len(results), sp):
