@@ -49,8 +49,8 @@ class Options:
     videos: Path | None = None
     """A folder of video files to score instead of a model's."""
     prompts: str | None = "shapes"
-    """Prompts: a .txt, .csv or .jsonl file, "shapes" for the embedded world's held-out split, or "train" for a run's training
-    prompts."""
+    """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" for the embedded world's held-out split, "starter_eval" (or "starter") for those of
+    the package, or "train" for a run's training prompts."""
     rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
     """Rewards with their weights."""
     max_failed_fraction: Share = 0.25
@@ -179,9 +179,10 @@ def _report(result: Evaluation, options: Options) -> None:
 def _score_files(options: Options) -> int:
     from sage_grpo.commands.score_videos import score_videos, summary
     from sage_grpo.models.devices import choose_device
+    from sage_grpo.train.sources import NAMES
 
     assert options.videos is not None
-    if options.prompts is None or options.prompts in ("shapes", "train"):
+    if options.prompts is None or options.prompts in (*NAMES, "train"):
         raise ValueError("--videos needs --prompts FILE: one prompt per video, in the order of the file names.")
     base = Options() if options.run is None else of_run(options.run, trust=True)
     device, base = options.model.device, replace(base, model=replace(base.model, device=options.model.device))

@@ -42,7 +42,7 @@ class Options:
     model: ModelSpec = ModelSpec(train=False)
     """The video model; without a run or a path, the small checkpoint that the package carries."""
     prompts: list[str] | str = ""
-    """A prompt, a list of them, or a file (.txt, .csv or .jsonl)."""
+    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), or "starter" or "starter_eval"."""
     images: list[str] = field(default_factory=list)
     """First frames for an image-to-video model: one per prompt, or one for all."""
     lora: str | None = None
@@ -156,12 +156,12 @@ def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip
 
 
 def _prompts(options: Options) -> list[Prompt]:
-    from sage_grpo.data.prompts import Prompt, load_prompts
+    from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
 
     given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
     if not given or given == [""]:
         raise ValueError('There is nothing to generate: give --prompts "a red ball rolls" or --prompts file.txt.')
-    if len(given) == 1 and Path(given[0]).suffix in (".txt", ".csv", ".jsonl"):
+    if len(given) == 1 and (given[0] in SETS or Path(given[0]).suffix in SUFFIXES):
         return load_prompts(given[0])
     return [Prompt(text) for text in given]
 
