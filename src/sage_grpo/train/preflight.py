@@ -87,7 +87,9 @@ def needs(config: TrainConfig) -> Iterator[Need]:
     form = "one a line in a .txt, or a .csv, .json or .jsonl with a column prompt"
     if data.prompts not in NAMES:
         hint = did_you_mean(data.prompts, NAMES)
-        yield Need("data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE, or starter.{hint}")
+        yield Need(
+            "data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE, or starter.{hint}"
+        )
     if data.held_out not in (None, *NAMES):
         yield Need(
             "data.eval_prompts",
