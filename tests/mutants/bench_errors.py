@@ -46,13 +46,6 @@ MUTANTS = (
         (f"{BENCH}test_what_is_whole_is_kept_and_the_rest_is_made_again",),
     ),
     Mutant(
-        "half-written files stay among the clips",
-        "commands/bench.py",
-        ".unlink(missing_ok=True)",
-        ".exists()",
-        (f"{BENCH}test_what_is_whole_is_kept_and_the_rest_is_made_again",),
-    ),
-    Mutant(
         "clips of other settings are mixed",
         "commands/bench.py",
         "        if changed:",

@@ -131,8 +131,6 @@ def _make(
     video = model.video
     record["video"] = {"frames": video.frames, "height": video.height, "width": video.width}
     _write_record(out, record)
-    for clip in clips:  # what a killed call has left is no clip, but suites would take it for one
-        (folder / clip.file).with_name(f".{Path(clip.file).name}.tmp").unlink(missing_ok=True)
     for first in range(0, len(clips), AT_ONCE):
         for some, videos in sample(options, model, clips[first : first + AT_ONCE]):
             for clip, one in zip(some, videos):
