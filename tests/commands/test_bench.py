@@ -46,6 +46,11 @@ def clips(folder: Path) -> dict[str, torch.Tensor]:
     return {file.name: read_video(file)[0] for file in sorted(folder.iterdir())}
 
 
+def apart(one: torch.Tensor, other: torch.Tensor) -> int:
+    """Grey levels between two clips; the order of sums in a batch may cost one or two."""
+    return int((one.int() - other.int()).abs().max())
+
+
 def test_base_and_tuned_are_the_clips_of_plain_generate(wan, lora, tmp_path) -> None:
     given = options(wan, tmp_path, lora=str(lora))
     assert run(given) == 0
@@ -56,9 +61,9 @@ def test_base_and_tuned_are_the_clips_of_plain_generate(wan, lora, tmp_path) -> 
         found = clips(tmp_path / "out" / name)
         assert list(found) == ["0000.mp4", "0001.mp4"]  # and nothing that a suite would take for a clip
         for one, file in zip(found.values(), ("0000-a-cat.mp4", "0001-a-dog.mp4")):
-            assert torch.equal(one, read_video(tmp_path / folder / file)[0])
+            assert apart(one, read_video(tmp_path / folder / file)[0]) <= 2
     base, tuned = (clips(tmp_path / "out" / name)["0000.mp4"] for name in ("base", "tuned"))
-    assert (base.int() - tuned.int()).abs().max() > 5
+    assert apart(base, tuned) > 5
     record = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert [(clip["file"], clip["prompt"], clip["seed"]) for clip in record["clips"]] == [
         ("0000.mp4", "a cat", 5),
@@ -82,7 +87,7 @@ def test_what_is_whole_is_kept_and_the_rest_is_made_again(wan, lora, tmp_path, m
     assert made == ["0001.mp4", "0000.mp4"]
     after = clips(out / "base")
     assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert max(apart(after[name], before[name]) for name in before) <= 2
     assert (out / "base" / "0000.mp4").stat().st_mtime_ns == kept
     monkeypatch.setattr(ModelSpec, "load", lambda *_: pytest.fail("there is nothing to make"))
     assert run(options(wan, tmp_path, lora=str(lora))) == 0
@@ -126,7 +131,7 @@ def test_rewrites_and_videophys_table(wan, tmp_path) -> None:
     plain = options(wan, tmp_path, bench=None, prompts=["a cat, much longer"])
     run(replace(plain, out=str(tmp_path / "plain")))
     same = read_video(tmp_path / "plain" / "0000-a-cat-much-longer.mp4")[0]
-    assert (clips(tmp_path / "out" / "base")["0001.mp4"].int() - same.int()).abs().max() <= 2
+    assert apart(clips(tmp_path / "out" / "base")["0001.mp4"], same) <= 2
 
 
 def test_a_lists_own_seeds_win(wan, tmp_path) -> None:
