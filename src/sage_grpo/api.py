@@ -168,7 +168,8 @@ def generate(
     from sage_grpo.data.rows import prompts_of
     from sage_grpo.train.own import check_model
 
-    allowed = [field.name for field in fields(command.Options) if field.name not in ("run", "model", "prompts", "out")]
+    other = ("run", "model", "prompts", "out", "bench", "rewrites")
+    allowed = [field.name for field in fields(command.Options) if field.name not in other]
     _check_names("generate", options, allowed)
     spec, thing = _either(model)
     if thing is not None:

@@ -67,6 +67,20 @@ def read_video(path: str | Path) -> tuple[Tensor, float]:
     return torch.stack(frames), fps
 
 
+def video_size(path: str | Path) -> tuple[int, int, int] | None:
+    """Frames, height and width by the header of a file, which is written last; None where it cannot be read."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                return None
+            stream = container.streams.video[0]
+            return stream.frames, stream.height, stream.width
+    except av.error.FFmpegError:
+        return None
+
+
 def read_image(path: str | Path) -> Tensor:
     """A picture as uint8 H x W x 3."""
     import numpy as np

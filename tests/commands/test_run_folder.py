@@ -117,6 +117,22 @@ def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, 
         assert evaluated(run, "--ema", "false")["total"] != found[2]["total"]
 
 
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_pairs_are_two_plain_evaluations(kind: str, finished: Run, evaluated, tmp_path: Path) -> None:
+    found = evaluated(finished(kind), "--pairs", "true", "--out", str(tmp_path))
+    assert found["base"] == own(finished(kind), 0)  # which are those of plain evaluations, as the test above says
+    assert found["tuned"] == own(finished(kind), 2)
+    total = found["differences"]["total"]
+    assert (total["prompts"], total["pairs"]) == (2, 4)
+    assert total["change"] == pytest.approx(found["tuned"]["total"] - found["base"]["total"], abs=1e-6)
+    assert total["change"] != 0
+    assert json.loads((tmp_path / "pairs.json").read_text()) == found
+    assert (tmp_path / "pairs.png").is_file()
+    if kind == "lora":  # an adapter alone, on the run's base
+        words = ["--lora", str(finished(kind) / "final"), "--pairs", "true"]
+        assert evaluated(finished(kind), *words)["base"] == found["base"]
+
+
 def test_a_runs_settings_are_the_defaults(finished: Run) -> None:
     run = finished("lora")
     config, options = read_config(run), of_run(str(run))

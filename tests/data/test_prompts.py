@@ -79,7 +79,7 @@ def test_a_column_that_looks_misspelt_is_pointed_out(tmp_path: Path) -> None:
         ("p.jsonl", "[1, 2]\n", "line 1: expected an object"),
         ("p.jsonl", "3\n", "line 1: expected an object"),
         ("p.jsonl", '{"prompt": "a", "seed": 1.5}\n', "whole number"),
-        ("p.json", "{}", "unknown kind of prompt file '.json'"),
+        ("p.yaml", "{}", "unknown kind of prompt file '.yaml'"),
     ],
 )
 def test_faults_are_named_with_their_line(name: str, text: str, says: str, tmp_path: Path) -> None:

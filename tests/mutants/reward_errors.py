@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         "a column with a meaning is metadata too",
         "data/prompts.py",
-        "{name: value for name, value in row.items() if name not in COLUMNS}",
+        "{name: value for name, value in row.items() if name not in (*COLUMNS, column)}",
         "dict(row)",
         ("data/test_prompts.py",),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants import (
+    bench_errors,
     evidence_errors,
     flow_errors,
     lab_errors,
@@ -17,6 +18,7 @@ from mutants import (
 )
 
 MUTANTS = (
+    *bench_errors.MUTANTS,
     *evidence_errors.MUTANTS,
     *flow_errors.MUTANTS,
     *learning_errors.MUTANTS,

@@ -1,14 +1,16 @@
 """Score a model on held-out prompts with the ODE and fixed seeds, or score existing video files, with any rewards.
 
 `--run DIR` starts from a run: its model, trained weights, rewards, held-out prompts and evaluation settings, so that the figures are
-those of its own evaluations; any option that you give wins.
+those of its own evaluations; any option that you give wins. `--pairs` evaluates the base as well and compares clip by clip.
 """
 
 from __future__ import annotations
 
+import gc
 import json as json_module
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -46,11 +48,13 @@ class Options:
     """The model; without a run or a path, the small checkpoint that the package carries."""
     lora: str | None = None
     """Folder of a saved LoRA to add to the model, in place of a run's own."""
+    pairs: bool = False
+    """Evaluate the base model too, on the same prompts and noises, and give the differences with their intervals."""
     videos: Path | None = None
     """A folder of video files to score instead of a model's."""
     prompts: str | None = "shapes"
-    """Prompts: a .txt, .csv or .jsonl file, "shapes" for the embedded world's held-out split, or "train" for a run's training
-    prompts."""
+    """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" for the embedded world's held-out split, "starter_eval" (or "starter") for those of
+    the package, or "train" for a run's training prompts."""
     rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
     """Rewards with their weights."""
     max_failed_fraction: Share = 0.25
@@ -60,7 +64,7 @@ class Options:
     micro_batch: Count = 8
     """Clips that are sampled, or read from files, together."""
     out: Path | None = None
-    """Folder for scores.json, and for a contact sheet (or scores.csv for files)."""
+    """Folder for scores.json (pairs.json), and for a contact sheet (or scores.csv for files)."""
     json: bool = False
     """Print JSON only."""
     trust_run: bool = False
@@ -101,7 +105,10 @@ def run(options: Options) -> int:
     try:
         if options.videos is not None:
             return _score_files(options)
-        _report(measure(options), options)
+        if options.pairs:
+            _report_pairs(options)
+        else:
+            _report(measure(options), options)
     except RewardFailure as failure:
         print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
@@ -110,6 +117,33 @@ def run(options: Options) -> int:
 
 def measure(options: Options, own: Own | None = None) -> Evaluation:
     """Sample and score; what a program hands over takes the place of what the options name."""
+    (result,) = _measure(options, [_choice(options)], own)
+    return result
+
+
+def measure_pair(options: Options) -> tuple[Evaluation, Evaluation]:
+    """The base and the tuned model, each as `measure` finds it alone."""
+    choice = _choice(options)
+    if not choice.tunes:
+        raise ValueError(
+            "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
+        )
+    base, tuned = _measure(options, [choice.base(), choice])
+    return base, tuned
+
+
+def _choice(options: Options) -> Choice:
+    return Choice(
+        run=options.run,
+        weights=options.weights,
+        checkpoint=options.checkpoint,
+        ema=options.ema,
+        lora=options.lora,
+    )
+
+
+def _measure(options: Options, choices: Sequence[Choice], own: Own | None = None) -> Iterator[Evaluation]:
+    """An evaluation with each choice of weights, one model at a time."""
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.train.evaluate import evaluate
@@ -121,14 +155,7 @@ def measure(options: Options, own: Own | None = None) -> Evaluation:
     if own.model is None:  # before rewards are loaded, which takes long as well
         options.model.check_named()
     prompts = _prompts(options) if own.prompts is None else list(own.prompts)
-    choice = Choice(
-        run=options.run,
-        weights=options.weights,
-        checkpoint=options.checkpoint,
-        ema=options.ema,
-        lora=options.lora,
-    )
-    found = choice.find(options.model)
+    found = [choice.find(options.model) for choice in choices]
     reward = CompositeReward(
         options.rewards,
         max_failed_fraction=options.max_failed_fraction,
@@ -137,8 +164,11 @@ def measure(options: Options, own: Own | None = None) -> Evaluation:
         objects=own.rewards,
     )
     try_rewards(reward, prompts[0], options.model)
-    model = found.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
-    return evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
+    for one in found:
+        model = one.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
+        yield evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
+        del model
+        gc.collect()  # the next model needs its memory
 
 
 def _prompts(options: Options) -> list[Prompt]:
@@ -176,16 +206,31 @@ def _report(result: Evaluation, options: Options) -> None:
             contact_sheet(options.out / "clips.png", list(result.clips), result.captions)
 
 
+def _report_pairs(options: Options) -> None:
+    from sage_grpo.commands import pairs
+
+    base, tuned = measure_pair(options)
+    for name, result in (("base", base), ("tuned", tuned)):
+        if result.report:
+            print(f"{name}: {result.report}", file=sys.stderr)
+    found = pairs.compare(base, tuned)
+    written = pairs.document(found, base, tuned)
+    print(json_module.dumps(written) if options.json else pairs.table(found))
+    if options.out is not None:
+        pairs.write(options.out, written, base, tuned)
+
+
 def _score_files(options: Options) -> int:
     from sage_grpo.commands.score_videos import score_videos, summary
     from sage_grpo.models.devices import choose_device
+    from sage_grpo.train.sources import NAMES
 
     assert options.videos is not None
-    if options.prompts is None or options.prompts in ("shapes", "train"):
+    if options.prompts is None or options.prompts in (*NAMES, "train"):
         raise ValueError("--videos needs --prompts FILE: one prompt per video, in the order of the file names.")
     base = Options() if options.run is None else of_run(options.run, trust=True)
     device, base = options.model.device, replace(base, model=replace(base.model, device=options.model.device))
-    names = ("model", "settings", "weights", "checkpoint", "ema", "lora", "max_failed_fraction")
+    names = ("model", "settings", "weights", "checkpoint", "ema", "lora", "pairs", "max_failed_fraction")
     useless = [f"--{name}" for name in names if getattr(options, name) != getattr(base, name)]
     if useless:
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
+from sage_grpo.data.benches import BenchName
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
 from sage_grpo.models.spec import ModelSpec
@@ -42,11 +43,16 @@ class Options:
     model: ModelSpec = ModelSpec(train=False)
     """The video model; without a run or a path, the small checkpoint that the package carries."""
     prompts: list[str] | str = ""
-    """A prompt, a list of them, or a file (.txt, .csv or .jsonl)."""
+    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), or "starter" or "starter_eval"."""
     images: list[str] = field(default_factory=list)
     """First frames for an image-to-video model: one per prompt, or one for all."""
     lora: str | None = None
     """Folder of a saved LoRA to add to the model, in place of a run's own."""
+    bench: BenchName | None = None
+    """Write the clips that a public suite scores, under its names, to out/base and (with a run or a LoRA) out/tuned; `prompts` is the suite's
+    list (docs/bench-export.md)."""
+    rewrites: str | None = None
+    """With `bench`: a file with what the model is given in place of each prompt; files keep the names of the list."""
     kernel: KernelSpec = KernelSpec(name="ode")
     """The sampler; ode does not explore."""
     solver: SolverName = "euler"
@@ -75,6 +81,13 @@ class Options:
             raise ValueError(
                 f'solver "{self.solver}" does not explore, but kernel.name is "{self.kernel.name}": leave one of them out.'
             )
+        if self.rewrites is not None and self.bench is None:
+            raise ValueError("--rewrites goes with --bench, whose files are named after the prompts of the list.")
+        if self.bench is not None and (self.per_prompt != 1 or self.images):
+            raise ValueError(
+                "With --bench the suite says how many clips of a prompt there are, and the list says which images: leave --per_prompt and "
+                "--images out."
+            )
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
@@ -99,6 +112,10 @@ class Clip:
 
 def run(options: Options) -> int:
     """Generate and write; returns the exit status."""
+    if options.bench is not None:
+        from sage_grpo.commands import bench
+
+        return bench.run(options)
     from sage_grpo.video import contact_sheet
 
     out, clips, videos = Path(options.out), plan(options), []
@@ -112,7 +129,7 @@ def run(options: Options) -> int:
 
 def load(options: Options, model: VelocityModel | None = None) -> VelocityModel:
     """The model with the weights that the options choose; a model that is there gets a run's weights."""
-    return _choice(options).find(options.model).load(model)
+    return choice_of(options).find(options.model).load(model)
 
 
 def sample(options: Options, model: VelocityModel, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[Clip], Tensor]]:
@@ -128,7 +145,8 @@ def sample(options: Options, model: VelocityModel, clips: Sequence[Clip]) -> Ite
             yield some, _sample(options, model, some, conditions[first : first + options.batch], advance)
 
 
-def _choice(options: Options) -> Choice:
+def choice_of(options: Options) -> Choice:
+    """Which weights the options name."""
     return Choice(
         run=options.run,
         weights=options.weights,
@@ -156,12 +174,12 @@ def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip
 
 
 def _prompts(options: Options) -> list[Prompt]:
-    from sage_grpo.data.prompts import Prompt, load_prompts
+    from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
 
     given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
     if not given or given == [""]:
         raise ValueError('There is nothing to generate: give --prompts "a red ball rolls" or --prompts file.txt.')
-    if len(given) == 1 and Path(given[0]).suffix in (".txt", ".csv", ".jsonl"):
+    if len(given) == 1 and (given[0] in SETS or Path(given[0]).suffix in SUFFIXES):
         return load_prompts(given[0])
     return [Prompt(text) for text in given]
 

@@ -83,9 +83,9 @@ def run(options: Options) -> int:
 
 def _held_out(config: TrainConfig) -> int | None:
     """How many held-out prompts there are; None where their file is not on this machine."""
-    from sage_grpo.train.sources import prompts_from
+    from sage_grpo.train.sources import NAMES, prompts_from
 
     source = config.data.held_out
-    if source is None or (source != "shapes" and not Path(source).is_file()):
+    if source is None or (source not in NAMES and not Path(source).is_file()):
         return None
     return len(prompts_from(source))

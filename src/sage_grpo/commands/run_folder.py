@@ -47,6 +47,15 @@ class Choice:
     lora: str | None = None
     """Folder of a saved LoRA, on the base model."""
 
+    @property
+    def tunes(self) -> bool:
+        """Whether these are other weights than those of the base model."""
+        return self.lora is not None or (self.run is not None and self.weights != "base")
+
+    def base(self) -> Choice:
+        """The weights before training."""
+        return Choice(run=self.run, weights=None if self.run is None else "base")
+
     def find(self, spec: ModelSpec) -> Found:
         """Where these weights are; everything that can be refused without loading a model is refused here."""
         self._check(spec)

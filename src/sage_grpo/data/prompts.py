@@ -1,4 +1,5 @@
-"""Prompts from txt, csv or jsonl files, and an endless shuffled stream of them with a position that can be saved."""
+"""Prompts from txt, csv, json or jsonl files and from the package's own sets, and an endless shuffled stream of them with a position that
+can be saved."""
 
 from __future__ import annotations
 
@@ -13,8 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sage_grpo.hints import did_you_mean
+
 COLUMNS = ("prompt", "seed", "image", "ref_image_path")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
+ALSO_PROMPT = ("prompt_en", "caption")
+"""What public lists call the column prompt; it counts where there is no column prompt."""
+SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
+SETS = ("starter", "starter_eval")
+"""Sets that come with the package: 160 prompts to start with and 40 that are held out, by category."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +38,55 @@ class Prompt:
     """The other columns of its row, for rewards."""
 
 
-def load_prompts(path: str | Path) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image) or .jsonl (the same keys).
+def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image), .jsonl (the same keys) or .json (a list of
+    objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
 
-    Other columns become metadata that rewards receive.
+    Other columns become metadata that rewards receive. `names` are what a misspelt name is compared with.
     """
-    path = Path(path)
+    path = set_file(str(source)) if str(source) in SETS else Path(source)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no prompt file {path}. Give a .txt, .csv or .jsonl file.")
+        raise FileNotFoundError(
+            f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file, or one of {', '.join(names)}."
+            + did_you_mean(str(source), names)
+        )
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".txt":
         lines = (line.strip() for line in text.splitlines())
         prompts = [Prompt(line) for line in lines if line and not line.startswith("#")]
+    elif path.suffix == ".json":
+        prompts = [prompt_of(row, where, path.parent) for where, row in _entries(text, path)]
     elif path.suffix in (".csv", ".jsonl"):
         prompts = [prompt_of(row, f"{path}, line {number}", path.parent) for number, row in read_rows(text, path)]
     else:
-        raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv or .jsonl.")
+        raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv, .json or .jsonl.")
     if not prompts:
         raise ValueError(f"{path} holds no prompts.")
     warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, str(path))
     return prompts
+
+
+def set_file(name: str) -> Path:
+    """The file of one of the package's own sets."""
+    return Path(__file__).parent / "prompt_sets" / f"{name}.csv"
+
+
+def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The rows of a JSON document, with what errors call them: a list, or an object whose keys become `id`."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}. One object a line is .jsonl.") from error
+    if isinstance(document, dict):
+        pairs = [(f"{path}, {key!r}", {"id": key}, value) for key, value in document.items()]
+    elif isinstance(document, list):
+        pairs = [(f"{path}, entry {number}", {}, value) for number, value in enumerate(document, 1)]
+    else:
+        raise ValueError(f"{path} must hold a list of prompts, or an object from ids to prompts.")
+    for where, row, value in pairs:
+        if not isinstance(value, (str, dict)):
+            raise ValueError(f"{where}: expected an object with a prompt, or a string, got {json.dumps(value)[:80]}.")
+        yield where, {**row, **({"prompt": value} if isinstance(value, str) else value)}
 
 
 def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
@@ -81,12 +118,13 @@ def _from_json(line: str, path: Path, number: int) -> dict[str, Any]:
 
 def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     """The prompt of a row; `where` is what errors call it, images are relative to `folder`."""
-    if "prompt" not in row:
+    column = next((name for name in ("prompt", *ALSO_PROMPT) if name in row), None)
+    if column is None:
         near = difflib.get_close_matches("prompt", [name.lower() for name in row], n=1)
         hint = f" Call {near[0]!r} prompt." if near else ""
         there = [name for name in row if name not in COLUMNS or row[name] is not None]
         raise ValueError(f"{where}: there is no column prompt, only {', '.join(there) or 'none'}.{hint}")
-    text = str(row["prompt"] or "").strip()
+    text = str(row[column] or "").strip()
     if not text:
         raise ValueError(f"{where}: the prompt is empty.")
     seed = row.get("seed")
@@ -94,7 +132,7 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
         number_or_none = None if seed in (None, "") else int(str(seed))
     except ValueError as error:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
-    metadata = {name: value for name, value in row.items() if name not in COLUMNS}
+    metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
     return Prompt(text, number_or_none, _image_of(row, where, folder), MappingProxyType(metadata))
 
 
@@ -113,7 +151,7 @@ def _image_of(row: Mapping[str, Any], where: str, folder: Path) -> Path | None:
 
 def warn_of_near_misses(names: set[str], what: str) -> None:
     """Any column may be metadata, so a misspelt one can only be pointed out."""
-    for name in sorted(names):
+    for name in sorted(names.difference(ALSO_PROMPT)):
         near = difflib.get_close_matches(name.lower(), COLUMNS, n=1, cutoff=0.8)
         if near:
             warnings.warn(

@@ -196,20 +196,26 @@ class DataConfig:
     """Where prompts come from."""
 
     prompts: str = "shapes"
-    """"shapes" (the embedded world's training split), or a .txt, .csv or .jsonl file."""
+    """"shapes" (the embedded world's training split), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
+    .jsonl file."""
     eval_prompts: str | None = None
-    """Held-out prompts: a file, or "shapes". None is the shapes world's held-out split, or for files no evaluation."""
+    """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or "starter", or for files no
+    evaluation."""
     encode_ahead: Count = 1024
     """Training prompts that are encoded at a time and kept in memory, per rank. A run with more loads its text encoders again
     whenever these are used up."""
 
     def __post_init__(self) -> None:
         check(self)
+        if self.prompts == "starter_eval":
+            raise ValueError('data.prompts: "starter_eval" is held out and never trained on. Use "starter".')
+        if self.prompts == self.eval_prompts == "starter":
+            raise ValueError('data.eval_prompts: "starter" is what is trained on. Leave it out, or use "starter_eval".')
 
     @property
     def held_out(self) -> str | None:
         """Where held-out prompts come from; None is nowhere."""
-        return self.eval_prompts or ("shapes" if self.prompts == "shapes" else None)
+        return self.eval_prompts or {"shapes": "shapes", "starter": "starter_eval"}.get(self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)

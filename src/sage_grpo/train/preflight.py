@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoint import detect_family
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.spec import ModelError, ModelSpec, find_family
@@ -15,7 +16,7 @@ from sage_grpo.rewards.needs import Need, reward_needs
 from sage_grpo.rewards.spec import BUILT_IN, find_reward
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.plan import Planner
-from sage_grpo.train.sources import load_sources
+from sage_grpo.train.sources import NAMES, load_sources
 
 
 def preflight(config: TrainConfig, ranks: int = 1) -> None:
@@ -83,14 +84,18 @@ def check_files(config: TrainConfig) -> None:
 def needs(config: TrainConfig) -> Iterator[Need]:
     """Every file that a configuration names."""
     data, model = config.data, config.model
-    form = "one a line in a .txt, or a .csv or .jsonl with a column prompt"
-    if data.prompts != "shapes":
-        yield Need("data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE")
-    if data.held_out not in (None, "shapes"):
+    form = "one a line in a .txt, or a .csv, .json or .jsonl with a column prompt"
+    if data.prompts not in NAMES:
+        hint = did_you_mean(data.prompts, NAMES)
+        yield Need(
+            "data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE, or starter.{hint}"
+        )
+    if data.held_out not in (None, *NAMES):
         yield Need(
             "data.eval_prompts",
             str(data.held_out),
-            f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing",
+            f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing."
+            + did_you_mean(str(data.held_out), NAMES),
         )
     if model.path not in (None, "shapes"):
         yield Need(

@@ -6,7 +6,7 @@ import random
 
 from torch import Tensor
 
-from sage_grpo.data.prompts import Prompt, load_prompts
+from sage_grpo.data.prompts import SETS, Prompt, load_prompts
 from sage_grpo.objects import refuse_object
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.own import Own
@@ -22,10 +22,14 @@ def load_sources(config: TrainConfig, own: Own | None = None) -> tuple[list[Prom
     return list(prompts), [] if source is None else prompts_from(source)
 
 
+NAMES = ("shapes", *SETS)
+"""Prompts that need no file."""
+
+
 def prompts_from(source: str, *, split: str = "heldout") -> list[Prompt]:
-    """The prompts of a file, or of a split of the embedded world."""
+    """The prompts of a file, of a set of the package, or of a split of the embedded world."""
     refuse_object(source, "its prompts", "Give a file (--prompts, --data.prompts)")
-    return shapes_prompts(split) if source == "shapes" else load_prompts(source)
+    return shapes_prompts(split) if source == "shapes" else load_prompts(source, NAMES)
 
 
 def shapes_prompts(split: str) -> list[Prompt]:

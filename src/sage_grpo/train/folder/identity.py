@@ -19,6 +19,7 @@ import sage_grpo
 from sage_grpo.configure import ConfigError, leaves
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.checkpoint import fingerprint, read_index, resolve
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objects import PREFIX
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.own import Own
@@ -55,7 +56,7 @@ def identify(config: TrainConfig, own: Own | None = None) -> dict[str, str]:
     return {
         "prompts": _of_prompts(prompts),
         "eval_prompts": _of_prompts(held_out),
-        "weights": _of_weights(config) if own.model is None else of_weights(own.model),
+        "weights": of_base(config.model) if own.model is None else of_weights(own.model),
         "code": of_code(),
         "plugins": _of_plugins(config, own),
     }
@@ -148,8 +149,8 @@ def _of_prompts(prompts: Sequence[Prompt]) -> str:
     return sha.hexdigest()
 
 
-def _of_weights(config: TrainConfig) -> str:
-    spec = config.model
+def of_base(spec: ModelSpec) -> str:
+    """The files of the model that a configuration names."""
     if spec.family is not None and "." in spec.family:  # its files are its own affair; what names them counts
         return json.dumps([spec.family, spec.path, spec.revision])
     folder = resolve(spec)

@@ -1,0 +1,147 @@
+"""`sage-grpo evaluate --pairs`: a tuned model against its base on the same prompts and noises, clip by clip.
+
+Clips of one prompt are not independent, so a prompt counts once: its difference is the mean over its clips, and the interval is Student's t
+over prompts. Wins are counted by clips.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from sage_grpo.lab.statistics import LEVEL, paired_interval
+
+if TYPE_CHECKING:
+    from sage_grpo.train.evaluate import Evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What the tuned model changes in one score."""
+
+    base: float
+    """Mean over the clips that both models have a score for."""
+    tuned: float
+    """Its counterpart."""
+    change: float
+    """Mean over prompts of tuned minus base."""
+    low: float
+    """Ends of the 95% interval; NaN for a single prompt."""
+    high: float
+    p: float
+    """Two-sided p of no change, for this score alone."""
+    prompts: int
+    """Prompts with a pair."""
+    pairs: int
+    """Clips that both models have a score for."""
+    wins: int
+    """Pairs in which the tuned clip scores higher."""
+    ties: int
+    """Pairs of equal scores."""
+    left_out: int
+    """Pairs in which a reward failed."""
+
+    @property
+    def win_share(self) -> float:
+        """Share of the pairs that the tuned model wins; a tie is half a win."""
+        return (self.wins + 0.5 * self.ties) / self.pairs if self.pairs else math.nan
+
+
+def compare(base: Evaluation, tuned: Evaluation) -> dict[str, Difference]:
+    """The differences in every score, the total first."""
+    names = [[row["prompt"], row["noise"]] for row in base.rows]
+    if names != [[row["prompt"], row["noise"]] for row in tuned.rows]:
+        raise ValueError("The two evaluations have other prompts or noises: only clips of the same can be paired.")
+    scores = list(base.rows[0]["scores"]) if base.rows else []
+    return {name: _difference(name, base.rows, tuned.rows) for name in scores}
+
+
+def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Mapping[str, Any]]) -> Difference:
+    pairs: list[tuple[str, float, float]] = []
+    for one, other in zip(base, tuned, strict=True):
+        before, after = one["scores"][name], other["scores"][name]
+        if before is not None and after is not None:
+            pairs.append((one["prompt"], before, after))
+    prompts = list(dict.fromkeys(prompt for prompt, _, _ in pairs))
+    means = [
+        {place: fmean(pair[side] for pair in pairs if pair[0] == prompt) for place, prompt in enumerate(prompts)}
+        for side in (1, 2)
+    ]
+    found = paired_interval(means[1], means[0])
+    return Difference(
+        base=fmean(before for _, before, _ in pairs) if pairs else math.nan,
+        tuned=fmean(after for _, _, after in pairs) if pairs else math.nan,
+        change=found.mean,
+        low=found.low,
+        high=found.high,
+        p=found.p,
+        prompts=found.count,
+        pairs=len(pairs),
+        wins=sum(after > before for _, before, after in pairs),
+        ties=sum(after == before for _, before, after in pairs),
+        left_out=len(base) - len(pairs),
+    )
+
+
+def table(found: Mapping[str, Difference]) -> str:
+    """For people."""
+    width = max(map(len, [*found, "score"]))
+    lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
+    for name, one in found.items():
+        interval = "none" if math.isnan(one.low) else f"{one.low:+.4f} to {one.high:+.4f}"
+        share = "none" if math.isnan(one.win_share) else f"{one.win_share:.0%}"
+        lines.append(
+            f"{name:<{width}}  {one.base:9.4f} {one.tuned:9.4f} {one.change:+9.4f}   {interval:<20}  {share:>5}"
+        )
+    one = next(iter(found.values()))
+    lines.append(
+        f"{one.pairs} pairs of clips, {one.prompts} prompts; wins count a tie as half; the interval is over prompts."
+    )
+    if any(one.left_out for one in found.values()):
+        lost = ", ".join(f"{name} {one.left_out}" for name, one in found.items() if one.left_out)
+        lines.append(f"Left out, because a reward failed: {lost}.")
+    return "\n".join(lines)
+
+
+def document(found: Mapping[str, Difference], base: Evaluation, tuned: Evaluation) -> dict[str, Any]:
+    """For programs: what a plain evaluation of each model says, the differences, and every pair."""
+    return {
+        "base": _plain(base),
+        "tuned": _plain(tuned),
+        "differences": {name: _finite({**asdict(one), "win_share": one.win_share}) for name, one in found.items()},
+        "pairs": [
+            {"prompt": one["prompt"], "noise": one["noise"], "base": one["scores"], "tuned": other["scores"]}
+            for one, other in zip(base.rows, tuned.rows, strict=True)
+        ],
+    }
+
+
+def write(folder: Path, written: Mapping[str, Any], base: Evaluation, tuned: Evaluation) -> None:
+    """pairs.json, and a contact sheet with every base clip above its tuned one."""
+    from sage_grpo.video import contact_sheet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / ".pairs.json.partial"
+    partial.write_text(dumps(written, indent=1) + "\n")
+    os.replace(partial, folder / "pairs.json")
+    if len(base.clips):
+        clips = [clip for pair in zip(base.clips, tuned.clips) for clip in pair]
+        captions = [f"{name}: {text}" for text in base.captions for name in ("base", "tuned")]
+        contact_sheet(folder / "pairs.png", clips, captions)
+
+
+def _plain(result: Evaluation) -> dict[str, Any]:
+    return _finite({name.removeprefix("eval/"): value for name, value in result.metrics.items()})
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }

@@ -1,0 +1,149 @@
+"""`sage-grpo generate --bench`: base and tuned from the same seeds, kept when they are whole, never mixed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sage_grpo.cli import main
+from sage_grpo.commands import bench, generate
+from sage_grpo.commands.generate import Options, run
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.video import read_video
+
+
+@pytest.fixture(scope="module")
+def wan(checkpoint) -> Path:
+    return checkpoint("wan_t2v")
+
+
+@pytest.fixture(scope="module")
+def lora(wan, tmp_path_factory) -> Path:
+    trained = ModelSpec(path=str(wan), cache=None, lora=LoraSpec(rank=2)).load("cpu")
+    with torch.no_grad():
+        for parameter in trained.trainable().values():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    folder = tmp_path_factory.mktemp("lora") / "lora"
+    trained.save(folder)
+    return folder
+
+
+def options(wan: Path, tmp_path: Path, text: str = "a cat\na dog\n", **fields) -> Options:
+    (tmp_path / "list.txt").write_text(text)
+    spec = ModelSpec(path=str(wan), cache=None, guidance_scale=1.0)
+    fields = {"bench": "evalcrafter", "prompts": str(tmp_path / "list.txt"), "seed": 5, **fields}
+    return Options(model=spec, out=str(tmp_path / "out"), progress=False, steps=1, batch=2, **fields)
+
+
+def clips(folder: Path) -> dict[str, torch.Tensor]:
+    return {file.name: read_video(file)[0] for file in sorted(folder.iterdir())}
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> int:
+    """Grey levels between two clips; the order of sums in a batch may cost one or two."""
+    return int((one.int() - other.int()).abs().max())
+
+
+def test_base_and_tuned_are_the_clips_of_plain_generate(wan, lora, tmp_path) -> None:
+    given = options(wan, tmp_path, lora=str(lora))
+    assert run(given) == 0
+    plain = replace(given, bench=None, prompts=["a cat", "a dog"], out=str(tmp_path / "plain"))
+    run(replace(plain, lora=None))
+    run(replace(plain, out=str(tmp_path / "plain_tuned")))
+    for name, folder in (("base", "plain"), ("tuned", "plain_tuned")):
+        found = clips(tmp_path / "out" / name)
+        assert list(found) == ["0000.mp4", "0001.mp4"]  # and nothing that a suite would take for a clip
+        for one, file in zip(found.values(), ("0000-a-cat.mp4", "0001-a-dog.mp4")):
+            assert apart(one, read_video(tmp_path / folder / file)[0]) <= 2
+    base, tuned = (clips(tmp_path / "out" / name)["0000.mp4"] for name in ("base", "tuned"))
+    assert apart(base, tuned) > 5
+    record = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [(clip["file"], clip["prompt"], clip["seed"]) for clip in record["clips"]] == [
+        ("0000.mp4", "a cat", 5),
+        ("0001.mp4", "a dog", 6),
+    ]
+
+
+def test_what_is_whole_is_kept_and_the_rest_is_made_again(wan, lora, tmp_path, monkeypatch) -> None:
+    run(options(wan, tmp_path, lora=str(lora)))
+    out = tmp_path / "out"
+    before = clips(out / "base")
+    kept = (out / "base" / "0000.mp4").stat().st_mtime_ns
+    whole = (out / "base" / "0001.mp4").read_bytes()
+    (out / "base" / "0001.mp4").write_bytes(whole[: len(whole) // 2])
+    (out / "base" / ".0001.mp4.tmp").write_bytes(b"half")
+    (out / "tuned" / "0000.mp4").unlink()
+    made: list[str] = []
+    sample = generate.sample
+    monkeypatch.setattr(bench, "sample", lambda o, m, c: made.extend(clip.file for clip in c) or sample(o, m, c))
+    assert run(options(wan, tmp_path, lora=str(lora))) == 0
+    assert made == ["0001.mp4", "0000.mp4"]
+    after = clips(out / "base")
+    assert after.keys() == before.keys()
+    assert max(apart(after[name], before[name]) for name in before) <= 2
+    assert (out / "base" / "0000.mp4").stat().st_mtime_ns == kept
+    monkeypatch.setattr(ModelSpec, "load", lambda *_: pytest.fail("there is nothing to make"))
+    assert run(options(wan, tmp_path, lora=str(lora))) == 0
+
+
+def test_clips_of_other_settings_are_not_mixed(wan, lora, tmp_path) -> None:
+    run(options(wan, tmp_path))
+    given = options(wan, tmp_path)
+    for other, says in (
+        (replace(given, steps=2), "steps: 1 -> 2"),
+        (replace(given, seed=6), "prompts"),
+        (replace(given, model=replace(given.model, guidance_scale=2.0)), "model.guidance_scale"),
+        (options(wan, tmp_path, "a cat\na bird\n"), "prompts"),
+    ):
+        with pytest.raises(ValueError, match=f"other settings:\n  {says}"):
+            run(other)
+    given = options(wan, tmp_path)
+    assert run(replace(given, lora=str(lora), batch=1)) == 0  # the base is there, the tuned clips come to it
+    other = Path(shutil.copytree(lora, tmp_path / "lora"))
+    (file,) = other.glob("*.safetensors")
+    save_file({name: tensor * 2 for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(ValueError, match=r"weights\.tuned"):
+        run(replace(given, lora=str(other)))
+
+
+def test_names_that_the_disk_changes_are_noticed(wan, tmp_path, monkeypatch) -> None:
+    from sage_grpo import video
+
+    write = video.write_mp4
+    monkeypatch.setattr(video, "write_mp4", lambda path, *rest: write(path.with_name(path.name.lower()), *rest))
+    with pytest.raises(ValueError, match="does not keep names as they are"):
+        run(options(wan, tmp_path, "A cat\n", bench="vbench"))
+
+
+def test_rewrites_and_videophys_table(wan, tmp_path) -> None:
+    (tmp_path / "long.txt").write_text("a cat, much longer\na dog, much longer\n")
+    run(options(wan, tmp_path, bench="videophy", rewrites=str(tmp_path / "long.txt")))
+    rows = list(csv.DictReader((tmp_path / "out" / "base.csv").open()))
+    assert [row["caption"] for row in rows] == ["a cat", "a dog"]
+    assert [Path(row["videopath"]) for row in rows] == [tmp_path / "out" / "base" / f"000{i}.mp4" for i in (1, 2)]
+    plain = options(wan, tmp_path, bench=None, prompts=["a cat, much longer"])
+    run(replace(plain, out=str(tmp_path / "plain")))
+    same = read_video(tmp_path / "plain" / "0000-a-cat-much-longer.mp4")[0]
+    assert apart(clips(tmp_path / "out" / "base")["0001.mp4"], same) <= 2
+
+
+def test_a_lists_own_seeds_win(wan, tmp_path) -> None:
+    (tmp_path / "p.csv").write_text("prompt,seed\na cat,70\na dog,\n")
+    seeds = [clip.seed for clip in bench.plan(options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv")))]
+    assert seeds == [70, 71, 72, 73, 74, 10, 11, 12, 13, 14]
+
+
+def test_what_does_not_go_together_is_refused(capsys) -> None:
+    assert main(["generate", "--bench", "vbenhc", "--prompts", "p.txt"]) != 0
+    assert "Did you mean 'vbench'" in capsys.readouterr().err
+    assert main(["generate", "--bench", "vbench", "--per_prompt", "2", "--prompts", "p.txt"]) != 0
+    assert "the suite says how many clips" in capsys.readouterr().err
+    assert main(["generate", "--rewrites", "x.txt", "--prompts", "a"]) != 0
+    assert "--rewrites goes with --bench" in capsys.readouterr().err
