@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from sage_grpo.models.errors import ModelError
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import is_object, refuse_object
 from sage_grpo.ranges import Count, Fps, Positive, Range, Seed, check
@@ -18,10 +20,6 @@ if TYPE_CHECKING:
 
 FAMILIES = ("hunyuan15", "wan")
 """Families that ship with the package; each is the module of this name beside this file."""
-
-
-class ModelError(ValueError):
-    """A model cannot be loaded or used as asked; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +97,8 @@ class ModelSpec:
     vae_tiling: bool = False
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""
+    options: dict[str, float] = field(default_factory=dict)
+    """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
     cache: str | None = "auto"
     """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
     writes none."""
@@ -126,6 +126,15 @@ class ModelSpec:
         Rollout and update share it, so that the first ratio is 1 either way.
         """
         return None if self.guidance_in_training else 1.0
+
+    def family_options(self, known: Mapping[str, float]) -> dict[str, float]:
+        """The family's options with the values that were given; a name that it does not know is refused."""
+        for name in self.options:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f' Did you mean "{close[0]}"?' if close else f" It has {', '.join(known) or 'none'}."
+                raise ModelError(f'model.options: this family has no option "{name}".{hint}')
+        return {**known, **self.options}
 
     def check_named(self) -> None:
         """Refuse a model that was an object: no name can load it."""

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.hunyuan15 import Hunyuan15
 from sage_grpo.models.safety import read_json
 from sage_grpo.models.schedulers import sigmas_from
-from sage_grpo.models.sizes import check_video, choose_video, first_given
+from sage_grpo.models.sizes import Grid, choose_video, first_given
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.wan import TEXT_TOKENS, Wan
 from sage_grpo.parallel.memory import HUNYUAN15, Network, Vae
@@ -197,7 +196,7 @@ def build_architecture(spec: ModelSpec, known: Published, *, source: str) -> Arc
     if known.boundary is not None:
         network = dataclasses.replace(network, frozen_parameters=network.parameters)
     video, (temporal, spatial, _) = choose_video(spec, known.video, traits.video), network.patch
-    check_video(video, SimpleNamespace(vae_scale_factor_temporal=temporal, vae_scale_factor_spatial=spatial), 1)
+    Grid(channels=1, temporal=temporal, spatial=spatial).check(video)
     return Architecture(
         family=known.family,
         source=source,
