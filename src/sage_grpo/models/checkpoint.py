@@ -31,6 +31,12 @@ PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
+    "LTXPipeline": "ltx",
+    "HunyuanVideoPipeline": "hunyuan",
+    "SanaVideoPipeline": "sana_video",
+    "FluxPipeline": "flux",
+    "StableDiffusion3Pipeline": "sd3",
+    "QwenImagePipeline": "qwen_image",
 }
 """Which family serves which diffusers pipeline."""
 TOKENIZERS: Mapping[str, str] = {

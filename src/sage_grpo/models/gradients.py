@@ -31,6 +31,13 @@ def without_gradient(transformer: Any, blocks: Mapping[str, str], run: Callable[
     return {name for short in dead for name in _stands_for(short, layers)}
 
 
+def unread_queries(transformer: Any) -> set[str]:
+    """Names of the parameters of the text's queries in the last block, whose answers nothing reads: their gradient is zero."""
+    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}.attn"
+    unread = (f"{last}.add_q_proj.", f"{last}.norm_added_q.")
+    return {name for name, _ in transformer.named_parameters() if name.startswith(unread)}
+
+
 def _reached(output: Tensor) -> set[Tensor]:
     """The leaves of the graph behind a tensor."""
     pending, seen, leaves = [output.grad_fn], set(), set()

@@ -28,5 +28,5 @@ class Traits:
     """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
     dynamic_shift: bool = False
     """The pipeline hands its scheduler a shift that grows with the number of tokens."""
-    options: Mapping[str, float] = field(default_factory=dict)
-    """Options of the family's own (model.options) and their values where nobody sets them."""
+    options: Mapping[str, float | None] = field(default_factory=dict)
+    """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""
