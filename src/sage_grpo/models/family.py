@@ -131,6 +131,8 @@ class FamilyModel(ABC):
 
     def _guidance_style(self) -> Guidance:
         """How guidance works; unless a family says otherwise, as the checkpoint's guider describes it."""
+        if self.traits.embeds_guidance:
+            return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
         return read_guidance(self.folder, self.index)
 
     def _pixels(self, z: Tensor) -> Iterable[Tensor]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import without_gradient
-from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.packing import pack, unpack
 from sage_grpo.models.sizes import Grid
@@ -44,6 +43,7 @@ class Flux(FamilyModel):
         ),
         encoders=("text_encoder", "text_encoder_2"),
         even_sigmas=True,
+        embeds_guidance=True,
         dynamic_shift=True,
     )
 
@@ -56,10 +56,6 @@ class Flux(FamilyModel):
     def _grid(self) -> Grid:
         channels = self.transformer.config.in_channels // SIDE**2
         return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
-
-    def _guidance_style(self) -> Guidance:
-        # Without the input (schnell) the pipeline guides only when asked.
-        return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:

@@ -13,7 +13,6 @@ from sage_grpo.models.checkpoint import read_config
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import without_gradient
-from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
@@ -63,6 +62,7 @@ class Hunyuan(FamilyModel):
         encoders=("text_encoder", "text_encoder_2"),
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
+        embeds_guidance=True,
     )
 
     def __init__(
@@ -82,10 +82,6 @@ class Hunyuan(FamilyModel):
             spatial=self.pipe.vae_scale_factor_spatial,
             patch=(config.patch_size_t, config.patch_size, config.patch_size),
         )
-
-    def _guidance_style(self) -> Guidance:
-        # The published model was distilled with its guidance; one that was not is guided only when asked.
-        return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:

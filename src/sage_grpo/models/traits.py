@@ -28,5 +28,7 @@ class Traits:
     """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
     dynamic_shift: bool = False
     """The pipeline hands its scheduler a shift that grows with the number of tokens."""
+    embeds_guidance: bool = False
+    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none unless asked for."""
     options: Mapping[str, float | None] = field(default_factory=dict)
     """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""
