@@ -232,12 +232,7 @@ def test_a_family_whose_costs_are_not_known_still_has_a_plan(kind, passes, check
     assert found.network is None
     assert "costs are not known" in found.source
     assert found.branches(0.5) == passes
-    counted = {
-        count: forecast(config, H200, architecture=replace(found, guidance_scale=s))
-        for count, s in ((1, 1.0), (2, 2.0))
-    }
     said = show.short(forecast(config, H200, architecture=found))
-    assert said == show.short(counted[passes])
     assert said[0].startswith("passes of the network in an iteration: ")
 
 
