@@ -63,7 +63,7 @@ def build(options: argparse.Namespace, *, lora: bool, dtype: torch.dtype, checkp
         from sage_grpo.models.spec import LoraSpec
 
         transformer.to(dtype)
-        names = match_targets(transformer, LORA, "transformer_blocks", dead(transformer))
+        names = match_targets(transformer, LORA, ["transformer_blocks"], dead(transformer))
         add_lora(transformer, LoraSpec(rank=options.rank), names)
         wake(transformer)
     else:

@@ -66,6 +66,11 @@ QUARANTINE = {
     "wandb": ("train/metrics.py", "train/loggers.py"),
     "trackio": ("train/metrics.py", "train/loggers.py"),
 }
+CIRCLES_LEFT = (
+    ("sage_grpo.commands.inspect_figure", "sage_grpo.commands.inspect"),
+    ("sage_grpo.commands.probe_figure", "sage_grpo.commands.probe"),
+)
+"""Imports for type checkers that close a circle, module and what it imports; to be emptied."""
 FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 FRAMEWORK_METHODS = ("forward", "backward")  # documented by the class whose contract they fill
 PRIVATE_PLACES = re.compile(r"(?<![\w.])/(?:work|home|root|Users|opt)/\w|\b(?:pypi|devpi|registry)[\w.-]*\.internal\b")
@@ -164,25 +169,35 @@ def test_imports_point_down_and_siblings_do_not_import_one_another() -> None:
     _report(problems)
 
 
-def test_modules_do_not_import_in_circles() -> None:
-    graph = {
-        _module_name(path): {name for name, _ in _package_imports(path, lazy=False)} - {_module_name(path), "sage_grpo"}
-        for path in FILES
-    }
+def _circle(graph: dict[str, set[str]]) -> str:
+    """The first circle of a graph of imports, or nothing."""
     done: set[str] = set()
 
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, " -> ".join([*trail[trail.index(module) :], module])
-        if module in done:
-            return
-        for other in sorted(graph.get(module, ())):
-            # a package's __init__ is imported with any of its modules; that is not a circle of its own making
-            if not module.startswith(other + "."):
-                visit(other, (*trail, module))
-        done.add(module)
+    def visit(module: str, trail: tuple[str, ...]) -> str:
+        if module in trail:
+            return " -> ".join([*trail[trail.index(module) :], module])
+        if module not in done:
+            for other in sorted(graph.get(module, ())):
+                # a package's __init__ is imported with any of its modules; that is not a circle of its own making
+                if not module.startswith(other + ".") and (found := visit(other, (*trail, module))):
+                    return found
+            done.add(module)
+        return ""
 
-    for module in sorted(graph):
-        visit(module, ())
+    return next((found for module in sorted(graph) if (found := visit(module, ()))), "")
+
+
+def test_modules_do_not_import_in_circles() -> None:
+    """Neither when they start, nor later in a function, nor for type checkers alone."""
+    graph = {
+        _module_name(path): {name for name, _ in _package_imports(path)} - {_module_name(path), "sage_grpo"}
+        for path in FILES
+    }
+    for module, other in CIRCLES_LEFT:
+        graph[module].discard(other)
+    assert not _circle(graph)
+    graph["sage_grpo.models.spec"].add("sage_grpo.models.family")  # the search finds one
+    assert "sage_grpo.models.family -> " in _circle(graph)
 
 
 def test_heavy_libraries_stay_in_quarantine() -> None:

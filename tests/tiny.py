@@ -14,12 +14,27 @@ from typing import Any
 
 import torch
 
+import tiny_families
+
 KINDS = (
     *("hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v"),
     *("wan22_t2v", "wan22_i2v", "wan22_5b_t2v", "wan22_5b_i2v"),
 )
 VIDEO = {"frames": 5, "height": 32, "width": 32, "fps": 8.0}
 """The clip that every tiny checkpoint is built for (all of them also take others)."""
+OTHERS = {
+    "ltx": tiny_families.ltx,
+    "ltx_timestep": lambda: tiny_families.ltx(timestep=True),
+    "hunyuan": tiny_families.hunyuan,
+    "hunyuan_plain": lambda: tiny_families.hunyuan(embedded=False),
+    "sana_video": tiny_families.sana_video,
+    "flux": tiny_families.flux,
+    "flux_plain": lambda: tiny_families.flux(embedded=False),
+    "sd3": tiny_families.sd3,
+    "qwen_image": tiny_families.qwen_image,
+}
+IMAGES = ("flux", "flux_plain", "sd3", "qwen_image")
+"""Those that make pictures: clips of one frame."""
 
 
 def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -> Path:
@@ -28,11 +43,14 @@ def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
-        pipeline = _hunyuan15(kind, shift) if kind.startswith("hunyuan15") else _wan(kind, shift)
+        if kind in OTHERS:
+            pipeline = OTHERS[kind]()
+        else:
+            pipeline = _hunyuan15(kind, shift) if kind.startswith("hunyuan15") else _wan(kind, shift)
     finally:
         torch.random.set_rng_state(state)
     pipeline.save_pretrained(folder)
-    (folder / "video.json").write_text(json.dumps(VIDEO))
+    (folder / "video.json").write_text(json.dumps({**VIDEO, "frames": 1} if kind in IMAGES else VIDEO))
     return folder
 
 

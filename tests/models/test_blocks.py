@@ -54,7 +54,7 @@ def test_blocks_share_what_was_compiled(monkeypatch) -> None:
     for block in network.blocks:
         block.attn1.set_processor(PlainAttention())
         block.attn2.set_processor(PlainAttention())
-    add_lora(network, LoraSpec(rank=2), match_targets(network, Wan.traits.lora_targets, "blocks"))
+    add_lora(network, LoraSpec(rank=2), match_targets(network, Wan.traits.lora_targets, ["blocks"]))
     blocks.compile_blocks(network, list(network.blocks), train=True)
     for rows in (1, 1):
         network(torch.randn(rows, 2, 1, 4, 4), torch.tensor([500.0] * rows), torch.randn(rows, 3, 4), return_dict=False)

@@ -46,7 +46,7 @@ def build(blocks: int, lora: bool) -> PackedTransformer:
     _pack(transformer)
     if lora:
         transformer.to(torch.bfloat16)
-        targets = match_targets(transformer, Hunyuan15.traits.lora_targets, "transformer_blocks")
+        targets = match_targets(transformer, Hunyuan15.traits.lora_targets, ["transformer_blocks"])
         add_lora(transformer, LoraSpec(rank=RANK), targets)
     return PackedTransformer(transformer)
 

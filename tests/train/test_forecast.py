@@ -225,6 +225,17 @@ def test_the_command_on_a_recipe_a_file_and_mistakes(tmp_path, capsys) -> None:
         assert answer in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("kind", "passes"), [("flux", 1), ("ltx", 2), ("flux_plain", 1), ("sd3", 2)])
+def test_a_family_whose_costs_are_not_known_still_has_a_plan(kind, passes, checkpoint) -> None:
+    config = replace(recipe("shapes/sage"), model=ModelSpec(path=str(checkpoint(kind))))
+    found = find_architecture(config.model)
+    assert found.network is None
+    assert "costs are not known" in found.source
+    assert found.branches(0.5) == passes
+    said = show.short(forecast(config, H200, architecture=found))
+    assert said[0].startswith("passes of the network in an iteration: ")
+
+
 def test_factors_of_a_measurement_make_the_formulas_exact() -> None:
     network, job = HUNYUAN15, Job(guidance=False)
     rates = fitted(network, job, H200.rates, forward=0.05, backward=0.2, decode=7.0)

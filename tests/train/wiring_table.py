@@ -196,6 +196,7 @@ MODEL = {
     "model.expert": Seen("low", look="model", kind="wan22_t2v", why="needs two experts"),
     "model.vae_slicing": Seen(False, look="model", kind="wan_t2v", why="speed and memory only"),
     "model.vae_tiling": Seen(True, look="model", kind="wan_t2v", why="the toy has no VAE"),
+    "model.options": Seen({"guidance_rescale": 0.5}, look="model", kind="ltx", why="each family has its own"),
     "model.cache": Seen("OWN_CACHE", look="model", kind="wan_t2v", why="files of encoded prompts"),
 }
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.sequence import SequenceSplit, SplitRotary
-from sage_grpo.models.spec import ModelError
 
 
 class PackedAttention:
@@ -196,9 +196,20 @@ def _milliseconds(
     return start.elapsed_time(end)
 
 
+def takes_backend(network: nn.Module, *, ours: bool) -> bool:
+    """Whether the attention of a network can be computed by another backend; `ours` asks for the processors of this file."""
+    return any(
+        not ours or isinstance(processor, PackedAttention | PlainAttention) for processor in _processors(network)
+    )
+
+
 def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:
     """Set the backend of one network; diffusers' set_attention_backend would also change the process's default."""
-    for module in network.modules():
-        processor = getattr(module, "processor", None)
-        if isinstance(processor, PackedAttention | PlainAttention):
-            processor._attention_backend = backend
+    for processor in _processors(network):
+        processor._attention_backend = backend
+
+
+def _processors(network: nn.Module) -> list[Any]:
+    """The processors whose backend can be chosen; older ones of diffusers (SD3.5's) call PyTorch themselves."""
+    found = [getattr(module, "processor", None) for module in network.modules()]
+    return [processor for processor in found if "_attention_backend" in dir(type(processor))]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models.blocks import Keep
-from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Conditioning, VideoSpec
 
 Part = Literal["network", "text", "vae"]
@@ -19,11 +18,30 @@ Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 
 
+class Settings(Protocol):
+    """What is read of the ModelSpec that a model was made from."""
+
+    @property
+    def dtype(self) -> str:
+        """What the network computes in."""
+        ...
+
+    @property
+    def lora(self) -> object | None:
+        """The adapter that is trained; None where all weights are."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """Whether padding is dropped."""
+        ...
+
+
 @runtime_checkable
 class VelocityModel(Protocol):
     """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights."""
 
-    spec: ModelSpec
+    spec: Settings
     video: VideoSpec
     device: torch.device
     shift: float

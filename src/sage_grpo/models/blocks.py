@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -83,11 +84,11 @@ def worth_compiling(asked: bool | None, device: torch.device, dtype: str, passes
 
 
 def compile_blocks(
-    network: nn.Module, blocks: Sequence[nn.Module], *, train: bool, ragged: Sequence[tuple[int, int]] = ()
+    network: nn.Module, blocks: Sequence[nn.Module], *, train: bool, ragged: Sequence[tuple[str, int]] = ()
 ) -> None:
     """Compile the blocks that `network` runs; all share their code, so two or three are compiled and the others are found.
 
-    `ragged` are inputs of a block (position, dimension) whose length differs between samples: one compilation serves all.
+    `ragged` are inputs of a block (name, dimension) whose length differs between samples: one compilation serves all.
 
     A compiler fuses passes with and without gradients differently; in bfloat16 a replay would then differ from its rollout by far
     more than the clip range. So a network that is trained always runs with them.
@@ -99,15 +100,20 @@ def compile_blocks(
     torch._dynamo.config.recompile_limit = max(RECOMPILES, torch._dynamo.config.recompile_limit)
     for block in blocks:
         # The forward alone: what is hooked to the module (FSDP) stays outside.
-        block.forward = partial(_compiled, torch.compile(block.forward), tuple(ragged))
+        names = tuple(inspect.signature(block.forward).parameters)
+        block.forward = partial(_compiled, torch.compile(block.forward), names, tuple(ragged))
     if train:
         keep_one_graph(network)
 
 
-def _compiled(forward: Callable[..., Any], ragged: Sequence[tuple[int, int]], *arguments: Any) -> Any:
-    for position, dimension in ragged:
-        torch._dynamo.maybe_mark_dynamic(arguments[position], dimension)
-    output = forward(*arguments)
+def _compiled(
+    forward: Callable[..., Any], names: Sequence[str], ragged: Sequence[tuple[str, int]], *arguments: Any, **named: Any
+) -> Any:
+    # Networks name the inputs of their blocks, or do not where they checkpoint them: one way of calling, one compilation.
+    given = {**dict(zip(names, arguments)), **named}
+    for name, dimension in ragged:
+        torch._dynamo.maybe_mark_dynamic(given[name], dimension)
+    output = forward(**given)
     return _cut(output) if _sampling.get() else output
 
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import stored_shapes
 from sage_grpo.models.safety import check_index, check_shards, read_json
-from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.pretrained import (
     embedding_rows,
     loading_fault,
@@ -31,13 +31,37 @@ PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
+    "LTXPipeline": "ltx",
+    "HunyuanVideoPipeline": "hunyuan",
+    "SanaVideoPipeline": "sana_video",
+    "FluxPipeline": "flux",
+    "StableDiffusion3Pipeline": "sd3",
+    "QwenImagePipeline": "qwen_image",
 }
 """Which family serves which diffusers pipeline."""
-TOKENIZERS: Mapping[str, str] = {"tokenizer": "text_encoder", "tokenizer_2": "text_encoder_2"}
+TOKENIZERS: Mapping[str, str] = {
+    "tokenizer": "text_encoder",
+    "tokenizer_2": "text_encoder_2",
+    "tokenizer_3": "text_encoder_3",
+}
 """Which text encoder a tokenizer feeds."""
 
 
-def resolve(spec: ModelSpec) -> Path:
+class Located(Protocol):
+    """Where a checkpoint is: what a ModelSpec says of it."""
+
+    @property
+    def path(self) -> str | None:
+        """A local folder or a hub id."""
+        ...
+
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag or commit of a hub id."""
+        ...
+
+
+def resolve(spec: Located) -> Path:
     """The folder of a spec: the packaged checkpoint, a local folder, or a download from the hub."""
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "shapes" / "assets"))
@@ -64,7 +88,7 @@ def _neighbours(folder: Path) -> str:
     return f' Did you mean "{folder.parent / close[0]}"?' if close else ""
 
 
-def _download(spec: ModelSpec) -> Path:
+def _download(spec: Located) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -101,7 +125,7 @@ def read_config(folder: Path, component: str) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def detect_family(spec: ModelSpec) -> str:
+def detect_family(spec: Located) -> str:
     """The family that serves the checkpoint's pipeline class."""
     folder = resolve(spec)
     name = read_index(folder).get("_class_name")

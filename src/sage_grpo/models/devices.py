@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoint import read_index
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import WEIGHTS, copy_file, is_leftover, replacing
-from sage_grpo.models.spec import ModelError
-
-if TYPE_CHECKING:
-    from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.types import VideoSpec
 
 SHARD = "10GB"
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
@@ -87,41 +86,64 @@ def _move_weights(staging: Path, folder: Path) -> None:
         os.replace(staging / name, folder / name)
 
 
-def write_card(folder: Path, model: FamilyModel, *, whole: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a model card says."""
+
+    spec: ModelSpec
+    video: VideoSpec
+    pipeline: str
+    """Class of the diffusers pipeline that loads it."""
+    component: str
+    """The network that was trained."""
+    guidance_scale: float
+    shift: float
+    targets: Sequence[str]
+    """Modules that a LoRA adapts."""
+    whole: bool
+    """A whole checkpoint; otherwise a LoRA."""
+
+
+def write_card(folder: Path, card: Card) -> None:
     """A README.md that says what this is and how to load it."""
     with replacing(folder / "README.md") as temporary:
-        temporary.write_text(card(model, whole=whole))
+        temporary.write_text(text_of(card))
 
 
-def card(model: FamilyModel, *, whole: bool) -> str:
+def text_of(card: Card) -> str:
     """The text of a model card."""
-    spec, video = model.spec, model.video
+    spec, video, whole = card.spec, card.video, card.whole
     local = spec.path is not None and Path(spec.path).exists()
     # A local path says nothing to a reader of the card, and may say too much.
     base = f"path/to/{Path(spec.path).name}" if local else spec.path or "the checkpoint that sage-grpo carries"
-    pipeline = model.index["_class_name"]
-    tags = ["video-generation", "reinforcement-learning", "sage-grpo", *([] if whole else ["lora"])]
+    tags = [
+        "video-generation" if video.frames > 1 else "image-generation",
+        "reinforcement-learning",
+        "sage-grpo",
+        *([] if whole else ["lora"]),
+    ]
     header = ["---", "library_name: diffusers", "tags:", *(f"- {tag}" for tag in tags)]
     if spec.path is not None and not local:
         header.append(f"base_model: {spec.path}")
     lines = [*header, "---", "", f"# {'Weights' if whole else 'LoRA'} trained with sage-grpo", ""]
     lines += [f"Base: {base}" + (f", revision {spec.revision}" if spec.revision else "") + "."]
-    lines += [f"Trained on clips of {video.frames} frames, {video.height} x {video.width}, {video.fps:g} fps, "]
-    lines[-1] += f"guidance {model.guidance_scale:g}, shift {model.shift:g}."
+    size = f"{video.height} x {video.width}"
+    clips = f"clips of {video.frames} frames, {size}, {video.fps:g} fps" if video.frames > 1 else f"images of {size}"
+    lines += [f"Trained on {clips}, guidance {card.guidance_scale:g}, shift {card.shift:g}."]
     if not whole and spec.lora is not None:
-        targets = spec.lora.targets or list(model.traits.lora_targets)
         alpha = spec.lora.alpha or spec.lora.rank
-        lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(targets)}."]
-    lines += ["", "```python", *_usage(model, pipeline, base, whole=whole), "```", ""]
+        lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(card.targets)}."]
+    lines += ["", "```python", *_usage(card, base), "```", ""]
     return "\n".join(lines)
 
 
-def _usage(model: FamilyModel, pipeline: str, base: str, *, whole: bool) -> list[str]:
+def _usage(card: Card, base: str) -> list[str]:
+    pipeline = card.pipeline
     start = [f"from diffusers import {pipeline}", ""]
-    if whole:
+    if card.whole:
         return [*start, f'pipe = {pipeline}.from_pretrained("path/to/this/folder")']
     lines = [*start, f'pipe = {pipeline}.from_pretrained("{base}")']
-    if model.component == "transformer_2":
+    if card.component == "transformer_2":
         return [*lines, 'pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)']
     if "HunyuanVideo15" in pipeline:
         lines.insert(1, "from sage_grpo.models.lora import load_lora")

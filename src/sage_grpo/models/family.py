@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import export, lora
-from sage_grpo.models.attention import Shape, choose_backend, set_backend
+from sage_grpo.models.attention import Shape, choose_backend, set_backend, takes_backend
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.blocks import Keep, compile_blocks, keep_activations
@@ -23,33 +22,14 @@ from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_
 from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
 from sage_grpo.models.decoding import to_uint8
 from sage_grpo.models.devices import DTYPES, choose_device
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.gradients import one_after_another
-from sage_grpo.models.guidance import read_guidance
+from sage_grpo.models.guidance import Guidance, read_guidance
 from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
-from sage_grpo.models.sizes import check_video, choose_video, count_tokens, first_given
-from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.types import Conditioning, VideoSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """The constants of a family."""
-
-    video: VideoSpec
-    """Clip format where neither the spec nor the checkpoint names one."""
-    guidance_scale: float
-    """Guidance where neither the spec nor the checkpoint names one."""
-    blocks: str
-    """Name of the transformer's list of repeated blocks."""
-    lora_targets: tuple[str, ...]
-    """Modules that a LoRA adapts unless told otherwise."""
-    encoders: tuple[str, ...]
-    """Components that only encoding needs; they load on demand."""
-    ragged: tuple[tuple[int, int], ...] = ()
-    """Inputs of a block (position, dimension) whose length differs between prompts."""
-    even_sigmas: bool = False
-    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
-
+from sage_grpo.models.sizes import Grid, check_image, choose_video, first_given
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import Traits
+from sage_grpo.types import Conditioning
 
 TOGETHER = 4096
 """On CUDA both branches of guidance are one batch up to so many tokens; a GPU that is busy gains nothing by more rows."""
@@ -58,7 +38,7 @@ TOGETHER = 4096
 class FamilyModel(ABC):
     """A VelocityModel around the components of a stock diffusers pipeline.
 
-    Subclasses implement the four abstract methods; one whose decoder can work in chunks of frames also has its `_pixels`.
+    Subclasses implement the four abstract methods. They may also replace the methods below them that already do something.
     """
 
     traits: Traits
@@ -87,13 +67,16 @@ class FamilyModel(ABC):
         self.dtype = DTYPES[spec.dtype]
         defaults = read_defaults(folder)
         self.video = choose_video(spec, defaults, self.traits.video)
-        self.shift = float(first_given(spec.shift, defaults.get("shift"), scheduler_shift(pipe.scheduler), 1.0))
+        self.grid = self._grid()
+        self.grid.check(self.video)
+        self.options = spec.family_options(self.traits.options)
+        own = scheduler_shift(pipe.scheduler.config, self.tokens)
+        self.shift = float(first_given(spec.shift, defaults.get("shift"), own, 1.0))
         self.num_train_timesteps = float(pipe.scheduler.config.num_train_timesteps)
         """The network's timestep is sigma times this."""
-        self.guidance = read_guidance(folder, index)
+        self.guidance = self._guidance_style()
         self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
         self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
-        check_video(self.video, pipe, self.transformer.config.patch_size)
         self._cache = self._open_cache()
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self._prepare_training(dead or set())
@@ -105,20 +88,26 @@ class FamilyModel(ABC):
         if spec.compile:
             compile_blocks(self.network, self.blocks(), train=spec.train, ragged=self.traits.ragged)
             for other in self.others:
-                compile_blocks(other, getattr(other, self.traits.blocks), train=False, ragged=self.traits.ragged)
+                compile_blocks(other, self._blocks_of(other), train=False, ragged=self.traits.ragged)
 
     def _set_attention(self) -> None:
-        config = self.transformer.config
+        config, asked = self.transformer.config, self.spec.attention
         shape = Shape(self.tokens, config.num_attention_heads, config.attention_head_dim)
-        backend, self.choices["attention"] = choose_backend(self.spec.attention, self.device, self.dtype, shape)
+        if not takes_backend(self.network, ours=asked == "auto"):
+            if asked not in ("auto", "native"):
+                raise ModelError(
+                    f'model.attention "{asked}": this network knows PyTorch\'s own choice only. Use "auto".'
+                )
+            asked = "native"
+        backend, self.choices["attention"] = choose_backend(asked, self.device, self.dtype, shape)
         for module in (self.network, *self.others):
             set_backend(module, backend)
 
     # ---- what a family adds
 
     @abstractmethod
-    def latent_shape(self) -> tuple[int, ...]:
-        """Shape of one sample's latents."""
+    def _grid(self) -> Grid:
+        """How the VAE and the network divide a clip."""
 
     @abstractmethod
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
@@ -132,10 +121,34 @@ class FamilyModel(ABC):
     def _to_vae(self, latents: Tensor) -> Tensor:
         """Latents as the VAE's decoder expects them: its own scaling, exactly once."""
 
+    def _instruct(self, prompt: str) -> str:
+        """What is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
+        return prompt
+
+    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
+        return inputs
+
+    def _guidance_style(self) -> Guidance:
+        """How guidance works; unless a family says otherwise, as the checkpoint's guider describes it."""
+        if self.traits.embeds_guidance:
+            return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
+        return read_guidance(self.folder, self.index)
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        """Decoded pixels B x 3 x frames x H x W, in chunks of frames where the decoder can work in chunks; here all at once."""
+        return [self.pipe.vae.decode(z, return_dict=False)[0]]
+
+    # ---- sizes
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Channels, frames, height, width of one sample's latents."""
+        return self.grid.latents(self.video)
+
     @property
     def tokens(self) -> int:
         """Video tokens of a clip."""
-        return count_tokens(self.latent_shape(), self.transformer.config)
+        return self.grid.tokens(self.video)
 
     # ---- conditioning
 
@@ -147,11 +160,12 @@ class FamilyModel(ABC):
         return [self._condition(prompt, picture) for prompt, picture in zip(prompts, pictures)]
 
     def _condition(self, prompt: str, image: Tensor | None) -> Conditioning:
-        self._check_image(image)
+        check_image(image, needed=self.image_to_video, taken=self.takes_images)
         key, negative = image_digest(image), None
-        if self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1:
+        guided = self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1
+        if guided and not self.guidance.embedded:
             negative = self._branch_inputs(self.spec.negative_prompt, image, key)
-        tensors = self._branch_inputs(prompt, image, key)
+        tensors = self._branch_inputs(self._instruct(prompt), image, key)
         return self._conditions.setdefault((prompt, key), Conditioning(tensors, negative))
 
     def _branch_inputs(self, prompt: str, image: Tensor | None, image_key: str) -> dict[str, Tensor]:
@@ -161,18 +175,6 @@ class FamilyModel(ABC):
 
         return self._cache.get((prompt, image_key), encode)
 
-    def _check_image(self, image: Tensor | None) -> None:
-        if image is None:
-            if self.image_to_video:
-                raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
-            return
-        if not self.takes_images:
-            raise ModelError(
-                "This is a text-to-video model: leave the images out, or load an image-to-video checkpoint."
-            )
-        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-            raise ModelError(f"An image is uint8 H x W x 3, got {image.dtype} of shape {tuple(image.shape)}.")
-
     @property
     def image_to_video(self) -> bool:
         """Whether every sample needs an image."""
@@ -180,7 +182,7 @@ class FamilyModel(ABC):
 
     def _open_cache(self) -> EncodingCache:
         folder = default_folder() if self.spec.cache == "auto" else self.spec.cache
-        parts = [*self.traits.encoders, "tokenizer", "tokenizer_2"]
+        parts = [*self.traits.encoders, "tokenizer", "tokenizer_2", "tokenizer_3"]
         size = ""
         if self.takes_images:  # the picture is encoded at the clip's size
             parts.append("vae")
@@ -232,7 +234,10 @@ class FamilyModel(ABC):
         scale = self._guidance(sigma) if guidance is None else guidance
         told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
         inputs = [condition.tensors for condition in conditions]
-        if scale == 1:
+        if self.guidance.embedded:
+            told_scale = torch.tensor(float(scale))
+            inputs = [{**tensors, "guidance": told_scale} for tensors in inputs]
+        if scale == 1 or self.guidance.embedded:
             return self._branch(x, sigma, told, inputs)
         negatives = [condition.negative for condition in conditions if condition.negative is not None]
         if len(negatives) != len(conditions):
@@ -252,10 +257,6 @@ class FamilyModel(ABC):
                 return self._forward(x, sigma, told.to(self.device).expand(len(x)), batch).to(torch.float32)
 
         return in_equal_batches(run, x.to(torch.float32), [self._batchable(tensors) for tensors in inputs], x.device)
-
-    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
-        return inputs
 
     def _timestep(self, sigma: Tensor | float) -> Tensor:
         """The network's timestep, always in float32: bfloat16 would round 954.5 to 956, differently in each place."""
@@ -305,10 +306,6 @@ class FamilyModel(ABC):
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)
 
-    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        """Decoded pixels, in chunks of frames where a family's decoder can work in chunks; here all at once."""
-        return [self.pipe.vae.decode(z, return_dict=False)[0]]
-
     # ---- training
 
     def _prepare_training(self, dead: set[str]) -> None:
@@ -316,9 +313,8 @@ class FamilyModel(ABC):
             module.requires_grad_(False)
             module.eval()
         if self.spec.lora is not None:
-            targets = self.spec.lora.targets or list(self.traits.lora_targets)
-            names = lora.match_targets(self.transformer, targets, self.traits.blocks, dead)
-            lora.add_lora(self.transformer, self.spec.lora, names, lora.expert_of(self))
+            names = lora.match_targets(self.transformer, self._lora_targets, self.traits.blocks, dead)
+            lora.add_lora(self.transformer, self.spec.lora, names, self._expert)
             if not self.spec.train:
                 self.transformer.requires_grad_(False)
         elif self.spec.train:
@@ -327,7 +323,20 @@ class FamilyModel(ABC):
 
     def blocks(self) -> list[nn.Module]:
         """The transformer's repeated blocks, in order."""
-        return list(getattr(self.transformer, self.traits.blocks))
+        return self._blocks_of(self.transformer)
+
+    def _blocks_of(self, transformer: Any) -> list[nn.Module]:
+        return [block for name in self.traits.blocks for block in getattr(transformer, name)]
+
+    @property
+    def _lora_targets(self) -> list[str]:
+        given = self.spec.lora.targets if self.spec.lora is not None else []
+        return given or list(self.traits.lora_targets)
+
+    @property
+    def _expert(self) -> lora.Expert:
+        """Which of Wan 2.2's experts is trained; None for a model with one network."""
+        return None if self.boundary is None else self.spec.expert
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that training changes, by their names in the diffusers transformer."""
@@ -353,7 +362,7 @@ class FamilyModel(ABC):
 
     def load_lora(self, folder: str | Path) -> None:
         """Add a saved LoRA to the network, frozen."""
-        lora.load_into(self.transformer, folder, expert=lora.expert_of(self))
+        lora.load_into(self.transformer, folder, expert=self._expert)
         self.transformer.requires_grad_(False)
         self.place("network", self._places["network"])
         self._set_attention()
@@ -372,8 +381,13 @@ class FamilyModel(ABC):
             state = lora.merged_weights(self.transformer, given)
             export.save_folder(self.folder, folder, self.component, state, self.dtype)
         else:
-            lora.save_lora(folder, self.transformer, given, lora.expert_of(self))
-        export.write_card(folder, self, whole=whole)
+            lora.save_lora(folder, self.transformer, given, self._expert)
+        card = export.Card(
+            **{"spec": self.spec, "video": self.video, "pipeline": self.index["_class_name"], "whole": whole},
+            **{"component": self.component, "targets": self._lora_targets},
+            **{"guidance_scale": self.guidance_scale, "shift": self.shift},
+        )
+        export.write_card(folder, card)
 
     # ---- checks
 

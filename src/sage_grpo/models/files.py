@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models.errors import ModelError
 
 WEIGHTS = "diffusion_pytorch_model"
 LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def without_gradient(transformer: Any, blocks: str, run: Callable[[nn.Module], Tensor]) -> set[str]:
+def without_gradient(transformer: Any, blocks: Mapping[str, str], run: Callable[[nn.Module], Tensor]) -> set[str]:
     """Names of the parameters that the output of `run` does not depend on.
 
     HunyuanVideo-1.5's last block projects its text stream although nothing reads it any more, and a text-to-video model
     never calls its image embedder. Such parameters have no gradient and no optimizer state, which breaks sharded
     optimizers and checkpoints, so they must be frozen. Which they are is read off the autograd graph of a copy without
     storage (on the meta device), not from a list that the next release would make wrong. The copy has two of the
-    repeated `blocks`: one that stands for the last, one for all before it. `run` gives it inputs on the meta device.
+    repeated `blocks` (lists, each with what the config calls its length): one that stands for the last, one for all before it.
+    `run` gives it inputs on the meta device.
     """
-    layers = len(getattr(transformer, blocks))
+    layers = {name: len(getattr(transformer, name)) for name in blocks}
+    fewer = {blocks[name]: min(2, count) for name, count in layers.items()}
     with torch.device("meta"):
-        copy = type(transformer).from_config({**transformer.config, "num_layers": min(2, layers)})
+        copy = type(transformer).from_config({**transformer.config, **fewer})
     copy.requires_grad_(True)
     with torch.enable_grad():
         reached = _reached(run(copy))
     dead = [name for name, parameter in copy.named_parameters() if parameter not in reached]
-    return {name for short in dead for name in _stands_for(short, blocks, layers)}
+    return {name for short in dead for name in _stands_for(short, layers)}
+
+
+def unread_queries(transformer: Any) -> set[str]:
+    """Names of the parameters of the text's queries in the last block, whose answers nothing reads: their gradient is zero."""
+    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}.attn"
+    unread = (f"{last}.add_q_proj.", f"{last}.norm_added_q.")
+    return {name for name, _ in transformer.named_parameters() if name.startswith(unread)}
 
 
 def _reached(output: Tensor) -> set[Tensor]:
@@ -43,13 +52,14 @@ def _reached(output: Tensor) -> set[Tensor]:
     return leaves
 
 
-def _stands_for(name: str, blocks: str, layers: int) -> list[str]:
-    """The names that a name of the two-block copy stands for."""
-    match = re.fullmatch(rf"{re.escape(blocks)}\.(\d)\.(.+)", name)
-    if match is None or layers < 2:
+def _stands_for(name: str, layers: Mapping[str, int]) -> list[str]:
+    """The names that a name of the copy with two blocks stands for."""
+    match = re.fullmatch(r"(\w+)\.(\d)\.(.+)", name)
+    if match is None or layers.get(match[1], 0) < 2:
         return [name]
-    rows = [layers - 1] if match[1] == "1" else range(layers - 1)
-    return [f"{blocks}.{row}.{match[2]}" for row in rows]
+    count = layers[match[1]]
+    rows = [count - 1] if match[2] == "1" else range(count - 1)
+    return [f"{match[1]}.{row}.{match[3]}" for row in rows]
 
 
 def one_after_another(*outputs: Tensor) -> tuple[Tensor, ...]:

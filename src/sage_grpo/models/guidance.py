@@ -1,4 +1,4 @@
-"""Classifier-free guidance as the checkpoint's guider describes it."""
+"""Classifier-free guidance, in the ways that pipelines know it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +21,28 @@ class Guidance:
     """The checkpoint's scale s in v_negative + s (v - v_negative); 1 is none; None where it names none."""
     rescale: float = 0.0
     """Share of the guided velocity that gets the conditional one's std (arXiv 2305.08891, section 3.4)."""
+    renormalize: int | None = None
+    """The guided velocity gets the conditional one's norm, token by token; a token is a square of so many latents a side."""
+    embedded: bool = False
+    """The scale is an input of the network (distilled guidance): one pass and no negative prompt."""
 
     def combine(self, v: Tensor, v_negative: Tensor, scale: float) -> Tensor:
         """The guided velocity."""
         guided = v_negative + scale * (v - v_negative)
+        if self.renormalize is not None:
+            return guided * (token_norm(v, self.renormalize) / token_norm(guided, self.renormalize))
         if self.rescale == 0:
             return guided
         dims = list(range(1, v.ndim))
         ratio = v.std(dim=dims, keepdim=True) / guided.std(dim=dims, keepdim=True)
         return self.rescale * (guided * ratio) + (1 - self.rescale) * guided
+
+
+def token_norm(v: Tensor, side: int) -> Tensor:
+    """The norm of every token's values, at every latent of the token; v is B x C x F x H x W."""
+    squares = v.square().sum(1, keepdim=True).unflatten(-1, (-1, side)).unflatten(-3, (-1, side))
+    norm = squares.sum((-3, -1)).sqrt()
+    return norm.repeat_interleave(side, -1).repeat_interleave(side, -2)
 
 
 def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:

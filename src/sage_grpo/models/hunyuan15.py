@@ -14,12 +14,15 @@ from sage_grpo.models.attention import PackedAttention
 from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, resolve
 from sage_grpo.models.decoding import hunyuan15_pixels
 from sage_grpo.models.devices import load_dtypes
-from sage_grpo.models.family import FamilyModel, Traits
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.sequence import SequenceSplit, split_rotary
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.sizes import Grid
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import Traits
 from sage_grpo.types import VideoSpec
 
 LAYERS_TO_SKIP = 2
@@ -105,14 +108,14 @@ class Hunyuan15(FamilyModel):
     traits = Traits(
         video=VideoSpec(frames=81, height=480, width=848, fps=24.0),
         guidance_scale=6.0,
-        blocks="transformer_blocks",
+        blocks={"transformer_blocks": "num_layers"},
         lora_targets=(
             *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
             *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
             *("ff.net.*", "ff_context.net.*"),
         ),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
-        ragged=((1, 1),),  # the text stream
+        ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
     )
 
@@ -132,11 +135,14 @@ class Hunyuan15(FamilyModel):
             device=device,
         )
 
-    def latent_shape(self) -> tuple[int, ...]:
-        """Channels, frames, height, width of one sample's latents."""
-        temporal, spatial = self.pipe.vae_scale_factor_temporal, self.pipe.vae_scale_factor_spatial
-        frames = (self.video.frames - 1) // temporal + 1
-        return (self.pipe.vae.config.latent_channels, frames, self.video.height // spatial, self.video.width // spatial)
+    def _grid(self) -> Grid:
+        config = self.transformer.config
+        return Grid(
+            channels=self.pipe.vae.config.latent_channels,
+            temporal=self.pipe.vae_scale_factor_temporal,
+            spatial=self.pipe.vae_scale_factor_spatial,
+            patch=(config.patch_size_t, config.patch_size, config.patch_size),
+        )
 
     def split_sequence(self, sequence: SequenceSplit) -> None:
         """From now on run only this rank's part of every clip's tokens."""
@@ -292,4 +298,4 @@ def _dead(transformer: Any, image_to_video: bool) -> set[str]:
         x = torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta")
         return PackedTransformer(network)(x, torch.empty(1, device="meta"), **inputs)
 
-    return without_gradient(transformer, "transformer_blocks", run)
+    return without_gradient(transformer, Hunyuan15.traits.blocks, run)

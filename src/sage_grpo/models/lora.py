@@ -8,16 +8,14 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import replacing
-from sage_grpo.models.spec import LoraSpec, ModelError
-
-if TYPE_CHECKING:
-    from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.spec import LoraSpec
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
@@ -27,15 +25,17 @@ Expert = Literal["high", "low"] | None
 """One of Wan 2.2's two networks; None for models with one."""
 
 
-def match_targets(network: nn.Module, targets: Sequence[str], blocks: str, dead: Collection[str] = ()) -> list[str]:
-    """Full names of the Linear modules that `targets` mean.
+def match_targets(
+    network: nn.Module, targets: Sequence[str], blocks: Collection[str], dead: Collection[str] = ()
+) -> list[str]:
+    """Full names of the Linear modules that `targets` mean; `blocks` are the names of the lists of repeated blocks.
 
     A target is looked for inside the repeated blocks, so that "to_q" does not also hit the token refiner; a name that
     starts outside of them ("context_embedder.*.to_q") is matched in full. Modules in `dead` (their weight never gets a
     gradient) are left out. A target that binds to nothing is an error.
     """
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    inside = re.compile(rf"{re.escape(blocks)}\.\d+\.(.+)")
+    inside = re.compile(rf"(?:{'|'.join(map(re.escape, blocks))})\.\d+\.(.+)")
     chosen: dict[str, None] = {}
     for target in targets:
         found = []
@@ -166,11 +166,6 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
     check_expert(folder, expert)
     network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
     _compute_in_input_dtype(network)
-
-
-def expert_of(model: FamilyModel) -> Expert:
-    """Which of Wan 2.2's experts a model trains; None for a model with one network."""
-    return None if model.boundary is None else model.spec.expert
 
 
 def saved_expert(folder: str | Path) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models.errors import ModelError
 
 LIBRARIES = ("diffusers", "transformers")
 """Where components may come from; importing any other module would run code that the folder chose."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.solvers import GridSolver, Solver, SolverName
 from sage_grpo.models.base import BringsSolver, Progress, VelocityModel
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models.errors import ModelError
 from sage_grpo.types import Conditioning
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.solvers import Velocity
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models.errors import ModelError
 
 SHIFT = {
     "FlowMatchEulerDiscreteScheduler": "shift",
@@ -21,11 +22,13 @@ SHIFT = {
 """Supported schedulers, and what each calls its shift."""
 TAKES_SIGMAS = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
 """Those that a pipeline can hand sigmas to."""
+TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)
+"""Those that a pipeline can hand a shift to, which they may ignore."""
 BENT = ("shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 """Settings that change the grid beyond its shift."""
 _DETERMINISTIC = ("dpmsolver", "dpmsolver++")
 _EVERYWHERE: dict[str, tuple[Any, ...]] = {
-    "use_dynamic_shifting": (False,),  # the stock video pipelines pass no mu
+    "use_dynamic_shifting": (False,),  # unless the pipeline passes mu
     "invert_sigmas": (False,),
     "stochastic_sampling": (False,),
 }
@@ -43,10 +46,14 @@ _MULTISTEP: dict[str, tuple[Any, ...]] = {
 """Settings with the values that can be honoured."""
 
 
-def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool) -> None:
-    """Refuse, before any weights load, a scheduler whose sampling would silently differ from the stock pipeline's."""
+def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool, dynamic: bool = False) -> None:
+    """Refuse, before any weights load, a scheduler whose sampling would silently differ from the stock pipeline's.
+
+    `dynamic`: the pipeline passes mu, which depends on the number of tokens; only FlowMatchEuler takes it with and without use.
+    """
     class_name = index["scheduler"][1]
-    supported = [name for name in SHIFT if not even or name in TAKES_SIGMAS]
+    supported = [name for name in SHIFT if name in TAKES_MU or not dynamic]
+    supported = [name for name in supported if not even or name in TAKES_SIGMAS]
     if class_name not in supported:
         raise ModelError(
             f'The scheduler of "{folder}" is a {class_name}; supported are {", ".join(supported)}. Save the pipeline with one '
@@ -59,6 +66,7 @@ def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool) -> No
     except ImportError as error:  # beta sigmas
         raise ModelError(f'The scheduler of "{folder}" needs a package that is not installed: {error}') from error
     honoured = _EVERYWHERE | (_MULTISTEP if SHIFT[class_name] == "flow_shift" else {})
+    honoured |= {"use_dynamic_shifting": (False, True)} if dynamic else {}
     for name, values in honoured.items():
         value = scheduler.config.get(name, values[0])
         if value not in values:
@@ -68,9 +76,17 @@ def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool) -> No
             )
 
 
-def scheduler_shift(scheduler: Any) -> float | None:
-    """The shift that the checkpoint's scheduler applies."""
-    return scheduler.config.get("shift", scheduler.config.get("flow_shift"))
+def scheduler_shift(config: Mapping[str, Any], tokens: int) -> float | None:
+    """The shift that a scheduler applies; a dynamic one grows with the number of tokens (of an image or a clip)."""
+    if not config.get("use_dynamic_shifting", False):
+        return config.get("shift", config.get("flow_shift"))
+    (low, base), (high, most) = (
+        (config["base_image_seq_len"], config["base_shift"]),
+        (config["max_image_seq_len"], config["max_shift"]),
+    )
+    slope = (most - base) / (high - low)
+    mu = tokens * slope + (base - slope * low)
+    return math.exp(mu) if config["time_shift_type"] == "exponential" else mu
 
 
 def prepared(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Any:
@@ -82,12 +98,15 @@ def prepared(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Any
     if num_steps < 1:
         raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
     copy = type(scheduler).from_config(scheduler.config, **{SHIFT[type(scheduler).__name__]: shift})
+    given: dict[str, Any] = {}
+    if scheduler.config.get("use_dynamic_shifting", False):
+        given["mu"] = math.log(shift) if scheduler.config.time_shift_type == "exponential" else shift
     if even:
         import numpy
 
-        copy.set_timesteps(sigmas=numpy.linspace(1.0, 0.0, num_steps + 1)[:-1])
+        copy.set_timesteps(sigmas=numpy.linspace(1.0, 0.0, num_steps + 1)[:-1], **given)
     else:
-        copy.set_timesteps(num_steps)
+        copy.set_timesteps(num_steps, **given)
     return copy
 
 

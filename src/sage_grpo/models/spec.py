@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from sage_grpo.models.errors import ModelError
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import is_object, refuse_object
 from sage_grpo.ranges import Count, Fps, Positive, Range, Seed, check
@@ -16,12 +18,8 @@ if TYPE_CHECKING:
 
     from sage_grpo.models.base import VelocityModel
 
-FAMILIES = ("hunyuan15", "wan")
+FAMILIES = ("hunyuan15", "wan", "ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
 """Families that ship with the package; each is the module of this name beside this file."""
-
-
-class ModelError(ValueError):
-    """A model cannot be loaded or used as asked; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class ModelSpec:
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     family: str | None = None
-    """"hunyuan15", "wan", or the import path of a module with a function `load(spec, device=None)`; None reads it from
+    """A family that ships with the package ("hunyuan15", "wan", "ltx", ...), or the import path of a module with a function `load(spec, device=None)`; None reads it from
     the checkpoint."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in. On a CPU use float32: bfloat16 is hundreds of times slower there."""
@@ -67,7 +65,8 @@ class ModelSpec:
     lora: LoraSpec | None = None
     """Train an adapter (float32, on a base in `dtype`); None trains all weights, kept in float32."""
     guidance_scale: Annotated[float, Range(1)] | None = None
-    """Classifier-free guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6)."""
+    """Guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6). Classifier-free, or an input of the network where
+    it was distilled so (FLUX.1-dev, HunyuanVideo)."""
     guidance_scale_2: Annotated[float, Range(1)] | None = None
     """Guidance of the second expert of Wan 2.2; None is `guidance_scale`."""
     negative_prompt: str = ""
@@ -75,7 +74,7 @@ class ModelSpec:
     guidance_in_training: bool = True
     """Guide the rollouts and updates of training (the paper does), or only evaluation and generation."""
     frames: Count | None = None
-    """Frames of a clip, 4k + 1; None is the checkpoint's or the family's default, as below."""
+    """Frames of a clip, 4k + 1 (LTX-Video 8k + 1, images 1); None is the checkpoint's or the family's default, as below."""
     height: Count | None = None
     """Height in pixels."""
     width: Count | None = None
@@ -99,6 +98,8 @@ class ModelSpec:
     vae_tiling: bool = False
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""
+    options: dict[str, float] = field(default_factory=dict)
+    """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
     cache: str | None = "auto"
     """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
     writes none."""
@@ -126,6 +127,15 @@ class ModelSpec:
         Rollout and update share it, so that the first ratio is 1 either way.
         """
         return None if self.guidance_in_training else 1.0
+
+    def family_options(self, known: Mapping[str, float | None]) -> dict[str, float | None]:
+        """The family's options with the values that were given; a name that it does not know is refused."""
+        for name in self.options:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f' Did you mean "{close[0]}"?' if close else f" It has {', '.join(known) or 'none'}."
+                raise ModelError(f'model.options: this family has no option "{name}".{hint}')
+        return {**known, **self.options}
 
     def check_named(self) -> None:
         """Refuse a model that was an object: no name can load it."""

@@ -15,12 +15,15 @@ from sage_grpo.models.attention import PlainAttention
 from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, require_ftfy, resolve
 from sage_grpo.models.decoding import wan_pixels
 from sage_grpo.models.devices import load_dtypes
-from sage_grpo.models.family import FamilyModel, Traits
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.sequence import SequenceSplit, split_rotary
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.sizes import Grid
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import Traits
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512
@@ -59,7 +62,7 @@ class Wan(FamilyModel):
     traits = Traits(
         video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
         guidance_scale=5.0,
-        blocks="blocks",
+        blocks={"blocks": "num_layers"},
         lora_targets=(
             *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
             *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
@@ -94,11 +97,13 @@ class Wan(FamilyModel):
             device=device,
         )
 
-    def latent_shape(self) -> tuple[int, ...]:
-        """Channels, frames, height, width of one sample's latents."""
-        temporal, spatial = self.pipe.vae_scale_factor_temporal, self.pipe.vae_scale_factor_spatial
-        frames = (self.video.frames - 1) // temporal + 1
-        return (self.pipe.vae.config.z_dim, frames, self.video.height // spatial, self.video.width // spatial)
+    def _grid(self) -> Grid:
+        return Grid(
+            channels=self.pipe.vae.config.z_dim,
+            temporal=self.pipe.vae_scale_factor_temporal,
+            spatial=self.pipe.vae_scale_factor_spatial,
+            patch=tuple(self.transformer.config.patch_size),
+        )
 
     def split_sequence(self, sequence: SequenceSplit) -> None:
         """From now on run only this rank's part of every clip's tokens; text is whole everywhere."""
@@ -227,4 +232,4 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, "blocks", run)
+    return without_gradient(transformer, Wan.traits.blocks, run)

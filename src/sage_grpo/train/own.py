@@ -54,19 +54,19 @@ def adopt(
     if test is not None:
         config = replace(config, data=replace(config.data, eval_prompts=name_of(type(held_out).__name__)))
     if model is not None:
-        check_model(model)
-        config = replace(config, model=replace(model.spec, family=name_of(type(model).__name__)))
+        spec = check_model(model)
+        config = replace(config, model=replace(spec, family=name_of(type(model).__name__)))
     return config, Own(model=model, rewards=objects, prompts=train, held_out=test)
 
 
-def check_model(model: VelocityModel) -> None:
-    """Refuse what is no model, by what it lacks."""
+def check_model(model: VelocityModel) -> ModelSpec:
+    """What a model was made from; refuses what is no model, by what it lacks."""
     if inspect.isclass(model):
         raise ConfigError(f"{model.__name__} is a class: give an object of it.")
     if isinstance(model, VelocityModel):
         if not isinstance(model.spec, ModelSpec):
             raise ConfigError(f"{type(model).__name__}.spec must be a ModelSpec, got a {type(model.spec).__name__}.")
-        return
+        return model.spec
     members = [name for name in (*VelocityModel.__annotations__, *vars(VelocityModel)) if not name.startswith("_")]
     missing = [name for name in members if name not in dir(model)]
     raise ConfigError(

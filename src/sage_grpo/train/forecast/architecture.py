@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,16 +15,26 @@ import torch
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.checkpoint import PIPELINES, read_config, read_defaults, read_index, resolve
 from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.flux import Flux
+from sage_grpo.models.hunyuan import Hunyuan
 from sage_grpo.models.hunyuan15 import Hunyuan15
+from sage_grpo.models.ltx import Ltx
+from sage_grpo.models.qwen_image import QwenImage
 from sage_grpo.models.safety import read_json
-from sage_grpo.models.schedulers import sigmas_from
-from sage_grpo.models.sizes import check_video, choose_video, first_given
+from sage_grpo.models.sana_video import SanaVideo
+from sage_grpo.models.schedulers import scheduler_shift, sigmas_from
+from sage_grpo.models.sd3 import Sd3
+from sage_grpo.models.sizes import Grid, choose_video, first_given
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.wan import TEXT_TOKENS, Wan
 from sage_grpo.parallel.memory import HUNYUAN15, Network, Vae
 from sage_grpo.types import VideoSpec
 
 FAMILIES: Mapping[str, type[FamilyModel]] = {"hunyuan15": Hunyuan15, "wan": Wan}
+UNMEASURED: Mapping[str, type[FamilyModel]] = {
+    **{"ltx": Ltx, "hunyuan": Hunyuan, "sana_video": SanaVideo, "flux": Flux, "sd3": Sd3, "qwen_image": QwenImage}
+}
+"""Families whose costs are not known: a plan has their passes, but neither seconds nor memory."""
 HUNYUAN_TEXT = 256
 """Text tokens of a HunyuanVideo-1.5 prompt, which is not padded: a long one."""
 WAN_1_3B = {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}
@@ -89,7 +98,7 @@ class Architecture:
     shift: float
     text_tokens: int = 0
     network: Network | None = None
-    """None where the family is somebody's own: its costs are not known."""
+    """None where the family's costs are not known."""
     boundary: float | None = None
     """Wan 2.2 with two experts: the sigma at which the second takes over."""
     scheduler: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -125,7 +134,7 @@ class Architecture:
 
 def find_architecture(spec: ModelSpec) -> Architecture:
     """The architecture of a spec; ModelError where nothing on this machine tells it."""
-    if spec.family is not None and spec.family not in FAMILIES:
+    if spec.family is not None and spec.family not in {**FAMILIES, **UNMEASURED}:
         return Architecture(
             family=str(spec.family),
             source="a family of your own",
@@ -163,6 +172,8 @@ def _from_folder(spec: ModelSpec, folder: Path) -> Architecture:
     index = read_index(folder)
     name = str(index.get("_class_name"))
     family = first_given(spec.family, PIPELINES.get(name, ""))
+    if family in UNMEASURED:
+        return _unmeasured(spec, folder, family)
     if family not in FAMILIES:
         raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
     scheduler = _json(folder / "scheduler" / "scheduler_config.json")
@@ -186,6 +197,23 @@ def _from_folder(spec: ModelSpec, folder: Path) -> Architecture:
     )
 
 
+def _unmeasured(spec: ModelSpec, folder: Path, family: str) -> Architecture:
+    """As far as config files tell; a shift that depends on the number of tokens they do not."""
+    traits, scheduler = UNMEASURED[family].traits, _json(folder / "scheduler" / "scheduler_config.json")
+    scale = float(first_given(spec.guidance_scale, 1.0 if traits.embeds_guidance else traits.guidance_scale))
+    if traits.embeds_guidance and read_config(folder, "transformer").get("guidance_embeds"):
+        scale = 1.0  # an input of the network: one pass
+    shift = None if scheduler.get("use_dynamic_shifting") else scheduler_shift(scheduler, 0)
+    return Architecture(
+        family=family,
+        source=f"the config files of {folder}; its costs are not known",
+        spec=spec,
+        video=None,
+        guidance_scale=scale,
+        shift=float(first_given(spec.shift, read_defaults(folder).get("shift"), shift, 1.0)),
+    )
+
+
 def _json(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
@@ -197,7 +225,7 @@ def build_architecture(spec: ModelSpec, known: Published, *, source: str) -> Arc
     if known.boundary is not None:
         network = dataclasses.replace(network, frozen_parameters=network.parameters)
     video, (temporal, spatial, _) = choose_video(spec, known.video, traits.video), network.patch
-    check_video(video, SimpleNamespace(vae_scale_factor_temporal=temporal, vae_scale_factor_spatial=spatial), 1)
+    Grid(channels=1, temporal=temporal, spatial=spatial).check(video)
     return Architecture(
         family=known.family,
         source=source,

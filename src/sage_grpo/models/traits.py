@@ -1,0 +1,34 @@
+"""What a family states about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sage_grpo.types import VideoSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The constants of a family."""
+
+    video: VideoSpec
+    """Clip format where neither the spec nor the checkpoint names one."""
+    guidance_scale: float
+    """Guidance where neither the spec nor the checkpoint names one."""
+    blocks: Mapping[str, str]
+    """Names of the transformer's lists of repeated blocks, in order, each with what its config calls their number."""
+    lora_targets: tuple[str, ...]
+    """Modules that a LoRA adapts unless told otherwise."""
+    encoders: tuple[str, ...]
+    """Components that only encoding needs; they load on demand."""
+    ragged: tuple[tuple[str, int], ...] = ()
+    """Inputs of a block (name, dimension) whose length differs between prompts."""
+    even_sigmas: bool = False
+    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
+    dynamic_shift: bool = False
+    """The pipeline hands its scheduler a shift that grows with the number of tokens."""
+    embeds_guidance: bool = False
+    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none unless asked for."""
+    options: Mapping[str, float | None] = field(default_factory=dict)
+    """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""

@@ -1,0 +1,241 @@
+"""Every other family is its stock pipeline: grid, latents and pixels, with and without guidance; and it can be trained and saved."""
+
+from __future__ import annotations
+
+import diffusers
+import pytest
+import torch
+
+import tiny
+from sage_grpo.flow.kernels import Ode, Sage
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+
+PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
+NEGATIVE = "blurry"
+CLOSE = {"rtol": 1e-5, "atol": 2e-5}
+FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
+TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
+"""Pipelines that call classifier-free guidance so, beside the scale that is an input."""
+PACKED = ("ltx", "flux", "qwen_image")
+
+
+def options_of(kind: str, scale: float) -> dict:
+    size = {"height": 32, "width": 32}
+    if kind in tiny.IMAGES:
+        options = {**size}
+    elif kind == "sana_video":
+        options = {**size, "frames": 5, "use_resolution_binning": False}
+    else:
+        options = {**size, "num_frames": 5}
+    if kind.startswith("ltx"):
+        options["frame_rate"] = 8
+    options["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale
+    negative = kind not in ("flux", "hunyuan")
+    if negative:
+        options["negative_prompt"] = NEGATIVE if kind == "sana_video" else [NEGATIVE] * len(PROMPTS)
+    return options
+
+
+def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
+    """What the pipeline takes as its latents."""
+    if kind.startswith("ltx"):
+        return pipe._pack_latents(x)
+    flat = x[:, :, 0]
+    return pipe._pack_latents(flat, *flat.shape) if kind.startswith(PACKED) else flat if kind in tiny.IMAGES else x
+
+
+def unpacked_by(pipe, kind: str, latents: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The pipeline's last latents as ours."""
+    if kind.startswith("ltx"):
+        return pipe._unpack_latents(latents, *x.shape[2:])
+    if kind.startswith(PACKED):
+        latents = pipe._unpack_latents(latents, 32, 32, pipe.vae_scale_factor)
+    return latents.reshape(x.shape)
+
+
+def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, **call):
+    """The pipeline's grid, its last latents, what its VAE was given, and its video."""
+    pipe, seen = tiny.pipeline(folder), {}
+    decode, step = pipe.vae.decode, pipe.scheduler.step
+
+    def spy_decode(z, *arguments, **kwargs):
+        seen["z"] = z
+        return decode(z, *arguments, **kwargs)
+
+    def spy_step(*arguments, **kwargs):
+        seen["latents"] = step(*arguments, **kwargs)[0]
+        return (seen["latents"],)
+
+    pipe.vae.decode, pipe.scheduler.step = spy_decode, spy_step
+    options = {**options_of(kind, scale), "num_inference_steps": steps, **call}
+    output = pipe(prompt=PROMPTS, latents=packed_by(pipe, kind, x), output_type="pt", **options)
+    video = output.images[:, None] if kind in tiny.IMAGES else output.frames
+    return pipe.scheduler.sigmas, unpacked_by(pipe, kind, seen["latents"], x), seen["z"], video
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("kind", tiny.OTHERS)
+def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
+    ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False)
+    x = torch.randn(2, *ours.latent_shape())
+    sigmas, latents, z, video = stock(checkpoint(kind), kind, x, scale)
+    torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
+
+    conditions = ours.encode(PROMPTS)
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, conditions)
+    torch.testing.assert_close(y, latents, **CLOSE)
+    # Prompts and guidance matter by far more than that, so the tolerance proves something.
+    assert (y - integrate(policy, x, conditions[::-1])).abs().max() > 1e-3
+    if scale != 1:
+        unguided = integrate(Policy(ours, Ode(), policy.schedule, guidance=1.0), x, conditions)
+        assert (y - unguided).abs().max() > 1e-3
+
+    torch.testing.assert_close(ours._to_vae(latents).reshape(z.shape), z, rtol=0, atol=1e-6)
+    expected = (video.permute(0, 1, 3, 4, 2) * 255).round().to(torch.uint8)
+    clips = ours.decode(latents)
+    assert clips.shape == expected.shape
+    off = (clips.int() - expected.int()).abs()
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 2e-3
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
+    """The first log-ratio is exactly zero, every trainable parameter learns, and gradients do not depend on what is kept."""
+    ours = model(kind, guidance_scale=3.0)
+    conditions, blocks = ours.encode([*PROMPTS, PROMPTS[0]]), ours.blocks()
+    assert len(blocks) == sum(len(getattr(ours.transformer, name)) for name in ours.traits.blocks) > 1
+    policy = Policy(ours, Sage(0.5), Schedule(ours.sigmas(3)))
+    x, gradients = torch.randn(3, *ours.latent_shape()), []
+    with torch.no_grad():
+        gaussian = policy.step(1, x, conditions).gaussian
+        x_next = gaussian.sample(torch.randn(x.shape))
+        before = gaussian.log_prob(x_next)
+    for levels in ("all", "attention", "input"):
+        ours.keep([levels] * len(blocks))
+        ours.network.zero_grad()
+        log_prob = policy.step(1, x, conditions).gaussian.log_prob(x_next)
+        assert torch.equal(log_prob.detach(), before)
+        log_prob.sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in ours.trainable().items() if p.grad is not None})
+    ours.keep(["all"] * len(blocks))
+    ours.network.zero_grad()
+    assert gradients[0].keys() == ours.trainable().keys()
+    assert not [name for name, gradient in gradients[0].items() if not gradient.any()]
+    for other in gradients[1:]:
+        assert all(torch.equal(gradients[0][name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_saved_weights_load_in_diffusers(kind: str, checkpoint, fresh_model, model, tmp_path) -> None:
+    """A LoRA through the pipeline's own loader, and the whole folder, give our velocity; both differ from the base's."""
+    ours = fresh_model(kind, guidance_scale=1.0, lora=LoraSpec(rank=2, alpha=3.0))
+    with torch.no_grad():
+        for parameter in ours.trainable().values():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x, conditions = torch.randn(2, *ours.latent_shape()), ours.encode(PROMPTS)
+    base = model(kind, guidance_scale=1.0, train=False)
+    with torch.no_grad():
+        v, plain = (m.velocity(x, torch.tensor(0.6), conditions) for m in (ours, base))
+    assert (v - plain).abs().max() > 1e-3
+    ours.save(tmp_path / "lora")
+    ours.save(tmp_path / "whole", merged=True)
+    merged = ModelSpec(path=str(tmp_path / "whole"), cache=None, train=False, guidance_scale=1.0).load("cpu")
+    with torch.no_grad():
+        torch.testing.assert_close(merged.velocity(x, torch.tensor(0.6), conditions), v, rtol=1e-4, atol=1e-5)
+    tiny.pipeline(tmp_path / "whole")
+    pipe = tiny.pipeline(checkpoint(kind))
+    pipe.load_lora_weights(str(tmp_path / "lora"))
+    adapted = dict(pipe.transformer.named_parameters())
+    for name, parameter in ours.trainable().items():
+        theirs = [p for other, p in adapted.items() if other.replace(".default_0.", ".default.") == name]
+        assert len(theirs) == 1, name
+        assert torch.equal(theirs[0], parameter)
+    assert f"{type(pipe).__name__}.from_pretrained" in (tmp_path / "lora" / "README.md").read_text()
+
+
+def test_renormalised_guidance_keeps_the_norm_of_every_token(model) -> None:
+    ours = model("qwen_image", guidance_scale=4.0, negative_prompt=NEGATIVE, train=False)
+    x, conditions = torch.randn(1, *ours.latent_shape()), ours.encode(PROMPTS[:1])
+    with torch.no_grad():
+        guided = ours.velocity(x, torch.tensor(0.6), conditions)
+        plain = ours.velocity(x, torch.tensor(0.6), conditions, guidance=1.0)
+    norms = [v.unfold(3, 2, 2).unfold(4, 2, 2).square().sum((1, 5, 6)).sqrt() for v in (guided, plain)]
+    torch.testing.assert_close(*norms)
+    assert (guided - plain).abs().max() > 1e-3
+
+
+def test_an_embedded_scale_needs_no_negative_prompt_and_one_pass(model, monkeypatch) -> None:
+    ours = model("flux", train=False)
+    assert ours.guidance_scale == 3.5
+    conditions, calls = ours.encode(PROMPTS), []
+    assert all(condition.negative is None for condition in conditions)
+    forward = ours._forward
+    monkeypatch.setattr(ours, "_forward", lambda *given: calls.append(given[-1]["guidance"]) or forward(*given))
+    with torch.no_grad():
+        ours.velocity(torch.randn(2, *ours.latent_shape()), torch.tensor(0.6), conditions)
+    assert [call.tolist() for call in calls] == [[3.5, 3.5]]
+    assert model("flux_plain", train=False).guidance_scale == 1.0
+
+
+def test_the_shift_grows_with_the_number_of_tokens(fresh_model) -> None:
+    shifts = [fresh_model("flux", train=False, height=size, width=size).shift for size in (8, 32)]
+    assert shifts == pytest.approx([2.71828**0.9, 2.71828**2.0], rel=1e-4)  # 4 and 64 tokens: the ends of the line
+    ours = fresh_model("flux", train=False, shift=5.0)
+    torch.testing.assert_close(ours.sigmas(4), Schedule.shifted(4, 5.0).sigmas)
+    torch.testing.assert_close(build_solver(ours, "checkpoint", 4)._scheduler.sigmas, ours.sigmas(4))
+
+
+def test_ltx_options_reach_guidance_and_decoder(checkpoint, model) -> None:
+    options = {"guidance_rescale": 0.7, "decode_timestep": 0.05, "decode_noise_scale": 0.0}
+    ours = model("ltx_timestep", guidance_scale=4.0, negative_prompt=NEGATIVE, train=False, options=options)
+    x = torch.randn(2, *ours.latent_shape())
+    _, latents, _, video = stock(checkpoint("ltx_timestep"), "ltx_timestep", x, 4.0, **options)
+    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(PROMPTS))
+    torch.testing.assert_close(y, latents, **CLOSE)
+    expected = (video.permute(0, 1, 3, 4, 2) * 255).round()
+    assert (ours.decode(latents).float() - expected).abs().max() <= 1
+    noisy = model("ltx_timestep", train=False, options={"decode_timestep": 0.4})
+    plain = model("ltx_timestep", train=False)
+    assert (noisy.decode(latents) != plain.decode(latents)).any()
+    assert torch.equal(noisy.decode(latents), noisy.decode(latents))  # the noise is the same each time
+
+
+def test_options_are_refused_by_name(fresh_model) -> None:
+    with pytest.raises(ModelError, match=r'no option "decode_timestp"\. Did you mean "decode_timestep"'):
+        fresh_model("ltx_timestep", options={"decode_timestp": 0.1})
+    with pytest.raises(ModelError, match="takes no timestep"):
+        fresh_model("ltx", options={"decode_timestep": 0.1})
+    with pytest.raises(ModelError, match=r'no option "x"\. It has none'):
+        fresh_model("sd3", options={"x": 1.0})
+
+
+def test_sizes_and_schedulers_are_refused(checkpoint, fresh_model, tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"model\.frames must be 1 for a model of images, got 5"):
+        fresh_model("flux", frames=5)
+    with pytest.raises(ModelError, match=r"model\.height must be a multiple of 4 here, got 30"):
+        fresh_model("flux", height=30)
+    with pytest.raises(ModelError, match="this network knows PyTorch's own choice only"):
+        fresh_model("sd3", attention="_native_math")
+    folder = tiny.variant(checkpoint("flux"), tmp_path / "flux", scheduler=tiny.unipc())
+    with pytest.raises(ModelError, match="is a UniPCMultistepScheduler; supported are FlowMatchEulerDiscreteScheduler"):
+        ModelSpec(path=str(folder), cache=None).load("cpu")
+    with pytest.raises(ModelError, match="holds a FluxPipeline, but this family serves LTXPipeline"):
+        fresh_model("flux", family="ltx")
+
+
+def test_sana_solver_of_the_published_checkpoint(checkpoint, tmp_path) -> None:
+    config = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 8.0}
+    scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="dpmsolver++", **config)
+    folder = tiny.variant(checkpoint("sana_video"), tmp_path / "sana", scheduler=scheduler)
+    spec = ModelSpec(path=str(folder), cache=None, train=False, negative_prompt=NEGATIVE, guidance_scale=4.0)
+    ours = spec.load("cpu")
+    assert ours.shift == 8.0
+    x = torch.randn(2, *ours.latent_shape())
+    _, latents, _, _ = stock(folder, "sana_video", x, 4.0, steps=5)
+    y = solve(ours, build_solver(ours, "checkpoint", 5), x, ours.encode(PROMPTS))
+    torch.testing.assert_close(y, latents, **CLOSE)

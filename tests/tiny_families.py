@@ -1,0 +1,329 @@
+"""Tiny random checkpoints of the other families, as tests/tiny.py builds them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+SCHEDULER = {"shift": 3.0}
+DYNAMIC = {
+    "use_dynamic_shifting": True,
+    "base_image_seq_len": 4,
+    "max_image_seq_len": 64,
+    "base_shift": 0.9,
+    "max_shift": 2.0,
+}
+"""A shift that differs visibly between 4 tokens and 64."""
+
+
+def ltx(timestep: bool = False) -> Any:
+    """LTX-Video with the dynamic, stretched grid of the published checkpoints."""
+    from diffusers import AutoencoderKLLTXVideo, LTXPipeline, LTXVideoTransformer3DModel
+
+    transformer = LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        cross_attention_dim=24,
+        num_layers=2,
+        caption_channels=16,
+    )
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        spatio_temporal_scaling=(True, True, False, False),
+        decoder_spatio_temporal_scaling=(True, True, False, False),
+        decoder_inject_noise=(False, False, False, False, False),
+        timestep_conditioning=timestep,
+        patch_size=2,
+        scaling_factor=1.3,
+        encoder_causal=True,
+        decoder_causal=False,
+    )
+    vae.latents_mean.copy_(torch.randn(8))
+    vae.latents_std.copy_(torch.rand(8) + 0.5)
+    return LTXPipeline(
+        scheduler=_euler(shift_terminal=0.1, **DYNAMIC),
+        vae=vae.eval(),
+        text_encoder=_t5(16),
+        tokenizer=_bytes(),
+        transformer=_wake(transformer),
+    )
+
+
+def hunyuan(embedded: bool = True) -> Any:
+    """HunyuanVideo 1.0."""
+    from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
+    from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
+    from transformers import CLIPTextModel, LlamaConfig, LlamaModel
+
+    transformer = HunyuanVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=10,
+        num_layers=2,
+        num_single_layers=2,
+        num_refiner_layers=1,
+        mlp_ratio=2.0,
+        patch_size=1,
+        text_embed_dim=16,
+        pooled_projection_dim=8,
+        rope_axes_dim=(2, 4, 4),
+        guidance_embeds=embedded,
+    )
+    vae = AutoencoderKLHunyuanVideo(
+        latent_channels=4, block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4, scaling_factor=1.7
+    )
+    llama = LlamaConfig(
+        vocab_size=400,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+    )
+    before = DEFAULT_PROMPT_TEMPLATE["template"].split("{}")[0]
+    return HunyuanVideoPipeline(
+        text_encoder=LlamaModel(llama).eval(),
+        tokenizer=_template_tokenizer(before, 95),
+        transformer=_wake(transformer, gain=1.0),
+        vae=vae.eval(),
+        scheduler=_euler(**SCHEDULER),
+        text_encoder_2=CLIPTextModel(_clip(8)).eval(),
+        tokenizer_2=_clip_tokenizer(),
+    )
+
+
+def flux(embedded: bool = True) -> Any:
+    """FLUX.1: dev with the guidance input and a dynamic shift, or schnell without both."""
+    from diffusers import FluxPipeline, FluxTransformer2DModel
+    from transformers import CLIPTextModel
+
+    transformer = FluxTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=10,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        pooled_projection_dim=8,
+        guidance_embeds=embedded,
+        axes_dims_rope=(2, 4, 4),
+    )
+    return FluxPipeline(
+        scheduler=_euler(**(DYNAMIC if embedded else SCHEDULER)),
+        vae=_image_vae(),
+        text_encoder=CLIPTextModel(_clip(8)).eval(),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=_t5(16),
+        tokenizer_2=_bytes(),
+        transformer=_wake(transformer),
+    )
+
+
+def sd3() -> Any:
+    """Stable Diffusion 3.5 with one layer of two attentions, as in its medium size."""
+    from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
+    from transformers import CLIPTextModelWithProjection
+
+    transformer = SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        num_layers=3,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        caption_projection_dim=16,
+        pooled_projection_dim=16,
+        out_channels=4,
+        pos_embed_max_size=8,
+        dual_attention_layers=(0,),
+        qk_norm="rms_norm",
+    )
+    clips = [CLIPTextModelWithProjection(_clip(8)).eval() for _ in range(2)]
+    return StableDiffusion3Pipeline(
+        transformer=_wake(transformer),
+        scheduler=_euler(**SCHEDULER),
+        vae=_image_vae(),
+        text_encoder=clips[0],
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=clips[1],
+        tokenizer_2=_clip_tokenizer(),
+        text_encoder_3=_t5(16),
+        tokenizer_3=_bytes(),
+    )
+
+
+def sana_video() -> Any:
+    """SANA-Video with Wan's VAE."""
+    from diffusers import AutoencoderKLWan, SanaVideoPipeline, SanaVideoTransformer3DModel
+    from transformers import Gemma2Config, Gemma2Model
+
+    transformer = SanaVideoTransformer3DModel(
+        in_channels=16,
+        out_channels=16,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        num_layers=2,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=12,
+        cross_attention_dim=24,
+        caption_channels=16,
+        rope_max_seq_len=32,
+    )
+    vae = AutoencoderKLWan(
+        base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+    )
+    gemma = Gemma2Config(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        pad_token_id=256,
+    )
+    return SanaVideoPipeline(
+        tokenizer=_byte_level(),
+        text_encoder=Gemma2Model(gemma).eval(),
+        vae=vae.eval(),
+        transformer=_wake(transformer),
+        scheduler=_euler(**SCHEDULER),
+    )
+
+
+def qwen_image() -> Any:
+    """Qwen-Image."""
+    from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    transformer = QwenImageTransformer2DModel(
+        in_channels=64,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=10,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(2, 4, 4),
+    )
+    vae = AutoencoderKLQwenImage(
+        base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+    )
+    text = {
+        **{"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048},
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+    }
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 16}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    pipe = QwenImagePipeline(
+        scheduler=_euler(**DYNAMIC),
+        vae=vae.eval(),
+        text_encoder=Qwen2_5_VLForConditionalGeneration(config).eval(),
+        tokenizer=_byte_level(),
+        transformer=_wake(transformer),
+    )
+    pipe.tokenizer = _template_tokenizer(pipe.prompt_template_encode.split("{}")[0], 34)
+    return pipe
+
+
+def _euler(**config: Any) -> Any:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    return FlowMatchEulerDiscreteScheduler(**config)
+
+
+def _image_vae() -> Any:
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        latent_channels=4,
+        block_out_channels=(4, 4),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=1,
+        norm_num_groups=2,
+        scaling_factor=1.5,
+        shift_factor=0.1,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    ).eval()
+
+
+def _t5(width: int) -> Any:
+    from transformers import T5Config, T5EncoderModel
+
+    return T5EncoderModel(T5Config(vocab_size=384, d_model=width, d_kv=4, d_ff=16, num_layers=1, num_heads=2)).eval()
+
+
+def _bytes() -> Any:
+    from transformers import ByT5Tokenizer
+
+    return ByT5Tokenizer()
+
+
+def _clip(width: int) -> Any:
+    from transformers import CLIPTextConfig
+
+    return CLIPTextConfig(
+        vocab_size=514,
+        hidden_size=width,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        projection_dim=width,
+        max_position_embeddings=77,
+        bos_token_id=512,
+        eos_token_id=513,
+        pad_token_id=513,
+    )
+
+
+def _clip_tokenizer() -> Any:
+    from transformers import CLIPTokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    symbols = list(bytes_to_unicode().values())
+    symbols += [f"{symbol}</w>" for symbol in symbols] + ["<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {symbol: index for index, symbol in enumerate(symbols)}
+    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
+
+
+def _byte_level() -> Any:
+    from transformers import Qwen2Tokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    vocabulary = {symbol: index for index, symbol in enumerate(bytes_to_unicode().values())}
+    end = "<|endoftext|>"
+    return Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], unk_token=end, pad_token=end, eos_token=end, padding_side="right"
+    )
+
+
+def _template_tokenizer(before: str, count: int) -> Any:
+    """A byte-level tokenizer that reads a template's beginning as so many tokens, which the pipeline then crops."""
+    from transformers import AddedToken
+
+    tokenizer = _byte_level()
+    ends = [round(len(before) * place / count) for place in range(count + 1)]
+    pieces = dict.fromkeys(before[start:end] for start, end in pairwise(ends))
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
+    return tokenizer
+
+
+def _wake(network: torch.nn.Module, gain: float = 1.5) -> torch.nn.Module:
+    """As in tests/tiny.py: random networks are nearly silent as they come; too loud, they multiply round-off."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(gain) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+    return network
