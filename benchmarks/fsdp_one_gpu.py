@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.models.blocks import keep_activations
 from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.hunyuan15 import PackedTransformer, _pack
 from sage_grpo.parallel import checkpoint, fsdp
@@ -71,7 +72,7 @@ def build(options: argparse.Namespace, *, lora: bool, dtype: torch.dtype, checkp
         for name, parameter in transformer.named_parameters():
             parameter.requires_grad_(name not in unread)
     if checkpointing:
-        transformer.enable_gradient_checkpointing()
+        keep_activations(transformer.transformer_blocks, ["input"] * len(transformer.transformer_blocks))
     return PackedTransformer(transformer).to(options.device)
 
 

@@ -169,7 +169,7 @@ def test_attention_is_computed_once_where_it_is_kept(fresh_model) -> None:
 def test_levels_are_checked(fresh_model) -> None:
     ours = fresh_model("wan_t2v", lora=LoraSpec(rank=2))
     with pytest.raises(ValueError, match="2 blocks need a level each"):
-        keep_activations(ours.transformer, ours.blocks(), ["all"])
+        keep_activations(ours.blocks(), ["all"])
     with pytest.raises(ValueError, match="some"):
         ours.keep(["all", "some"])
 

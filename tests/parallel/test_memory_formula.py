@@ -11,6 +11,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sage_grpo.models.blocks import keep_activations
 from sage_grpo.models.hunyuan15 import Hunyuan15, PackedTransformer, _pack
 from sage_grpo.models.lora import add_lora, match_targets
 from sage_grpo.models.spec import LoraSpec
@@ -55,7 +56,7 @@ def saved_bytes(blocks: int, rows: int, *, lora: bool, checkpointing: bool) -> i
     """What a forward pass keeps for its backward pass, besides parameters."""
     network = build(blocks, lora)
     if checkpointing:
-        network.transformer.enable_gradient_checkpointing()
+        keep_activations(network.transformer.transformer_blocks, ["input"] * blocks)
     parameters = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, torch.Tensor] = {}
 

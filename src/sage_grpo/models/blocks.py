@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, get_args
@@ -27,28 +27,36 @@ RECOMPILES = 64
 run the plain code, whose bits are others."""
 
 
-def keep_activations(transformer: Any, blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> None:
+def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> None:
     """Set what each block keeps."""
     if len(levels) != len(blocks) or not set(levels) <= set(KEEP):
         raise ValueError(
             f"keep: {len(blocks)} blocks need a level each, of {', '.join(KEEP)}; got {len(levels)}: {sorted(set(levels))}."
         )
-    if set(levels) <= {"all"}:
-        transformer.disable_gradient_checkpointing()
-        return
-    known = dict(zip(map(id, blocks), levels))
-    transformer.enable_gradient_checkpointing(partial(_run_block, known))
+    for block, level in zip(blocks, levels):
+        if not isinstance(block.forward, Kept):
+            block.forward = Kept(block.forward)
+        block.forward.level = level
 
 
-def _run_block(levels: Mapping[int, Keep], block: nn.Module, *arguments: Any) -> Any:
-    """One block of a pass with gradients."""
-    level = levels.get(id(block), "input")  # what is not among them are small parts beside the blocks
-    if level == "all" or _sampling.get():
-        return block(*arguments)
-    if level == "input":
-        return checkpoint(block, *arguments, use_reentrant=False)
-    contexts = partial(create_selective_checkpoint_contexts, _keep_attention)
-    return checkpoint(block, *arguments, use_reentrant=False, context_fn=contexts)
+class Kept:
+    """A block's forward that keeps as much as its level says.
+
+    The forward alone: what is hooked to the module (FSDP gathers its weights there) does not run again, and would not run alike.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.level: Keep = "all"
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The block's output."""
+        if self.level == "all" or _sampling.get() or not torch.is_grad_enabled():
+            return self.forward(*arguments, **named)
+        if self.level == "input":
+            return checkpoint(self.forward, *arguments, use_reentrant=False, **named)
+        contexts = partial(create_selective_checkpoint_contexts, _keep_attention)
+        return checkpoint(self.forward, *arguments, use_reentrant=False, context_fn=contexts, **named)
 
 
 _aten = torch.ops.aten

@@ -344,7 +344,7 @@ class FamilyModel(ABC):
 
     def keep(self, levels: Sequence[Keep]) -> None:
         """What each block keeps for its backward pass."""
-        keep_activations(self.transformer, self.blocks(), levels)
+        keep_activations(self.blocks(), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
         """Move a part; what is not loaded yet will load there."""

@@ -82,13 +82,8 @@ class PackedTransformer(nn.Module):
         if self.sequence is not None:
             frequencies = split_rotary(self.sequence, frequencies, dim=0, extra=context_tokens.shape[1])
             tokens, context_tokens = self.sequence.split(tokens), self.sequence.split(context_tokens)
-        checkpointing = torch.is_grad_enabled() and model.gradient_checkpointing
         for block in model.transformer_blocks:
-            arguments = (tokens, context_tokens, temb, None, frequencies)
-            if checkpointing:
-                tokens, context_tokens = model._gradient_checkpointing_func(block, *arguments)
-            else:
-                tokens, context_tokens = block(*arguments)
+            tokens, context_tokens = block(tokens, context_tokens, temb, None, frequencies)
         tokens = model.proj_out(model.norm_out(tokens, temb))
         if self.sequence is not None:
             tokens = self.sequence.merge(tokens, total)
