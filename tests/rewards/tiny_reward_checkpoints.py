@@ -173,3 +173,21 @@ def write_clip(folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_dino(folder: Path, *, version: int = 1) -> Path:
+    """A tiny random DINO (a ViT without a pooler, as its authors' is) or DINOv2."""
+    from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    torch.manual_seed(5)
+    if version == 1:
+        model = ViTModel(ViTConfig(**sizes, intermediate_size=32), add_pooling_layer=False)
+    else:
+        model = Dinov2Model(Dinov2Config(**sizes, mlp_ratio=2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return folder

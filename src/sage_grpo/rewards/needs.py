@@ -39,6 +39,7 @@ class Need:
 
 
 _CLIP = "a CLIP model in transformers' format, a folder or a hub name (openai/clip-vit-large-patch14)"
+_DINO = "a DINO or DINOv2 model in transformers' format, a folder or a hub name (facebook/dino-vitb16 is VBench's)"
 _QWEN = "Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name"
 SOURCES: dict[str, dict[str, tuple[str, str]]] = {
     "videoalign": {
@@ -52,6 +53,8 @@ SOURCES: dict[str, dict[str, tuple[str, str]]] = {
         "model": (_CLIP, "config.json"),
         "head": ("the layers of an aesthetic predictor, as safetensors or .pth", ""),
     },
+    "subject_consistency": {"model": (_DINO, "config.json")},
+    "background_consistency": {"model": (_CLIP, "config.json")},
 }
 """Reward -> option -> where its file comes from, and the file by which to find it in the hub's cache."""
 

@@ -10,15 +10,18 @@ from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabular
 from sage_grpo.rewards.functions import RewardConfigError
 
 
-def load_whole(kind: Any, name: str) -> Any:
-    """A transformers model in float32; weights that its file lacks or has too many of are an error, never random."""
+def load_whole(kind: Any, name: str, **options: Any) -> Any:
+    """A transformers model in float32; weights that its file lacks or has too many of are an error, never random.
+
+    options: arguments of the model's class.
+    """
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the report of missing weights: it becomes an error below
     try:
         model, info = kind.from_pretrained(
-            name, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+            name, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True, **options
         )
     finally:
         logging.set_verbosity(verbosity)
