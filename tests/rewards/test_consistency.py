@@ -121,7 +121,9 @@ def test_what_is_no_dino_is_refused_and_the_names_are_known(dino, clip_model):
         RewardSpec(name="background_consistency", options={"model": clip_model}),
     ]
     scores = CompositeReward(specs)(clips(), ["a", "b"], 8.0)
-    torch.testing.assert_close(scores.total, scores.parts["subject_consistency"] + scores.parts["background_consistency"])
+    torch.testing.assert_close(
+        scores.total, scores.parts["subject_consistency"] + scores.parts["background_consistency"]
+    )
 
 
 def test_a_dino_without_all_its_weights_is_refused(tmp_path):

@@ -69,9 +69,7 @@ class _Consistency:
 
     def _score(self, videos: Tensor, fps: float, encode: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
         count, total = videos.shape[:2]
-        chosen = (
-            sample_indices(total, fps, sample_fps=self._sample_fps) if self._sample_fps > 0 else list(range(total))
-        )
+        chosen = sample_indices(total, fps, sample_fps=self._sample_fps) if self._sample_fps > 0 else list(range(total))
         if len(chosen) < 2:
             why = f"{self._part} compares frames, and {len(chosen)} of the clip's {total} is looked at"
             return PartScores({self._part: torch.full((count,), torch.nan)}, dict.fromkeys(range(count), why))
