@@ -259,9 +259,9 @@ def test_a_spent_budget_ends_the_requests_and_says_so():
         assert reward.meter.cost == pytest.approx(0.005)
         reward = judge(server.url, limits={"max_tokens": 1000}, network={**QUICK, "parallel": 1})
         assert reward(clips(2), list("ij"), 8.0)["look"].isfinite().tolist() == [True, False]
+    meter = Meter(Limits(max_requests=1))
+    meter.reserve()
     with pytest.raises(Spent, match="max_requests of 1"):
-        meter = Meter(Limits(max_requests=1))
-        meter.reserve()
         meter.reserve()
 
 

@@ -53,6 +53,18 @@ SOURCES: dict[str, dict[str, tuple[str, str]]] = {
         "model": (_CLIP, "config.json"),
         "head": ("the layers of an aesthetic predictor, as safetensors or .pth", ""),
     },
+    "hpsv2": {
+        "checkpoint": ("HPS_v2.1_compressed.pt of xswu/HPSv2 as safetensors: docs/rewards.md says how", ""),
+        "base": (
+            "configuration and tokenizer: hub name laion/CLIP-ViT-H-14-laion2B-s32B-b79K, or a folder",
+            "config.json",
+        ),
+    },
+    "imagereward": {
+        "checkpoint": ("ImageReward.pt of THUDM/ImageReward as safetensors: docs/rewards.md says how", ""),
+        "config": ("med_config.json of THUDM/ImageReward", ""),
+        "tokenizer": ("BERT's: hub name google-bert/bert-base-uncased, or a folder", "tokenizer.json"),
+    },
     "subject_consistency": {"model": (_DINO, "config.json")},
     "background_consistency": {"model": (_CLIP, "config.json")},
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabulary_fault
+from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
 from sage_grpo.rewards.functions import RewardConfigError
 
 
@@ -48,3 +51,32 @@ def load_tokenizer(name: str, rows: int) -> Any:
     if fault is not None:
         raise RewardConfigError(f"{fault[0].upper()}{fault[1:]}. Download the folder again in full.")
     return tokenizer
+
+
+def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
+    """The weights of a file in its authors' names, in float32; `convert` says how their own file becomes this one."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(path).expanduser()
+    if file.suffix != ".safetensors":
+        raise RewardConfigError(f"{file} is not read: only safetensors cannot run code. {convert}")
+    if not file.is_file():
+        raise RewardConfigError(f"{file} does not exist. {convert}")
+    try:
+        return {name: value.float() for name, value in load_file(file).items()}
+    except SafetensorError as error:
+        raise RewardConfigError(f"{file} is damaged ({error}): make it again. {convert}") from error
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
+    """Put weights into a model, all of them and in their shapes; RewardConfigError names the others."""
+    own = model.state_dict()
+    fault = weights_fault(
+        own.keys() - state.keys(),
+        state.keys() - own.keys(),
+        [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape],
+    )
+    if fault is not None:
+        raise RewardConfigError(f"{what} does not fit: it {fault}.")
+    model.load_state_dict(dict(state))

@@ -18,6 +18,8 @@ BUILT_IN: Mapping[str, str] = {
     "clip": "sage_grpo.rewards.clip:ClipScore",
     "pickscore": "sage_grpo.rewards.clip:PickScore",
     "aesthetic": "sage_grpo.rewards.clip:Aesthetic",
+    "hpsv2": "sage_grpo.rewards.hpsv2:Hpsv2",
+    "imagereward": "sage_grpo.rewards.imagereward:ImageReward",
     "subject_consistency": "sage_grpo.rewards.consistency:SubjectConsistency",
     "background_consistency": "sage_grpo.rewards.consistency:BackgroundConsistency",
     "video_stats": "sage_grpo.rewards.video_stats:VideoStats",
