@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -140,7 +141,7 @@ def write_imagereward(folder: Path, *, width: int = 128, text: int = 24, layers:
             shapes |= {f"{name}.LayerNorm.weight": (text,), f"{name}.LayerNorm.bias": (text,)}
     shapes = {f"blip.{name}": shape for name, shape in shapes.items()}
     sizes = [text, 12, 8, 6, 4, 1]
-    for number, (before, after) in zip((0, 2, 4, 6, 7), zip(sizes, sizes[1:])):
+    for number, (before, after) in zip((0, 2, 4, 6, 7), itertools.pairwise(sizes)):
         shapes |= {f"mlp.layers.{number}.weight": (after, before), f"mlp.layers.{number}.bias": (after,)}
     state = _random(shapes, seed=12)
     buffer = {"blip.text_encoder.embeddings.position_ids": torch.arange(48).unsqueeze(0)}

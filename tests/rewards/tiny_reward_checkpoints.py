@@ -191,3 +191,17 @@ def write_dino(folder: Path, *, version: int = 1) -> Path:
                 parameter.normal_(0, 0.3)
     model.save_pretrained(folder)
     return folder
+
+
+def naive_patches(frames: torch.Tensor) -> torch.Tensor:
+    """Qwen2-VL's patch order with plain loops: pairs of frames, 2 x 2 blocks, then pixels."""
+    rows = []
+    time, _, height, width = frames.shape
+    for t in range(0, time, 2):
+        for top in range(0, height, 28):
+            for left in range(0, width, 28):
+                for y in (top, top + 14):
+                    for x in (left, left + 14):
+                        block = frames[t : t + 2, :, y : y + 14, x : x + 14]
+                        rows.append(block.permute(1, 0, 2, 3).reshape(-1))
+    return torch.stack(rows)

@@ -68,7 +68,9 @@ class Hpsv2:
         """checkpoint: the weights as safetensors. base: configuration and tokenizer of the CLIP that was fine-tuned."""
         from transformers import CLIPConfig, CLIPModel
 
-        state = from_open_clip(read_safetensors(checkpoint, CONVERT))
+        state = from_open_clip(
+            read_safetensors(checkpoint, CONVERT)
+        )  # half precision becomes float32 when it is copied
         model = CLIPModel(CLIPConfig.from_pretrained(base))
         fill(model, state, f"The HPSv2 checkpoint {checkpoint} for a {base}")
         self._encoder = ClipEncoder(base, "", sample_fps, num_frames, dtype, "pad", loaded=model)

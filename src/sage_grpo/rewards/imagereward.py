@@ -65,7 +65,7 @@ class ImageReward:
         dtype: str = "",
     ) -> None:
         """checkpoint: the weights as safetensors. config: the authors' med_config.json. tokenizer: BERT's, folder or hub name."""
-        state = read_safetensors(checkpoint, CONVERT)
+        state = {name: value.float() for name, value in read_safetensors(checkpoint, CONVERT).items()}
         vision, text = _part(state, "blip.visual_encoder."), _part(state, "blip.text_encoder.")
         text.pop(_BUFFER, None)
         if "pos_embed" not in vision or "patch_embed.proj.weight" not in vision:

@@ -60,6 +60,11 @@ SOURCES: dict[str, dict[str, tuple[str, str]]] = {
             "config.json",
         ),
     },
+    "hpsv3": {
+        "checkpoint": ("HPSv3.safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors", ""),
+        "base": ("configuration and tokenizer: hub name Qwen/Qwen2-VL-7B-Instruct, or a folder", "config.json"),
+        "template": ("hpsv3/dataset/data_collator_qwen.py of https://github.com/MizzenAI/HPSv3", ""),
+    },
     "imagereward": {
         "checkpoint": ("ImageReward.pt of THUDM/ImageReward as safetensors: docs/rewards.md says how", ""),
         "config": ("med_config.json of THUDM/ImageReward", ""),

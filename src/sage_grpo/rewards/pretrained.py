@@ -13,10 +13,17 @@ from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabular
 from sage_grpo.rewards.functions import RewardConfigError
 
 
-def load_whole(kind: Any, name: str, **options: Any) -> Any:
-    """A transformers model in float32; weights that its file lacks or has too many of are an error, never random.
+def load_whole(
+    kind: Any,
+    name: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    state: Mapping[str, Tensor] | None = None,
+    **options: Any,
+) -> Any:
+    """A transformers model; weights that its file lacks or has too many of are an error, never random.
 
-    options: arguments of the model's class.
+    state: weights that stand in for the file's; `config` then says what they belong to. options: arguments of the model's class.
     """
     from transformers.utils import logging
 
@@ -24,7 +31,12 @@ def load_whole(kind: Any, name: str, **options: Any) -> Any:
     logging.set_verbosity_error()  # the report of missing weights: it becomes an error below
     try:
         model, info = kind.from_pretrained(
-            name, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True, **options
+            name if state is None else None,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **({} if state is None else {"state_dict": dict(state)}),
+            **options,
         )
     finally:
         logging.set_verbosity(verbosity)
@@ -54,7 +66,7 @@ def load_tokenizer(name: str, rows: int) -> Any:
 
 
 def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
-    """The weights of a file in its authors' names, in float32; `convert` says how their own file becomes this one."""
+    """The weights of a file in its authors' names; `convert` says how their own file becomes this one."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -64,7 +76,7 @@ def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
     if not file.is_file():
         raise RewardConfigError(f"{file} does not exist. {convert}")
     try:
-        return {name: value.float() for name, value in load_file(file).items()}
+        return load_file(file)
     except SafetensorError as error:
         raise RewardConfigError(f"{file} is damaged ({error}): make it again. {convert}") from error
 

@@ -19,6 +19,7 @@ BUILT_IN: Mapping[str, str] = {
     "pickscore": "sage_grpo.rewards.clip:PickScore",
     "aesthetic": "sage_grpo.rewards.clip:Aesthetic",
     "hpsv2": "sage_grpo.rewards.hpsv2:Hpsv2",
+    "hpsv3": "sage_grpo.rewards.hpsv3:Hpsv3",
     "imagereward": "sage_grpo.rewards.imagereward:ImageReward",
     "subject_consistency": "sage_grpo.rewards.consistency:SubjectConsistency",
     "background_consistency": "sage_grpo.rewards.consistency:BackgroundConsistency",
