@@ -71,7 +71,7 @@ SOURCES: dict[str, dict[str, tuple[str, str]]] = {
         "tokenizer": ("BERT's: hub name google-bert/bert-base-uncased, or a folder", "tokenizer.json"),
     },
     "subject_consistency": {"model": (_DINO, "config.json")},
-    "background_consistency": {"model": (_CLIP, "config.json")},
+    "background_consistency": {"model": (f"{_CLIP}; openai/clip-vit-base-patch32 is VBench's", "config.json")},
 }
 """Reward -> option -> where its file comes from, and the file by which to find it in the hub's cache."""
 
