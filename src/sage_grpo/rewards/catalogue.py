@@ -84,7 +84,8 @@ CATALOGUE: Mapping[str, About] = {
     ),
     "video_stats": About(
         what="measurements without weights, and guards against reward hacking",
-        parts="sharpness, saturation, brightness, colour_entropy, motion, flicker, warp_error, duplicate_frames",
+        parts="sharpness, saturation, brightness, colour_entropy, motion, flicker, warp_error, "
+        "midframe_error, duplicate_frames",
     ),
     "ocr": About(
         what="how well frames show the text that the prompt quotes",
