@@ -124,6 +124,9 @@ def test_a_given_run_does_not_choose_where_secrets_are_sent(given) -> None:
     options = {"urls": ["http://elsewhere:1"], "token_env": "AWS_SECRET_ACCESS_KEY"}
     with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
         read_config(given({"rewards": [{"name": "remote", "options": options, "weights": {"x": 1.0}}]}))
+    options = {"url": "https://elsewhere/v1", "model": "m", "key_env": "AWS_SECRET_ACCESS_KEY"}
+    with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
+        read_config(given({"rewards": [{"name": "vlm_judge", "options": options, "weights": {"x": 1.0}}]}))
 
 
 @pytest.mark.parametrize("config", [{"model": "{other}"}, {"model": {"lora": "{other}"}}])

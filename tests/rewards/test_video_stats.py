@@ -72,7 +72,7 @@ def test_colour_entropy_is_zero_for_one_colour_and_one_for_all_bins():
 
 
 def test_a_still_has_no_motion_no_flicker_no_warp_error_and_only_duplicates():
-    for part in ("motion", "flicker", "warp_error"):
+    for part in ("motion", "flicker", "warp_error", "midframe_error"):
         assert measure(part, still()) == pytest.approx(0, abs=1e-7)
     assert measure("duplicate_frames", still()) == 1
     assert measure("duplicate_frames", pan(2)) == 0
@@ -89,6 +89,30 @@ def test_a_pan_has_a_low_warp_error_and_new_noise_a_high_one():
     assert measure("warp_error", clip) < 0.25 * raw
     noise = torch.randint(0, 256, clip.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert measure("warp_error", noise) > 5 * measure("warp_error", clip)
+
+
+def walk(places: list[int]) -> torch.Tensor:
+    """A camera at these places of a wide picture."""
+    wide = picture(64, 64 + max(places))
+    return torch.stack([wide[:, place : place + 64] for place in places]).unsqueeze(0)
+
+
+def test_steady_motion_has_a_low_midframe_error_and_stutter_and_jitter_a_high_one():
+    steady = measure("midframe_error", walk([2 * i for i in range(9)]))
+    for unsteady in ([4 * (i // 2) for i in range(9)], [2 * i + (4 if i % 2 else 0) for i in range(9)]):
+        assert measure("midframe_error", walk(unsteady)) > 4 * steady
+    still_error = (walk([0] * 9)[0, 0].float() - walk([2] * 9)[0, 0].float()).abs().mean().item() / 255
+    assert steady < 0.25 * still_error  # the neighbours are moved, not only averaged
+    # a steady pan is as steady with every second frame left out
+    assert measure("midframe_error", walk([4 * i for i in range(9)])) < 0.35 * still_error
+
+
+def test_midframe_error_is_the_mean_over_every_second_frame():
+    clip = walk([0] * 7)
+    clip[0, 3] = (clip[0, 3].float() * 0.5).round().to(torch.uint8)  # one of the three frames 1, 3 and 5
+    luma = (clip[0].float() @ torch.tensor([0.299, 0.587, 0.114])) / 255
+    change = (luma[3] - luma[0]).abs()[8:-8, 8:-8].mean().item()  # without the outermost blocks
+    assert measure("midframe_error", clip) == pytest.approx(change / 3, rel=1e-3)
 
 
 def test_flicker_sees_alternation_but_not_a_steady_fade():
@@ -154,7 +178,8 @@ def test_new_noise_in_every_frame_is_no_motion(size):
 
 
 @pytest.mark.parametrize(
-    ("part", "frames"), [("motion", 2), ("warp_error", 2), ("duplicate_frames", 2), ("flicker", 3)]
+    ("part", "frames"),
+    [("motion", 2), ("warp_error", 2), ("duplicate_frames", 2), ("flicker", 3), ("midframe_error", 3)],
 )
 def test_what_compares_frames_cannot_be_measured_on_too_few(part, frames):
     result = VideoStats(parts=[part, "brightness"])(still(frames - 1), ["x"], 8.0)

@@ -10,7 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_reward_checkpoints import NORMS, TEMPLATE, reference_model, write_qwen_base, write_videoalign
+from tiny_reward_checkpoints import (
+    NORMS,
+    TEMPLATE,
+    naive_patches,
+    reference_model,
+    write_qwen_base,
+    write_videoalign,
+)
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
@@ -61,20 +68,6 @@ def clips(count: int = 3, frames: int = 9, size: int = 40) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
     coarse = torch.randint(0, 256, (count, frames, size // 8, size // 8, 3), generator=generator)
     return coarse.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3).to(torch.uint8)
-
-
-def naive_patches(frames: torch.Tensor) -> torch.Tensor:
-    """Qwen2-VL's patch order with plain loops: pairs of frames, 2 x 2 blocks, then pixels."""
-    rows = []
-    time, _, height, width = frames.shape
-    for t in range(0, time, 2):
-        for top in range(0, height, 28):
-            for left in range(0, width, 28):
-                for y in (top, top + 14):
-                    for x in (left, left + 14):
-                        block = frames[t : t + 2, :, y : y + 14, x : x + 14]
-                        rows.append(block.permute(1, 0, 2, 3).reshape(-1))
-    return torch.stack(rows)
 
 
 def reference_scores(case, clip: torch.Tensor, prompt: str, fps: float, *, rope_3d: bool = False) -> torch.Tensor:

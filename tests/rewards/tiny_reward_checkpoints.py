@@ -173,3 +173,35 @@ def write_clip(folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_dino(folder: Path, *, version: int = 1) -> Path:
+    """A tiny random DINO (a ViT without a pooler, as its authors' is) or DINOv2."""
+    from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    torch.manual_seed(5)
+    if version == 1:
+        model = ViTModel(ViTConfig(**sizes, intermediate_size=32), add_pooling_layer=False)
+    else:
+        model = Dinov2Model(Dinov2Config(**sizes, mlp_ratio=2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def naive_patches(frames: torch.Tensor) -> torch.Tensor:
+    """Qwen2-VL's patch order with plain loops: pairs of frames, 2 x 2 blocks, then pixels."""
+    rows = []
+    time, _, height, width = frames.shape
+    for t in range(0, time, 2):
+        for top in range(0, height, 28):
+            for left in range(0, width, 28):
+                for y in (top, top + 14):
+                    for x in (left, left + 14):
+                        block = frames[t : t + 2, :, y : y + 14, x : x + 14]
+                        rows.append(block.permute(1, 0, 2, 3).reshape(-1))
+    return torch.stack(rows)

@@ -61,6 +61,7 @@ COMMANDS = {
     "report": Command("report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True),
     "launch": Command("launch", "run a command on several GPUs of this machine", positional="command"),
     "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
+    "rewards": Command("rewards", "every reward with what it needs, and which are ready here", positional="of"),
     "study": Command(
         "study", "a blind study in the browser: which of two videos do people prefer?", positional="action"
     ),

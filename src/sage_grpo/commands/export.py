@@ -101,6 +101,8 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     for spec in config.rewards if rewards else []:
         if spec.name == "remote":
             found.append(f"the reward server {spec.options.get('urls')}")
+        elif spec.name == "vlm_judge":
+            found.append(f"the judge at {spec.options.get('url')}")
         elif spec.name not in BUILT_IN and not is_object(spec.name):
             found.append(f"the code {spec.name} (rewards)")
     return found

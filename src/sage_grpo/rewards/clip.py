@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -62,14 +62,21 @@ class ClipEncoder:
     """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
 
     def __init__(
-        self, model: str, tokenizer: str | None, sample_fps: float, num_frames: int, dtype: str, fit: Fit = "crop"
+        self,
+        model: str,
+        tokenizer: str | None,
+        sample_fps: float,
+        num_frames: int,
+        dtype: str,
+        fit: Fit = "crop",
+        loaded: Any = None,
     ) -> None:
-        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only."""
+        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. loaded: a CLIPModel that is there."""
         from transformers import CLIPModel
 
         if fit not in get_args(Fit):
             raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
-        self.model = load_whole(CLIPModel, model).eval().requires_grad_(False)
+        self.model = (load_whole(CLIPModel, model) if loaded is None else loaded).eval().requires_grad_(False)
         rows = self.model.config.text_config.vocab_size
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
         self._size = self.model.config.vision_config.image_size
@@ -101,8 +108,8 @@ class ClipEncoder:
 class ClipScore:
     """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames.
 
-    With scale 1, clamp false, an empty prefix and fit pad it is HPSv2's score for a checkpoint in transformers' format: the plain
-    cosine of the whole picture, black where it is not square.
+    With scale 1, clamp false, an empty prefix and fit pad it is HPSv2's score for a checkpoint in transformers' format (hpsv2.py
+    reads the authors'): the plain cosine of the whole picture, black where it is not square.
     """
 
     def __init__(

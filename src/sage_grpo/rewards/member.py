@@ -25,7 +25,7 @@ from sage_grpo.rewards.functions import (
     finish,
     nearest,
 )
-from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rewards.spec import NETWORK, RewardSpec
 from sage_grpo.types import Reward
 
 DEFAULT_BATCH = 8
@@ -72,12 +72,12 @@ class Member:
         self._takes_metadata = "metadata" in inspect.signature(reward.__call__).parameters
         # code that is not ours may write through numpy, which nothing notices: it gets a copy of its own
         self._copies = ":" in spec.name
-        self._isolates = not (spec.name == "remote" or asynchronous)
+        self._isolates = not (spec.name in NETWORK or asynchronous)
         if spec.isolate_failures is not None:
             self._isolates = spec.isolate_failures
-        if spec.isolate_failures and spec.name == "remote":
+        if spec.isolate_failures and spec.name in NETWORK:
             raise RewardConfigError(
-                "isolate_failures: remote rewards are never called again after an error; the server finds the clip that fails."
+                f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
             )
         if spec.batch_size is not None and spec.batch_size < 0:
             raise RewardConfigError(f"batch_size of {spec.title!r} must be 0 or more, got {spec.batch_size}.")
@@ -91,7 +91,7 @@ class Member:
 
     def batch(self, count: int) -> int:
         """Clips a call when there are `count`."""
-        default = 0 if self.spec.name == "remote" else DEFAULT_BATCH
+        default = 0 if self.spec.name in NETWORK else DEFAULT_BATCH
         size = default if self.spec.batch_size is None else self.spec.batch_size
         return max(1, size or count)
 

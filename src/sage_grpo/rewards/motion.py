@@ -24,14 +24,33 @@ def speed(luma: Tensor, fps: float) -> Tensor:
     """Mean speed of the blocks of B x F x H x W luma in [0, 1], in frame heights a second, B."""
     count, frames = luma.shape[:2]
     stride = min(max(1, int(fps * SPAN + 1e-6)), frames - 1)
-    small = luma[:, ::stride]
-    while min(small.shape[-2:]) >= 2 * FLOW_SIDE:
-        small = F.avg_pool2d(small, 2)
+    small = _pooled(luma[:, ::stride])
     before, after = small[:, :-1].flatten(0, 1), small[:, 1:].flatten(0, 1)
     flow, moves = track(before.unsqueeze(1), after.unsqueeze(1))
     length = torch.where(moves, flow.norm(dim=1), 0.0)
     heights = inner(length).flatten(1).mean(dim=1) / small.shape[-2]
     return heights.view(count, -1).mean(dim=1) * (fps / stride)
+
+
+def midframe(luma: Tensor) -> Tensor:
+    """What every second frame of B x F x H x W luma differs by from the one half way between its neighbours, B.
+
+    The neighbours are moved towards each other by half of the motion of every block, and averaged: steady motion leaves little,
+    stutter and jitter leave what they misplace.
+    """
+    small = _pooled(luma)
+    before, middle, after = (small[:, start:stop:2] for start, stop in ((0, -2), (1, -1), (2, None)))
+    before, middle, after = (part.flatten(0, 1).unsqueeze(1) for part in (before, middle, after))
+    flow, moves = track(before, after)
+    half = _dense(torch.where(moves.unsqueeze(1), flow, 0.0), after) / 2
+    guess = (_warp(before, half) + _warp(after, -half)) / 2
+    return inner(_blocks((guess - middle).abs())).reshape(luma.shape[0], -1).mean(dim=1)
+
+
+def _pooled(luma: Tensor) -> Tensor:
+    while min(luma.shape[-2:]) >= 2 * FLOW_SIDE:
+        luma = F.avg_pool2d(luma, 2)
+    return luma
 
 
 def inner(blocks: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Need:
 
 
 _CLIP = "a CLIP model in transformers' format, a folder or a hub name (openai/clip-vit-large-patch14)"
+_DINO = "a DINO or DINOv2 model in transformers' format, a folder or a hub name (facebook/dino-vitb16 is VBench's)"
 _QWEN = "Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name"
 SOURCES: dict[str, dict[str, tuple[str, str]]] = {
     "videoalign": {
@@ -52,6 +53,25 @@ SOURCES: dict[str, dict[str, tuple[str, str]]] = {
         "model": (_CLIP, "config.json"),
         "head": ("the layers of an aesthetic predictor, as safetensors or .pth", ""),
     },
+    "hpsv2": {
+        "checkpoint": ("HPS_v2.1_compressed.pt of xswu/HPSv2 as safetensors: docs/rewards.md says how", ""),
+        "base": (
+            "configuration and tokenizer: hub name laion/CLIP-ViT-H-14-laion2B-s32B-b79K, or a folder",
+            "config.json",
+        ),
+    },
+    "hpsv3": {
+        "checkpoint": ("HPSv3.safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors", ""),
+        "base": ("configuration and tokenizer: hub name Qwen/Qwen2-VL-7B-Instruct, or a folder", "config.json"),
+        "template": ("hpsv3/dataset/data_collator_qwen.py of https://github.com/MizzenAI/HPSv3", ""),
+    },
+    "imagereward": {
+        "checkpoint": ("ImageReward.pt of THUDM/ImageReward as safetensors: docs/rewards.md says how", ""),
+        "config": ("med_config.json of THUDM/ImageReward", ""),
+        "tokenizer": ("BERT's: hub name google-bert/bert-base-uncased, or a folder", "tokenizer.json"),
+    },
+    "subject_consistency": {"model": (_DINO, "config.json")},
+    "background_consistency": {"model": (f"{_CLIP}; openai/clip-vit-base-patch32 is VBench's", "config.json")},
 }
 """Reward -> option -> where its file comes from, and the file by which to find it in the hub's cache."""
 

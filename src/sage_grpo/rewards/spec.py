@@ -18,13 +18,21 @@ BUILT_IN: Mapping[str, str] = {
     "clip": "sage_grpo.rewards.clip:ClipScore",
     "pickscore": "sage_grpo.rewards.clip:PickScore",
     "aesthetic": "sage_grpo.rewards.clip:Aesthetic",
+    "hpsv2": "sage_grpo.rewards.hpsv2:Hpsv2",
+    "hpsv3": "sage_grpo.rewards.hpsv3:Hpsv3",
+    "imagereward": "sage_grpo.rewards.imagereward:ImageReward",
+    "subject_consistency": "sage_grpo.rewards.consistency:SubjectConsistency",
+    "background_consistency": "sage_grpo.rewards.consistency:BackgroundConsistency",
     "video_stats": "sage_grpo.rewards.video_stats:VideoStats",
     "ocr": "sage_grpo.rewards.ocr:OcrReward",
     "remote": "sage_grpo.rewards.remote:RemoteReward",
+    "vlm_judge": "sage_grpo.rewards.judge.vlm:VlmJudge",
     "shapes": "sage_grpo.shapes.judge:ShapesJudge",
     "shapes_proxy": "sage_grpo.shapes.judge:NaiveProxy",
 }
 """Names of the rewards that come with the package; import paths, loaded only when asked for."""
+NETWORK = frozenset({"remote", "vlm_judge"})
+"""Those that ask other machines: they cut batches themselves, are never called twice for one clip, and must answer when tried out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,7 @@ class RewardSpec:
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the reward's constructor, or of the function."""
     batch_size: Natural | None = None
-    """Clips a call; 0: all at once. Default 8, and 0 for `remote`. Halved when memory runs out."""
+    """Clips a call; 0: all at once. Default 8, and 0 for `remote` and `vlm_judge`. Halved when memory runs out."""
     device: str = ""
     """A device of its own ("cuda:1"), on which the reward stays for the whole run; empty is the run's device, which the rewards
     leave to the policy between their calls."""
@@ -52,7 +60,7 @@ class RewardSpec:
     """Score in a thread of its own, at the same time as the other rewards: for rewards that wait for a network."""
     isolate_failures: bool | None = None
     """After an exception, call again with halves of the batch to find the clip that fails, at most 2 log2(n) times. Default: yes
-    for what runs here, no for `remote` and for async functions, whose calls may cost money."""
+    for what runs here, no for `remote`, `vlm_judge` and async functions, whose calls may cost money."""
     try_out: bool = True
     """Call it once with a small clip before anything expensive starts."""
 

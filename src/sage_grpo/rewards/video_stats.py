@@ -1,6 +1,6 @@
 """Training-free statistics of clips: cheap rewards, and guards against reward hacking.
 
-They are measurements, not judgements: give the bad ones (flicker, warp_error, duplicate_frames) a negative weight.
+They are measurements, not judgements: give the bad ones (flicker, warp_error, midframe_error, duplicate_frames) a negative weight.
 All are means over frames, vectorised, without weights, and do not look at the prompt. What compares frames cannot be measured
 on a clip of too few: NaN with a reason, never 0.
 """
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sage_grpo.rewards.functions import RewardConfigError, nearest
-from sage_grpo.rewards.motion import FLOW_SIDE, speed
+from sage_grpo.rewards.motion import FLOW_SIDE, midframe, speed
 from sage_grpo.types import PartScores
 
 LEVELS = 8
@@ -113,6 +113,11 @@ def warp_error(clip: Clip) -> Tensor:
     return clip.unmatched
 
 
+def midframe_error(clip: Clip) -> Tensor:
+    """What every second frame differs by (mean absolute luma) from the one half way between its neighbours: unsteady motion."""
+    return midframe(clip.luma)
+
+
 def flicker(clip: Clip) -> Tensor:
     """Mean absolute second difference of the frames' brightness: 0 for a constant light and for a steady fade."""
     level = clip.luma.mean(dim=(-1, -2))
@@ -135,10 +140,17 @@ STATISTICS: Mapping[str, Callable[[Clip], Tensor]] = {
         motion,
         flicker,
         warp_error,
+        midframe_error,
         duplicate_frames,
     )
 }
-NEEDED_FRAMES: Mapping[str, int] = {"motion": 2, "warp_error": 2, "duplicate_frames": 2, "flicker": 3}
+NEEDED_FRAMES: Mapping[str, int] = {
+    "motion": 2,
+    "warp_error": 2,
+    "duplicate_frames": 2,
+    "flicker": 3,
+    "midframe_error": 3,
+}
 """Frames without which a statistic cannot be measured; the others need one."""
 
 

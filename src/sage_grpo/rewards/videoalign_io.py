@@ -113,13 +113,13 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     whole = checkpoint / "model.pth"
     adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
     if whole.is_file():
-        return _renamed(torch.load(whole, map_location="cpu", weights_only=True)), True
+        return renamed(torch.load(whole, map_location="cpu", weights_only=True)), True
     if not (adapter.is_file() and rest.is_file()):
         raise RewardConfigError(
             f"{checkpoint} needs model.pth, or adapter_model.safetensors and non_lora_state_dict.pth."
         )
-    state = _renamed(torch.load(rest, map_location="cpu", weights_only=True))
-    state.update(_renamed(load_file(adapter)))
+    state = renamed(torch.load(rest, map_location="cpu", weights_only=True))
+    state.update(renamed(load_file(adapter)))
     return state, False
 
 
@@ -132,7 +132,7 @@ def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignC
         raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
 
 
-def _renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The authors' names (peft around transformers 4) in transformers 5's, relative to Qwen2VLModel."""
     result = {}
     for key, value in state.items():
@@ -156,7 +156,7 @@ def read_template(path: Path, variable: str) -> str:
         )
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        constants = _string_constants(text)
+        constants = string_constants(text)
         if variable not in constants:
             raise RewardConfigError(f"{path} has no string {variable}.{nearest(variable, constants)}")
         text = constants[variable]
@@ -169,7 +169,8 @@ def read_template(path: Path, variable: str) -> str:
     return text
 
 
-def _string_constants(source: str) -> dict[str, str]:
+def string_constants(source: str) -> dict[str, str]:
+    """The texts that a Python file gives names to; it is parsed, never run."""
     constants = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
@@ -191,8 +192,8 @@ def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int 
     return torch.linspace(0, frames - 1, count).round().long().tolist()
 
 
-def target_size(height: int, width: int, *, max_pixels: int) -> tuple[int, int]:
-    """Multiples of 28 near the frame's size; the maximum is tested first, then the minimum of 100,352 pixels."""
+def target_size(height: int, width: int, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
+    """Multiples of 28 near the frame's size; the maximum is tested first, then the minimum (VideoAlign: 100,352 pixels)."""
     if max(height, width) > 200 * min(height, width):
         raise ValueError(f"The aspect ratio of {height} x {width} is beyond 200.")
     rows = max(FACTOR, round(height / FACTOR) * FACTOR)
@@ -201,8 +202,8 @@ def target_size(height: int, width: int, *, max_pixels: int) -> tuple[int, int]:
         scale = math.sqrt(height * width / max_pixels)
         rows = math.floor(height / scale / FACTOR) * FACTOR
         columns = math.floor(width / scale / FACTOR) * FACTOR
-    elif rows * columns < MIN_PIXELS:
-        scale = math.sqrt(MIN_PIXELS / (height * width))
+    elif rows * columns < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
         rows = math.ceil(height * scale / FACTOR) * FACTOR
         columns = math.ceil(width * scale / FACTOR) * FACTOR
     if rows < FACTOR or columns < FACTOR:
@@ -214,10 +215,14 @@ def pixel_frames(clip: Tensor, video_fps: float, config: VideoAlignConfig) -> Te
     """Sample, resize (rounded to uint8), scale and normalise one clip F x H x W x 3 to T x 3 x H' x W' floats."""
     indices = frame_indices(clip.shape[0], video_fps, fps=config.fps, num_frames=config.num_frames)
     height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels)
-    frames = resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width).float() / 255
-    mean = torch.tensor(CLIP_MEAN, device=clip.device).view(3, 1, 1)
-    std = torch.tensor(CLIP_STD, device=clip.device).view(3, 1, 1)
-    return (frames - mean) / std
+    return normalised(resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width))
+
+
+def normalised(frames: Tensor) -> Tensor:
+    """uint8 N x 3 x H x W to the floats that Qwen2-VL takes."""
+    mean = torch.tensor(CLIP_MEAN, device=frames.device).view(3, 1, 1)
+    std = torch.tensor(CLIP_STD, device=frames.device).view(3, 1, 1)
+    return (frames.float() / 255 - mean) / std
 
 
 def patchify(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:

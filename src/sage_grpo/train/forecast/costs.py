@@ -40,7 +40,10 @@ from sage_grpo.train.plan import Plan, Planner
 from sage_grpo.train.update import Objective
 from sage_grpo.train.vae_place import SHARE as STAYS
 
-REWARDS: Mapping[str, float] = {"videoalign": 2.2e9, "clip": 0.43e9, "pickscore": 0.99e9, "aesthetic": 0.43e9}
+REWARDS: Mapping[str, float] = {
+    "videoalign": 2.2e9, "clip": 0.43e9, "pickscore": 0.99e9, "aesthetic": 0.43e9, "hpsv2": 0.99e9, "hpsv3": 7.7e9,
+    "imagereward": 0.45e9, "subject_consistency": 0.09e9, "background_consistency": 0.15e9,
+}  # fmt: skip
 """Parameters of built-in rewards that are large; they compute in bfloat16."""
 REWARD_TOKENS = 3000
 """Tokens that such a reward reads of a clip."""

@@ -1,0 +1,1 @@
+"""A vision-language model as a judge: what it is asked, what its answers mean, what it may cost."""

@@ -1,0 +1,231 @@
+"""One OpenAI-compatible endpoint: https, a key from the environment, retries with backoff, Retry-After, and limits."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import http.client
+import json
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, check
+from sage_grpo.rewards.connections import is_loopback
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.judge.meter import Meter, Usage
+
+TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Answers after which the same request may succeed."""
+HOPELESS = frozenset({401, 403, 404, 405})
+"""Answers that every request would get: the key, the model or the address is wrong."""
+NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
+"""Error codes of a 429 that no waiting cures."""
+LARGEST_ANSWER = 4 * 2**20
+
+
+class EndpointFailure(RuntimeError):
+    """A request that brought no answer, after all retries."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model said."""
+
+    text: str
+    refusal: str
+    """Why it would not say anything; empty when it did."""
+    cut: bool
+    """Whether the answer ended at the limit of tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """How patiently an endpoint is asked."""
+
+    timeout: Seconds = 120.0
+    """Seconds for one try."""
+    retries: Natural = 5
+    """Tries after the first."""
+    backoff: NotNegative = 1.0
+    """First pause in seconds, doubled every time up to max_wait, with jitter."""
+    max_wait: NotNegative = 120.0
+    """Longest pause; a server that asks for a longer one is given up."""
+    parallel: Count = 4
+    """Requests at a time."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Endpoint:
+    """POST url/chat/completions."""
+
+    def __init__(self, url: str, key_env: str, network: Network, meter: Meter, *, needs_tokens: bool = False) -> None:
+        """needs_tokens: refuse an endpoint that does not count tokens, because a limit depends on it."""
+        self.url = check_url(url)
+        self._key_env, self._network = key_env, network
+        self._meter, self._needs_tokens = meter, needs_tokens
+        self._jitter = random.Random()  # its own: the run's random numbers must not depend on the network
+        self.key()
+
+    def key(self) -> str:
+        """The key, read where it is needed and kept nowhere."""
+        if not self._key_env:
+            return ""
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self._key_env):
+            raise RewardConfigError(  # what stands there may be the key itself: it is not shown
+                "key_env must be the name of an environment variable that holds the key, not the key."
+            )
+        key = os.environ.get(self._key_env, "").strip()
+        if not key:
+            raise RewardConfigError(
+                f"The environment variable {self._key_env} is empty: put the judge's key there, or set key_env to '' for an "
+                "endpoint without one."
+            )
+        if not re.fullmatch(r"[\x21-\x7e]+", key):
+            raise RewardConfigError(f"The key in {self._key_env} holds spaces, line ends or other signs no key has.")
+        return key
+
+    def ask(self, body: bytes, usage: Usage, stop: threading.Event) -> Reply:
+        """Send a request until it is answered; EndpointFailure, Spent or RewardConfigError when it is not. Counts into `usage`."""
+        reason = "not sent"
+        for attempt in range(self._network.retries + 1):
+            if stop.wait(self._meter.reserve()):
+                break
+            usage.requests += 1
+            try:
+                status, headers, answer = self._post(body)
+            except (OSError, http.client.HTTPException) as error:
+                reason, asked = f"{type(error).__name__}: {error}", 0.0
+            else:
+                if status == 200:
+                    try:
+                        return self._read(answer, usage)
+                    except RewardConfigError:
+                        raise
+                    except ValueError as error:
+                        reason, asked = str(error), 0.0
+                else:
+                    reason, asked = self._refused(status, headers, answer)
+            if attempt < self._network.retries and stop.wait(self._pause(attempt, asked)):
+                break
+        raise EndpointFailure(self.hide(f"{self._where()}: {reason}"))
+
+    def hide(self, text: str) -> str:
+        """A text without the key: servers like to repeat it in their errors."""
+        key = self.key()
+        return text.replace(key, "***") if key else text
+
+    def _where(self) -> str:
+        return f"{self.url.scheme}://{self.url.netloc}{self.url.path}"
+
+    def _pause(self, attempt: int, asked: float) -> float:
+        """Seconds to the next try: what the server asked for, at least the doubled backoff with jitter."""
+        if asked:
+            self._meter.hold(asked)  # for everyone: the limit is the account's, not the request's
+        return max(
+            asked, min(self._network.max_wait, self._network.backoff * 2**attempt) * self._jitter.uniform(0.5, 1.0)
+        )
+
+    def _refused(self, status: int, headers: Mapping[str, str], answer: bytes) -> tuple[str, float]:
+        """Why, and how long the server wants to be left alone; raises when the request will never succeed."""
+        # hidden before it is cut: the cut must not leave half a key
+        text = " ".join(self.hide(answer.decode("utf-8", "replace")).split())[:400]
+        reason = f"answered {status}: {text}"
+        if status in HOPELESS or 300 <= status < 400:
+            more = " Redirects are not followed: give the final address." if status < 400 else ""
+            raise RewardConfigError(f"The judge at {self._where()} {reason}.{more} Check url, model and key_env.")
+        if status not in TRY_AGAIN or any(code in text for code in NO_MONEY):
+            raise EndpointFailure(f"{self._where()} {reason}")
+        asked = retry_after(headers, time.time())
+        if asked > self._network.max_wait:
+            raise EndpointFailure(
+                f"{self._where()} asks to wait {asked:g} s, more than max_wait {self._network.max_wait:g}"
+            )
+        return reason, asked
+
+    def _read(self, answer: bytes, usage: Usage) -> Reply:
+        document = json.loads(answer)
+        try:
+            choice = document["choices"][0]
+            message, counts = choice["message"], document.get("usage") or {}
+            text, refusal = message.get("content") or "", message.get("refusal") or ""
+            sent, said = int(counts.get("prompt_tokens") or 0), int(counts.get("completion_tokens") or 0)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            text = self.hide(answer.decode("utf-8", "replace"))[:200]
+            raise ValueError(f"answered no chat completion: {text!r}") from error
+        if self._needs_tokens and not sent + said:
+            raise RewardConfigError(
+                "The judge's endpoint does not count tokens, so max_tokens and max_cost cannot be kept: use max_requests."
+            )
+        self._meter.answered(sent, said)
+        usage.input_tokens += sent
+        usage.output_tokens += said
+        if isinstance(text, list):  # some servers answer in pieces
+            text = "".join(str(piece.get("text", "")) for piece in text if isinstance(piece, dict))
+        finish = choice.get("finish_reason")
+        if finish == "content_filter":
+            refusal = refusal or "its content filter stopped the answer"
+        return Reply(text=self.hide(str(text)), refusal=self.hide(str(refusal)), cut=finish == "length")
+
+    def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        secure = self.url.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(
+            self.url.hostname or "", self.url.port or (443 if secure else 80), timeout=self._network.timeout
+        )
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        key = self.key()
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        path = f"{self.url.path.rstrip('/')}/chat/completions" + (f"?{self.url.query}" if self.url.query else "")
+        deadline = time.monotonic() + self._network.timeout
+        try:
+            # a server may refuse the body early and close: its answer still says why
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request("POST", path, body=body, headers=headers)
+            response = connection.getresponse()
+            answer = bytearray()
+            while chunk := response.read1(65536):
+                answer += chunk
+                if len(answer) > LARGEST_ANSWER or time.monotonic() > deadline:
+                    raise http.client.HTTPException("the answer is too large or too slow")
+            if response.length:  # fewer bytes than announced
+                raise http.client.IncompleteRead(bytes(answer[:100]), response.length)
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, bytes(answer)
+        finally:
+            connection.close()
+
+
+def check_url(url: str) -> SplitResult:
+    """The address, if clips and a key may be sent there: https, or plain http on this machine."""
+    parsed = urlsplit(url)
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
+        raise RewardConfigError(f"The judge's url looks like https://host/v1, got {url!r}.")
+    secrets = [name for name, _ in parse_qsl(parsed.query) if re.search("key|token|secret|sig", name, re.IGNORECASE)]
+    if parsed.username or parsed.password or secrets:
+        raise RewardConfigError("The judge's url must not hold a key: put it into an environment variable (key_env).")
+    if parsed.scheme == "http" and not is_loopback(parsed.hostname):
+        raise RewardConfigError(
+            f"The judge at {parsed.hostname} needs https: plain http would show clips and key to the network. Only this "
+            "machine (127.0.0.1, localhost) may do without; an SSH tunnel brings another one there."
+        )
+    return parsed
+
+
+def retry_after(headers: Mapping[str, Any], now: float) -> float:
+    """Seconds that an answer asks to wait: a number or a date; 0 when it does not."""
+    text = str(headers.get("retry-after", "")).strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
+    except (TypeError, ValueError):
+        return 0.0

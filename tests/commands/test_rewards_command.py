@@ -1,0 +1,105 @@
+"""`sage-grpo rewards`: all rewards with what they need, and which of a configuration's are ready, without loading any."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_grpo.cli import main
+from sage_grpo.rewards.catalogue import CATALOGUE, needed_options, readiness, sources
+from sage_grpo.rewards.needs import SOURCES
+from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, find_reward, load_reward
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> list[dict[str, Any]]:
+    assert main(["rewards", *words, "--json", "true"]) == status
+    return json.loads(capsys.readouterr().out)["rewards"]
+
+
+def test_every_reward_is_in_the_catalogue_with_its_real_options() -> None:
+    assert set(CATALOGUE) == set(BUILT_IN)
+    assert set(SOURCES) <= set(BUILT_IN)
+    for name, about in CATALOGUE.items():
+        assert about.what
+        assert about.parts
+        assert about.licence
+        parameters = inspect.signature(find_reward(RewardSpec(name=name))).parameters
+        assert set(sources(name)) <= set(parameters), name
+        assert (about.gigabytes > 0) == any("model" in o or "checkpoint" in o for o in sources(name)), name
+    assert needed_options("hpsv3") == ["checkpoint", "base", "template"]
+    assert needed_options("video_stats") == []
+
+
+@pytest.mark.parametrize("name", ["video_stats", "shapes", "shapes_proxy"])
+def test_the_parts_are_those_that_come_back(name: str) -> None:
+    parts = CATALOGUE[name].parts.split(", ")
+    names = [part for part in load_reward(RewardSpec(name=name)).names if not part.startswith("TA/")]
+    assert [part for part in parts if "TA/" not in part] == names
+
+
+def test_the_list_says_what_each_needs(capsys) -> None:
+    rows = {row["name"]: row for row in listed(capsys)}
+    assert set(rows) == set(BUILT_IN)
+    assert rows["video_stats"]["ready"]
+    assert not rows["hpsv2"]["ready"]
+    assert "needs the option checkpoint" in rows["hpsv2"]["state"]
+    assert main(["rewards"]) == 0  # a list alone is no failure
+    text = capsys.readouterr().out
+    assert all(f"\n{name}: " in text for name in BUILT_IN)
+    assert "hf download MizzenAI/HPSv3" in text
+
+
+def test_a_configuration_is_looked_at_file_by_file(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    (tmp_path / "head.safetensors").write_bytes(b"x")
+    rewards = [
+        {"name": "aesthetic", "options": {"model": "nobody/not-there", "head": str(tmp_path / "head.safetensors")}},
+        {"name": "clip", "metric_only": True, "label": "mine", "options": {"model": str(tmp_path / "absent")}},
+        {"name": "nowhere_to_be_found:reward"},
+    ]
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps({"recipe": "shapes/sage", "rewards": rewards}))
+    aesthetic, clip, own = listed(capsys, str(file), status=1)
+    assert aesthetic["ready"]
+    assert aesthetic["downloads"] == ["nobody/not-there"]
+    assert (clip["label"], clip["ready"]) == ("mine", False)
+    assert str(tmp_path / "absent") in clip["missing"][0]
+    assert "own code" in own["state"]
+    assert "nowhere_to_be_found" not in sys.modules
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "nobody/not-there is missing" in listed(capsys, str(file), status=1)[0]["missing"][0]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("recipe: shapes/sage\n")
+    assert [row["name"] for row in listed(capsys, str(run))] == ["shapes"]
+    assert [row["name"] for row in listed(capsys, "shapes/sage")] == ["shapes"]
+
+
+def test_packages_keys_and_names_are_checked(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert 'pip install "sage-grpo[ocr]"' in readiness(RewardSpec(name="ocr")).missing
+    options = {"url": "https://host/v1", "model": "m", "key_env": "sk-secret"}
+    told = readiness(RewardSpec(name="vlm_judge", options=options)).describe()
+    assert "environment variable that key_env names is empty" in told
+    assert "sk-secret" not in told
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    assert readiness(RewardSpec(name="vlm_judge", options={**options, "key_env": "JUDGE_KEY"})).ready
+    assert "Did you mean 'hpsv2'" in readiness(RewardSpec(name="hpsv22")).missing[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["shapes/sag"], "Did you mean 'shapes/sage'"),
+        (["absent.yaml"], "There is no file absent.yaml"),
+        (["{folder}"], "is not the folder of a run"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(words, answer, tmp_path, capsys) -> None:
+    assert main(["rewards", *(word.format(folder=tmp_path) for word in words)]) == 2
+    assert answer in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Subject and background consistency against VBench's loop over frames, on tiny random encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_reward_checkpoints import write_clip, write_dino
+
+from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.consistency import BackgroundConsistency, SubjectConsistency, consistency
+from sage_grpo.rewards.functions import RewardConfigError
+
+
+@pytest.fixture(scope="module")
+def dino(tmp_path_factory) -> str:
+    return str(write_dino(tmp_path_factory.mktemp("dino")))
+
+
+@pytest.fixture(scope="module")
+def clip_model(tmp_path_factory) -> str:
+    return str(write_clip(tmp_path_factory.mktemp("clip")))
+
+
+def clips(count: int = 2, frames: int = 5, height: int = 40, width: int = 56) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, frames, height, width, 3), generator=generator, dtype=torch.uint8)
+
+
+def by_the_loop(features: torch.Tensor) -> float:
+    """The definition, frame by frame: cosines to the first and to the previous frame, cut at 0, averaged."""
+    total, first, former = 0.0, None, None
+    for feature in features:
+        if first is None:
+            first = feature
+        else:
+            before = max(0.0, F.cosine_similarity(former, feature, dim=0).item())
+            start = max(0.0, F.cosine_similarity(first, feature, dim=0).item())
+            total += (before + start) / 2
+        former = feature
+    return total / (len(features) - 1)
+
+
+def test_the_formula_is_the_loop_over_frames_and_cuts_at_zero():
+    features = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    expected = torch.tensor([by_the_loop(clip) for clip in features])
+    torch.testing.assert_close(consistency(features), expected)
+    assert (features[:, 1:] * features[:, :-1]).sum(dim=-1).min() < 0  # some cosines are below 0
+    # by hand: e1, e2, e1: previous 0 and 0, first 0 and 1
+    axes = torch.tensor([[[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]]])
+    assert consistency(axes).item() == pytest.approx((0 + 0.5) / 2)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_subject_consistency_reads_dinos_class_token_of_every_frame(version, tmp_path):
+    from transformers import AutoModel
+
+    folder = write_dino(tmp_path, version=version)
+    options = {"add_pooling_layer": False} if version == 1 else {}
+    model = AutoModel.from_pretrained(folder, **options).eval()
+    videos = clips()
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    expected = []
+    for clip in videos:
+        # the short edge becomes 32, bilinear without antialiasing, nothing is cut off: 32 x 44
+        images = F.interpolate(clip.permute(0, 3, 1, 2).float(), (32, 44), mode="bilinear", align_corners=False)
+        more = {"interpolate_pos_encoding": True} if version == 1 else {}
+        with torch.no_grad():
+            features = [model((image / 255 - mean)[None] / std, **more).last_hidden_state[0, 0] for image in images]
+        expected.append(by_the_loop(torch.stack(features)))
+    ours = SubjectConsistency(model=str(folder), size=32)(videos, ["a", "b"], 8.0)["subject_consistency"]
+    torch.testing.assert_close(ours, torch.tensor(expected), atol=1e-5, rtol=0)
+    assert ours.std() > 1e-4
+
+
+def test_background_consistency_reads_clips_embedding(clip_model):
+    from transformers import CLIPModel
+
+    model = CLIPModel.from_pretrained(clip_model).eval()
+    videos = clips()
+    mean = torch.tensor((0.48145466, 0.4578275, 0.40821073)).view(3, 1, 1)
+    std = torch.tensor((0.26862954, 0.26130258, 0.27577711)).view(3, 1, 1)
+    expected = []
+    for clip in videos:
+        images = F.interpolate(clip.permute(0, 3, 1, 2).float(), (30, 42), mode="bicubic", align_corners=False)
+        pixels = (images[..., 6:36] / 255 - mean) / std
+        with torch.no_grad():
+            expected.append(by_the_loop(model.get_image_features(pixel_values=pixels).pooler_output))
+    ours = BackgroundConsistency(model=clip_model)(videos, ["a", "b"], 8.0)["background_consistency"]
+    torch.testing.assert_close(ours, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_a_still_scores_one_and_many_frames_go_in_several_passes(dino, monkeypatch):
+    reward = SubjectConsistency(model=dino, size=32)
+    still = clips(1, 1).expand(-1, 7, -1, -1, -1)
+    assert reward(still, ["a"], 8.0)["subject_consistency"].item() == pytest.approx(1, abs=1e-5)
+    whole = reward(clips(), ["a", "b"], 8.0)["subject_consistency"]
+    monkeypatch.setattr("sage_grpo.rewards.consistency.FRAMES_A_PASS", 3)
+    torch.testing.assert_close(reward(clips(), ["a", "b"], 8.0)["subject_consistency"], whole)
+
+
+def test_frames_can_be_sampled_by_time_and_one_frame_is_too_few(dino):
+    reward = SubjectConsistency(model=dino, size=32, sample_fps=2.0)
+    videos = clips(1, 8)
+    few = SubjectConsistency(model=dino, size=32)(videos[:, [2, 6]], ["a"], 8.0)
+    torch.testing.assert_close(reward(videos, ["a"], 8.0)["subject_consistency"], few["subject_consistency"])
+    alone = SubjectConsistency(model=dino, size=32)(clips(2, 1), ["a", "b"], 8.0)
+    assert alone["subject_consistency"].isnan().all()
+    assert "compares frames" in alone.reasons[1]
+
+
+def test_what_is_no_dino_is_refused_and_the_names_are_known(dino, clip_model):
+    with pytest.raises(RewardConfigError, match="is a clip"):
+        SubjectConsistency(model=clip_model)
+    with pytest.raises(RewardConfigError, match="sample_fps"):
+        BackgroundConsistency(model=clip_model, sample_fps=-1)
+    specs = [
+        RewardSpec(name="subject_consistency", options={"model": dino, "size": 32}),
+        RewardSpec(name="background_consistency", options={"model": clip_model}),
+    ]
+    scores = CompositeReward(specs)(clips(), ["a", "b"], 8.0)
+    torch.testing.assert_close(
+        scores.total, scores.parts["subject_consistency"] + scores.parts["background_consistency"]
+    )
+
+
+def test_a_dino_without_all_its_weights_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder: Path = write_dino(tmp_path)
+    state = load_file(folder / "model.safetensors")
+    state.pop(next(name for name in state if "layernorm" in name))
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RewardConfigError, match="lacks"):
+        SubjectConsistency(model=str(folder))

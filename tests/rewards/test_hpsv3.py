@@ -1,0 +1,157 @@
+"""HPSv3 from a tiny random Qwen2-VL with the authors' head and names, against one frame at a time written out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_reward_checkpoints import naive_patches, qwen_tokenizer, write_qwen_base
+
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.hpsv3 import Hpsv3, read_template
+from sage_grpo.rewards.videoalign_io import CLIP_MEAN, CLIP_STD
+
+INSTRUCTION = "\nJudge the picture.\nTextual prompt - {text_prompt}\n\n\n"
+ENDING = "\nThe rating: <|Reward|>\n\nEND\n"
+PROMPTS = ["a red ball", "a much longer prompt about two blue squares"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return write_qwen_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "data_collator_qwen.py"
+    source = f"raise SystemExit('never executed')\nINSTRUCTION = {INSTRUCTION!r}\n"
+    path.write_text(f"{source}prompt_with_special_token = {ENDING!r}\nother = f'{{x}}'\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(base):
+    """The model as transformers has it, its head and its tokenizer."""
+    from transformers import Qwen2VLForConditionalGeneration
+
+    tokenizer = qwen_tokenizer()
+    tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
+    model = Qwen2VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32).eval()
+    model.resize_token_embeddings(len(tokenizer))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    head = torch.nn.Sequential(
+        torch.nn.Linear(32, 24), torch.nn.ReLU(), torch.nn.Dropout(0.05), torch.nn.Linear(24, 16), torch.nn.ReLU(),
+        torch.nn.Linear(16, 2),
+    ).eval()  # fmt: skip
+    return model, head, tokenizer
+
+
+def authors_state(trained, names: str) -> dict[str, torch.Tensor]:
+    model, head, _ = trained
+    state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
+    if names == "old":  # as transformers 4.45 calls them
+        state = {re.sub(r"^model\.language_model\.", "model.", name): value for name, value in state.items()}
+        state = {re.sub(r"^model\.visual\.", "visual.", name): value for name, value in state.items()}
+    return state | {f"rm_head.{name}": value.detach().clone() for name, value in head.state_dict().items()}
+
+
+@pytest.fixture(scope="module", params=["old", "new"])
+def checkpoint(request, trained, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("hpsv3") / "HPSv3.safetensors"
+    save_file(authors_state(trained, request.param), path)
+    return path
+
+
+def clips() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    coarse = torch.randint(0, 256, (2, 8, 5, 7, 3), generator=generator)
+    return coarse.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3).to(torch.uint8)
+
+
+def reference(trained, frame: torch.Tensor, prompt: str, pixels: int) -> float:
+    """One frame alone: resized to about so many pixels, shown twice, flat positions, the head at the reward token."""
+    model, head, tokenizer = trained
+    scale = (pixels / (40 * 56)) ** 0.5  # the frames are smaller than that: both sides are rounded up
+    rows, columns = (-(-side * scale // 28) * 28 for side in (40, 56))
+    image = frame.permute(2, 0, 1)[None].float()
+    image = torch.nn.functional.interpolate(image, (int(rows), int(columns)), mode="bicubic", antialias=True)
+    image = image.clamp(0, 255).round() / 255
+    image = (image - torch.tensor(CLIP_MEAN).view(3, 1, 1)) / torch.tensor(CLIP_STD).view(3, 1, 1)
+    grid = (1, int(rows) // 14, int(columns) // 14)
+    text = (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
+        f"{'<|image_pad|>' * (grid[1] * grid[2] // 4)}<|vision_end|>"
+        f"{INSTRUCTION.format(text_prompt=prompt)}{ENDING}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    with torch.no_grad():
+        hidden = model.model(
+            input_ids=ids,
+            position_ids=torch.arange(ids.shape[1]).view(1, 1, -1).expand(3, 1, -1),
+            pixel_values=naive_patches(image.expand(2, -1, -1, -1)),
+            image_grid_thw=torch.tensor([grid]),
+            use_cache=False,
+        ).last_hidden_state[0]
+        place = ids[0].tolist().index(tokenizer.convert_tokens_to_ids("<|Reward|>"))
+        return head(hidden[place])[0].item()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A sixteenth of the real size, to be quick."""
+    monkeypatch.setattr("sage_grpo.rewards.hpsv3.PIXELS", 16 * 28 * 28)
+
+
+def options(checkpoint: Path, base: Path, template: Path) -> dict[str, str]:
+    return {"checkpoint": str(checkpoint), "base": str(base), "template": str(template), "dtype": "float32"}
+
+
+def test_scores_equal_the_reference_in_both_namings(checkpoint, base, template, trained, monkeypatch):
+    reward, videos = Hpsv3(**options(checkpoint, base, template), sample_fps=2.0), clips()
+    expected = [
+        sum(reference(trained, clip[index], prompt, 16 * 28 * 28) for index in (2, 6)) / 2
+        for clip, prompt in zip(videos, PROMPTS)
+    ]
+    ours = reward(videos, PROMPTS, 8.0)["HPSv3"]
+    torch.testing.assert_close(ours, torch.tensor(expected), atol=1e-4, rtol=0)
+    assert (ours[0] - ours[1]).abs() > 1e-3
+    monkeypatch.setattr("sage_grpo.rewards.hpsv3.FRAMES_A_PASS", 3)  # other padding, the same scores
+    torch.testing.assert_close(reward(videos, PROMPTS, 8.0)["HPSv3"], ours, atol=1e-4, rtol=0)
+
+
+def test_what_does_not_fit_is_refused(base, template, trained, tmp_path):
+    state = authors_state(trained, "old")
+
+    def refused(changed: dict[str, torch.Tensor], why: str) -> None:
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(RewardConfigError, match=why):
+            Hpsv3(**options(tmp_path / "model.safetensors", base, template))
+
+    refused({name: value for name, value in state.items() if "layers.1.mlp.up_proj" not in name}, "lacks")
+    refused({**state, "visual.strange.weight": torch.zeros(2)}, "also holds")
+    refused({name: value for name, value in state.items() if name != "rm_head.3.bias"}, "no head as HPSv3's")
+    refused({**state, "model.embed_tokens.weight": torch.zeros(300, 32)}, "another shape")
+    torch.save(state, tmp_path / "HPSv3.pth")
+    with pytest.raises(RewardConfigError, match="only safetensors"):
+        Hpsv3(**options(tmp_path / "HPSv3.pth", base, template))
+
+
+def test_prompts_and_templates_cannot_move_the_place_that_is_read(checkpoint, base, template, tmp_path):
+    reward = Hpsv3(**options(checkpoint, base, template))
+    with pytest.raises(ValueError, match="special token"):
+        reward(clips(), ["a", "b <|Reward|>"], 8.0)
+    text = tmp_path / "template.txt"
+    text.write_text(INSTRUCTION + ENDING)
+    assert read_template(text) == read_template(template)
+    text.write_text(INSTRUCTION)
+    with pytest.raises(RewardConfigError, match=r"must hold <\|Reward\|> once"):
+        read_template(text)
+    (tmp_path / "x.py").write_text("INSTRUCTIONS = 'a'\n")
+    with pytest.raises(RewardConfigError, match="Did you mean 'INSTRUCTIONS'"):
+        read_template(tmp_path / "x.py")

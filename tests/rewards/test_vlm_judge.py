@@ -1,0 +1,417 @@
+"""The judge against a fake endpoint: what it sends, what it makes of answers, what it does when they fail, what it may cost."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from judge_server import Reply, completion, judge_server
+from PIL import Image
+
+from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.judge.answer import Unreadable, read_answer
+from sage_grpo.rewards.judge.endpoint import retry_after
+from sage_grpo.rewards.judge.meter import Limits, Meter, Spent
+from sage_grpo.rewards.judge.vlm import VlmJudge
+
+KEY = "sk-very-secret-0123456789"
+QUICK = {"backoff": 0.001, "max_wait": 1.0, "retries": 2, "timeout": 5.0}
+GOOD = {"look": {"reason": "sharp", "score": 7}, "move": {"reason": "smooth", "score": 4.5}}
+LOOKS = {"look": "how it looks", "move": "how it moves"}
+
+
+def judge(url: str, **options: Any) -> VlmJudge:
+    options.setdefault("network", QUICK)
+    return VlmJudge(url=url, model="m-1", dimensions=LOOKS, **options)
+
+
+def clips(count: int = 1, frames: int = 8) -> torch.Tensor:
+    """Every clip is grey of its own, and gets brighter."""
+    levels = torch.arange(count).view(-1, 1) * 40 + torch.arange(frames) * 3 + 10
+    return levels.view(count, frames, 1, 1, 1).expand(-1, -1, 32, 48, 3).to(torch.uint8).contiguous()
+
+
+def test_frames_prompt_and_settings_are_sent_and_scores_with_reasons_come_back(monkeypatch, capsys):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with judge_server(completion(GOOD)) as server:
+        reward = judge(server.url, key_env="JUDGE_KEY", seed=7, frames={"num_frames": 2, "max_side": 24})
+        result = reward(clips(), ["a red ball"], 8.0)
+    assert result["look"].tolist() == [7.0]
+    assert result["move"].tolist() == [4.5]
+    assert "look: sharp; move: smooth" in result.reasons[0]
+    headers, body = server.asked[0]
+    assert headers[":path"] == "/v1/chat/completions"
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert (body["model"], body["temperature"], body["seed"]) == ("m-1", 0.0, 7)
+    assert body["response_format"] == {"type": "json_object"}
+    text, *pictures = body["messages"][1]["content"]
+    assert "a red ball" in text["text"]
+    assert "how it moves" in text["text"]
+    assert "from 0 (worst) to 10 (best)" in text["text"]
+    shown = []
+    for picture in pictures:
+        head, _, data = picture["image_url"]["url"].partition(",")
+        assert head == "data:image/jpeg;base64"
+        image = Image.open(io.BytesIO(base64.b64decode(data)))
+        assert image.size == (24, 16)
+        shown.append(round(float(np.asarray(image).mean())))
+    assert shown == pytest.approx([16, 28], abs=1)  # frames 2 and 6: the centres of two slices
+    assert "1 requests, 1,000 + 50 tokens" in capsys.readouterr().err
+
+
+def test_every_clip_has_its_own_request_and_order_is_kept_whoever_answers_first():
+    def answer(body: dict[str, Any], number: int) -> Reply:
+        prompt = body["messages"][1]["content"][0]["text"].partition("<prompt>\n")[2].partition("\n")[0]
+        reply = completion({"look": int(prompt), "move": {"score": 1}})
+        reply.seconds = 0.05 * (4 - int(prompt))  # the first is the slowest
+        return reply
+
+    with judge_server(answer) as server:
+        result = judge(server.url)(clips(4), ["1", "2", "3", "4"], 8.0)
+    assert result["look"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"look": {"score": 7}, "move": {"score": 4.5}}',
+        '```json\n{"look": 7, "move": 4.5}\n```',
+        'Let me see {not json}. {"look": 1, "move": 1} is a draft.\nFinal: {"Look": "7/10", "MOVE ": "4.5"} Done.',
+        '<think>{"look": 3}</think>{"look": {"score": "7"}, "move": {"score": 4.5, "reason": ""}}',
+    ],
+)
+def test_answers_are_read_strictly_first_and_then_from_inside_the_text(text):
+    scores, _ = read_answer(text, ["look", "move"], 0, 10)
+    assert scores == {"look": 7.0, "move": 4.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no JSON object"),
+        ("I would say 7 and 4.", "no JSON object"),
+        ('{"look": 7, "mov', "no JSON object"),
+        ("[7, 4]", "no JSON object"),
+        ('{"look": 7}', "lacks 'move'"),
+        ('{"look": 7, "move": 11}', "move is 11, outside of 0 to 10"),
+        ('{"look": -1, "move": 1}', "look is -1, outside"),
+        ('{"look": NaN, "move": 1}', "look is nan, outside"),
+        ('{"look": true, "move": 1}', "no number"),
+        ('{"look": "good", "move": 1}', "no number"),
+        ('{"look": null, "move": 1}', "lacks 'look'"),
+        ('{"look": {"score": null}, "move": 1}', "no number"),
+        ('{"look": "7/100", "move": 1}', "not on the scale"),
+        ("{" * 5000, "no JSON object"),
+    ],
+)
+def test_an_answer_without_scores_in_range_is_refused_not_guessed(text, why):
+    with pytest.raises(Unreadable, match=why):
+        read_answer(text, ["look", "move"], 0, 10)
+
+
+def test_an_unreadable_answer_is_asked_for_once_more_and_then_masks_the_clip():
+    with judge_server([completion("sorry"), completion(GOOD)]) as server:
+        assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
+        assert len(server.asked) == 2
+    with judge_server(completion({"look": 70, "move": 1})) as server:
+        result = judge(server.url)(clips(), ["x"], 8.0)
+    assert result["look"].isnan().all()
+    assert result["move"].isnan().all()
+    assert "look is 70, outside of 0 to 10" in result.reasons[0]
+    assert len(server.asked) == 2
+    with judge_server(completion('{"look": {"reason": "it', finish="length")) as server:
+        result = judge(server.url, ask_again=0)(clips(), ["x"], 8.0)
+    assert "raise answer_tokens" in result.reasons[0]
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [completion(None, refusal="I cannot judge this."), completion("", finish="content_filter")],
+)
+def test_a_refusal_masks_its_clip_and_is_not_asked_again(reply):
+    with judge_server(reply) as server:
+        result = judge(server.url)(clips(), ["x"], 8.0)
+    assert result["look"].isnan().all()
+    assert "the judge refused" in result.reasons[0]
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Reply(500, {"error": "oops"}),
+        Reply(503, b""),
+        Reply(200, b"{not json"),
+        Reply(200, {"choices": []}),
+        Reply(200, b"[]"),
+        Reply(200, b"cut", headers={"Content-Length": "99"}),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_what_stays_masks_the_clip(bad):
+    with judge_server([bad, bad, completion(GOOD)]) as server:
+        assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
+        assert len(server.asked) == 3
+    with judge_server(bad) as server:
+        result = judge(server.url)(clips(), ["x"], 8.0)
+        assert result["look"].isnan().all()
+        assert "127.0.0.1" in result.reasons[0]
+        assert len(server.asked) == 3
+
+
+def test_a_slow_answer_is_given_up():
+    slow = completion(GOOD)
+    slow.seconds = 5.0
+    with judge_server(slow) as server:
+        result = judge(server.url, network={**QUICK, "timeout": 0.1, "retries": 1})(clips(), ["x"], 8.0)
+        assert len(server.asked) == 2
+    assert "imeout" in result.reasons[0]
+
+
+def test_what_is_wrong_with_the_request_is_not_tried_again():
+    with judge_server(Reply(400, {"error": {"message": "image too large"}})) as server:
+        result = judge(server.url)(clips(), ["x"], 8.0)
+        assert "image too large" in result.reasons[0]
+        assert len(server.asked) == 1
+    with judge_server(Reply(429, {"error": {"code": "insufficient_quota"}})) as server:
+        assert "insufficient_quota" in judge(server.url)(clips(), ["x"], 8.0).reasons[0]
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [401, 404, 301])
+def test_a_wrong_key_model_or_address_stops_the_run(status):
+    with judge_server(Reply(status, b"no", headers={"Location": "http://127.0.0.1:1/"})) as server:
+        with pytest.raises(RewardConfigError, match=f"answered {status}"):
+            CompositeReward([_spec(server.url)])(clips(), ["x"], 8.0)
+        assert len(server.asked) == 1
+
+
+def _spec(url: str, **options: Any) -> RewardSpec:
+    return RewardSpec(
+        name="vlm_judge",
+        weights={"look": 1.0, "move": 0.5},
+        options={"url": url, "model": "m-1", "dimensions": LOOKS, "network": QUICK, **options},
+    )
+
+
+def test_retry_after_is_honoured_for_everyone(monkeypatch):
+    waited: list[float] = []
+    wait = threading.Event.wait
+    monkeypatch.setattr(
+        threading.Event, "wait", lambda self, t=None: _note(waited, t) or wait(self, t and min(t, 0.01))
+    )
+    with judge_server([Reply(429, b"", headers={"Retry-After": "1"}), completion(GOOD)]) as server:
+        assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
+    assert max(waited) >= 1.0
+    with judge_server(Reply(429, b"", headers={"Retry-After": "3600"})) as server:
+        result = judge(server.url)(clips(), ["x"], 8.0)
+        assert "asks to wait 3600 s, more than max_wait 1" in result.reasons[0]
+        assert len(server.asked) == 1
+
+
+def _note(waited: list[float], seconds: float | None) -> None:
+    waited.append(seconds or 0.0)
+
+
+def test_retry_after_is_a_number_or_a_date():
+    now = time.time()
+    assert retry_after({"retry-after": "7"}, now) == 7
+    assert retry_after({"retry-after": formatdate(now + 30, usegmt=True)}, now) == pytest.approx(30, abs=1.5)
+    assert retry_after({"retry-after": formatdate(now - 30, usegmt=True)}, now) == 0
+    assert retry_after({"retry-after": "soon"}, now) == 0
+    assert retry_after({}, now) == 0
+
+
+def test_requests_take_turns_by_the_minute_and_a_hold_is_for_all():
+    now = [100.0]
+    meter = Meter(Limits(requests_per_minute=30), clock=lambda: now[0])
+    assert [meter.reserve() for _ in range(3)] == [0.0, 2.0, 4.0]
+    now[0] = 110.0
+    assert meter.reserve() == 0.0  # what was not used is not saved up
+    meter.hold(9.0)
+    assert meter.reserve() == 9.0
+    assert meter.reserve() == 11.0
+
+
+def test_a_spent_budget_ends_the_requests_and_says_so():
+    with judge_server(completion(GOOD)) as server:
+        reward = judge(server.url, limits={"max_requests": 2}, network={**QUICK, "parallel": 1})
+        result = reward(clips(4), list("abcd"), 8.0)
+        assert len(server.asked) == 2
+        assert result["look"].isfinite().tolist() == [True, True, False, False]
+        assert "max_requests of 2 is spent" in result.reasons[3]
+        prices = {"input_price": 2.0, "output_price": 10.0}
+        reward = judge(server.url, limits={"max_cost": 0.004, **prices}, network={**QUICK, "parallel": 1})
+        result = reward(clips(4), list("efgh"), 8.0)  # 0.0025 a request: the second one goes over
+        assert result["look"].isfinite().tolist() == [True, True, False, False]
+        assert "cost 0.0050" in result.reasons[3]
+        assert reward.meter.cost == pytest.approx(0.005)
+        reward = judge(server.url, limits={"max_tokens": 1000}, network={**QUICK, "parallel": 1})
+        assert reward(clips(2), list("ij"), 8.0)["look"].isfinite().tolist() == [True, False]
+    meter = Meter(Limits(max_requests=1))
+    meter.reserve()
+    with pytest.raises(Spent, match="max_requests of 1"):
+        meter.reserve()
+
+
+def test_retries_count_as_requests_and_missing_token_counts_are_refused_where_they_matter():
+    with judge_server(Reply(500, b"")) as server:
+        reward = judge(server.url, limits={"max_requests": 2})
+        assert "max_requests of 2 is spent" in reward(clips(), ["x"], 8.0).reasons[0]
+        assert len(server.asked) == 2
+    with judge_server(completion(GOOD, usage=None)) as server:
+        assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
+        with pytest.raises(RewardConfigError, match="does not count tokens"):
+            judge(server.url, limits={"max_tokens": 5})(clips(), ["y"], 8.0)
+
+
+def test_scores_that_were_paid_for_are_not_paid_for_again(tmp_path):
+    with judge_server(completion(GOOD)) as server:
+        first = judge(server.url, cache=str(tmp_path))
+        scores = first(clips(2), ["a", "b"], 8.0)
+        assert len(server.asked) == 2
+        again = judge(server.url, cache=str(tmp_path), limits={"max_requests": 3})
+        result = again(clips(2), ["a", "b"], 8.0)
+        assert len(server.asked) == 2
+        assert torch.equal(result["look"], scores["look"])
+        assert result.reasons == scores.reasons
+        assert again.meter.used.requests == 2  # what the run has spent before
+        assert again.meter.cached == 2
+        # each of these is another question
+        again(clips(2)[1:], ["a"], 8.0)
+        assert len(server.asked) == 3
+        assert "max_requests of 3 is spent" in again(clips(), ["c"], 8.0).reasons[0]
+        for options in ({"seed": 1}, {"scale": [0, 20]}, {"instructions": "Be kind."}, {"frames": {"num_frames": 1}}):
+            before = len(server.asked)
+            judge(server.url, cache=str(tmp_path), **options)(clips(), ["a"], 8.0)
+            assert len(server.asked) == before + 1, options
+
+
+def test_a_torn_cache_is_used_as_far_as_it_goes_and_failures_are_not_kept(tmp_path, caplog):
+    with judge_server(completion(GOOD)) as server:
+        judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
+        (file,) = tmp_path.glob("judge-*.jsonl")
+        with file.open("a") as stream:
+            stream.write('{"digest": "x", "sco')
+        judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
+        assert len(server.asked) == 1
+    assert "cannot be read" in caplog.text
+    with judge_server(completion("no")) as server:
+        for _ in range(2):
+            assert judge(server.url, cache=str(tmp_path), ask_again=0)(clips(), ["a"], 8.0)["look"].isnan().all()
+        assert len(server.asked) == 2
+
+
+def test_the_key_is_never_written_or_told(monkeypatch, tmp_path, caplog, capfd):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    caplog.set_level("DEBUG")
+    replies = [
+        Reply(500, {"error": f"bad key {KEY}"}),
+        Reply(200, {"echo": "x" * 188 + KEY}),
+        Reply(400, ("y" * 370 + KEY).encode()),
+        completion({"look": {"score": 1, "reason": f"I saw {KEY}"}, "move": 1}),
+        completion(None, refusal=f"{KEY} is no good key"),
+        completion(f"{KEY} {KEY}"),
+    ]
+    told = []
+    for reply in replies:
+        with judge_server(reply) as server:
+            spec = _spec(server.url, key_env="JUDGE_KEY", cache=str(tmp_path / "cache"))
+            composite = CompositeReward([spec])
+            _, report = composite.score(clips(), ["x"], 8.0)
+            told.append(report.describe() + repr(report) + repr(vars(composite._members[0].reward)))
+            assert server.asked[0][0]["Authorization"] == f"Bearer {KEY}"
+    with judge_server(Reply(401, f"wrong {KEY}".encode())) as server:
+        with pytest.raises(RewardConfigError) as error:
+            CompositeReward([_spec(server.url, key_env="JUDGE_KEY")])(clips(), ["x"], 8.0)
+        told.append(str(error.value))
+    printed = capfd.readouterr()
+    files = [file.read_text() for file in Path(tmp_path).rglob("*") if file.is_file()]
+    assert files
+    for text in (*told, *files, caplog.text, printed.out, printed.err):
+        assert KEY[:12] not in text
+
+
+def test_where_the_key_comes_from(monkeypatch):
+    with pytest.raises(RewardConfigError, match="NOT_THERE is empty"):
+        judge("https://host/v1", key_env="NOT_THERE")
+    with pytest.raises(RewardConfigError, match="name of an environment variable") as error:
+        judge("https://host/v1", key_env=KEY)
+    assert KEY not in str(error.value)
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\nInjected: yes")
+    with pytest.raises(RewardConfigError, match="no key has") as error:
+        judge("https://host/v1", key_env="JUDGE_KEY")
+    assert KEY not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://api.example.com/v1", "needs https"),
+        ("ftp://host/v1", "looks like"),
+        ("api.example.com", "looks like"),
+        ("https://me:secret@host/v1", "must not hold a key"),
+        ("https://host/v1?api_key=abc", "must not hold a key"),
+    ],
+)
+def test_addresses_that_clips_and_keys_are_not_sent_to(url, why):
+    with pytest.raises(RewardConfigError, match=why) as error:
+        judge(url)
+    assert "secret" not in str(error.value)
+    assert "abc" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"parts": ["lok"]}, "Did you mean 'look'"),
+        ({"scale": [5, 5]}, "lowest, highest"),
+        ({"limits": {"max_cst": 1}}, "Did you mean 'max_cost'"),
+        ({"limits": {"max_cost": 1.0}}, "needs input_price"),
+        ({"network": {"timeout": 0}}, "timeout"),
+        ({"frames": {"num_frames": 0}}, "num_frames"),
+        ({"body": {"messages": []}}, "belongs to the judge"),
+        ({"answer_tokens": 0}, "answer_tokens"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options, why):
+    with pytest.raises(RewardConfigError, match=why):
+        judge("https://host/v1", **options)
+
+
+def test_models_that_refuse_settings_get_others():
+    with judge_server(completion(GOOD)) as server:
+        judge(server.url, body={"temperature": None, "max_tokens": None, "max_completion_tokens": 9})(
+            clips(), ["x"], 8.0
+        )
+    body = server.asked[0][1]
+    assert "temperature" not in body
+    assert "max_tokens" not in body
+    assert body["max_completion_tokens"] == 9
+
+
+def test_failures_are_counted_like_those_of_other_rewards_and_trying_out_notices():
+    def answer(body: dict[str, Any], number: int) -> Reply:
+        return completion(GOOD) if "good" in json.dumps(body) else Reply(400, b"no")
+
+    with judge_server(answer) as server:
+        composite = CompositeReward([_spec(server.url)], max_failed_fraction=0.5)
+        scores, report = composite.score(clips(3), ["good", "bad", "good"], 8.0)
+        assert scores.valid.tolist() == [True, False, True]
+        assert scores.total[0] == 7 + 0.5 * 4.5
+        assert report.counts() == {"vlm_judge": 1}
+        assert [one.index for one in report.remarks] == [0, 2]
+        assert len(server.asked) == 3  # never again for a clip that failed
+        assert "answered 400" in composite.try_out("bad")
+        assert composite.try_out("good") == ""
