@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 import tiny
-from sage_grpo.commands.generate import Options, _policy, plan, run
+from sage_grpo.commands.clips import _policy
+from sage_grpo.commands.generate import Options, plan, run
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.video import read_video

@@ -204,14 +204,14 @@ MUTANTS = (
     ),
     Mutant(
         "generate leaves the noise of the last step in the clip",
-        "commands/generate.py",
+        "commands/clips.py",
         "last = options.deterministic_last and kernel.leaves_noise",
         "last = False",
         ("commands/test_generate_command.py::test_the_last_step_explores_only_where_its_noise_may_stay",),
     ),
     Mutant(
         "all clips of generate have one seed",
-        "commands/generate.py",
+        "commands/clips.py",
         "options.seed + len(clips) if prompt.seed is None",
         "options.seed if prompt.seed is None",
         ("commands/test_generate_command.py::test_prompts_and_seeds",),

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sage_grpo.commands.generate import Clip, Options, choice_of, sample
+from sage_grpo.commands.clips import Clip, Options, choice_of, sample
 from sage_grpo.data.benches import layout, read_lists, remark
 from sage_grpo.data.prompts import load_prompts
 

@@ -1,0 +1,250 @@
+"""Clips of prompts: what to make, with which weights, and sampling them. What `generate` and its exports for suites share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sage_grpo.commands.export import read_config, trusted
+from sage_grpo.commands.run_folder import Choice
+from sage_grpo.data.benches import BenchName
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.solvers import SolverName
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.ranges import Count, Folder, Natural, Seed, check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sage_grpo.data.prompts import Prompt
+    from sage_grpo.models.base import VelocityModel
+    from sage_grpo.models.policy import Policy
+    from sage_grpo.types import Conditioning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to generate."""
+
+    run: str | None = None
+    """Folder of a run: its model settings become the defaults of the options below, and its weights are used."""
+    weights: Literal["final", "best", "base"] | None = None
+    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    checkpoint: Natural | None = None
+    """Weights of the run's checkpoint of this iteration."""
+    ema: bool | None = None
+    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
+    model: ModelSpec = ModelSpec(train=False)
+    """The video model; without a run or a path, the small checkpoint that the package carries."""
+    prompts: list[str] | str = ""
+    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), or "starter" or "starter_eval"."""
+    images: list[str] = field(default_factory=list)
+    """First frames for an image-to-video model: one per prompt, or one for all."""
+    lora: str | None = None
+    """Folder of a saved LoRA to add to the model, in place of a run's own."""
+    bench: BenchName | None = None
+    """Write the clips that a public suite scores, under its names, to out/base and (with a run or a LoRA) out/tuned; `prompts` is the suite's
+    list (docs/bench-export.md)."""
+    rewrites: str | None = None
+    """With `bench`: a file with what the model is given in place of each prompt; files keep the names of the list."""
+    kernel: KernelSpec = KernelSpec(name="ode")
+    """The sampler; ode does not explore."""
+    solver: SolverName = "euler"
+    """How the ode kernel steps: "euler" or "ab2" (second order) on the model's grid, or "checkpoint" for the checkpoint's own scheduler (Wan's
+    multistep UniPC)."""
+    deterministic_last: bool = True
+    """End with an ODE step where the kernel would leave its noise in the video."""
+    steps: Count = 30
+    """Denoising steps."""
+    per_prompt: Count = 1
+    """Clips per prompt."""
+    batch: Count = 1
+    """Clips that are sampled together; does not change which clips come out."""
+    seed: Seed = 0
+    """Seed of the first clip; the next clips take the next seeds. A prompt file's own seeds win."""
+    out: Folder = "outputs"
+    """Folder for the files."""
+    progress: bool = True
+    """Show a progress bar."""
+    trust_run: bool = False
+    """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.solver != "euler" and self.kernel.name != "ode":
+            raise ValueError(
+                f'solver "{self.solver}" does not explore, but kernel.name is "{self.kernel.name}": leave one of them out.'
+            )
+        if self.rewrites is not None and self.bench is None:
+            raise ValueError("--rewrites goes with --bench, whose files are named after the prompts of the list.")
+        if self.bench is not None and (self.per_prompt != 1 or self.images):
+            raise ValueError(
+                "With --bench the suite says how many clips of a prompt there are, and the list says which images: leave --per_prompt and "
+                "--images out."
+            )
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from: a run's model where the words name a run."""
+    from sage_grpo.configure import given
+
+    run = given(argv, "run")
+    if run is None:
+        return None, argv
+    return Options(run=run, model=read_config(Path(run), trust=trusted(argv), rewards=False).model), argv
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip to make."""
+
+    prompt: str
+    image: Path | None
+    seed: int
+    file: str
+
+
+def write(options: Options) -> int:
+    """Generate, write clips and a contact sheet; returns the exit status."""
+    from sage_grpo.video import contact_sheet
+
+    out, clips, videos = Path(options.out), plan(options), []
+    model = load(options)
+    for some, batch in sample(options, model, clips):
+        videos += _write(out, some, batch, model.video.fps)
+    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
+    print(f"{len(clips)} clips and {sheet.name} in {out}")
+    return 0
+
+
+def load(options: Options, model: VelocityModel | None = None) -> VelocityModel:
+    """The model with the weights that the options choose; a model that is there gets a run's weights."""
+    return choice_of(options).find(options.model).load(model)
+
+
+def sample(options: Options, model: VelocityModel, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[Clip], Tensor]]:
+    """Batches of clips and their videos, uint8 B x F x H x W x 3."""
+    images = {path: _read(path) for path in {clip.image for clip in clips} if path is not None}
+    conditions = model.encode(
+        [clip.prompt for clip in clips], [images.get(clip.image) for clip in clips] if images else None
+    )
+    model.unload_text()
+    with _bar(options.progress, len(clips) * options.steps) as advance:
+        for first in range(0, len(clips), options.batch):
+            some = clips[first : first + options.batch]
+            yield some, _sample(options, model, some, conditions[first : first + options.batch], advance)
+
+
+def choice_of(options: Options) -> Choice:
+    """Which weights the options name."""
+    return Choice(
+        run=options.run,
+        weights=options.weights,
+        checkpoint=options.checkpoint,
+        ema=options.ema,
+        lora=options.lora,
+    )
+
+
+def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
+    """Which clips, from which seeds, into which files; of the prompts that the options name, or of others."""
+    prompts = _prompts(options) if prompts is None else prompts
+    if options.images and len(options.images) not in (1, len(prompts)):
+        raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
+    clips = []
+    for place, prompt in enumerate(prompts):
+        image = prompt.image
+        if options.images:
+            image = Path(options.images[place if len(options.images) > 1 else 0])
+        for copy in range(options.per_prompt):
+            seed = options.seed + len(clips) if prompt.seed is None else prompt.seed + copy
+            name = re.sub(r"[^a-z0-9]+", "-", prompt.text.lower()).strip("-")[:48] or "clip"
+            clips.append(Clip(prompt.text, image, seed, f"{len(clips):04d}-{name}.mp4"))
+    return clips
+
+
+def _prompts(options: Options) -> list[Prompt]:
+    from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
+
+    given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
+    if not given or given == [""]:
+        raise ValueError('There is nothing to generate: give --prompts "a red ball rolls" or --prompts file.txt.')
+    if len(given) == 1 and (given[0] in SETS or Path(given[0]).suffix in SUFFIXES):
+        return load_prompts(given[0])
+    return [Prompt(text) for text in given]
+
+
+def _read(path: Path) -> Tensor:
+    from sage_grpo.video import read_image
+
+    return read_image(path)
+
+
+def _policy(options: Options, model: VelocityModel) -> Policy:
+    from sage_grpo.flow.schedule import Schedule
+    from sage_grpo.models.policy import Policy
+
+    kernel = options.kernel.build()
+    schedule = Schedule(model.sigmas(options.steps))
+    last = options.deterministic_last and kernel.leaves_noise
+    return Policy(model, kernel, schedule.exploring([True] * options.steps, deterministic_last=last))
+
+
+def _sample(
+    options: Options,
+    model: VelocityModel,
+    clips: Sequence[Clip],
+    conditions: Sequence[Conditioning],
+    advance: Callable[[int], None],
+) -> Tensor:
+    """Sample and decode a batch; each clip's noise depends on its own seed alone."""
+    import torch
+
+    from sage_grpo.flow.noise import keyed_noise
+    from sage_grpo.models.policy import integrate
+    from sage_grpo.models.sampling import build_solver, solve
+
+    shape, device = model.latent_shape(), model.device
+
+    def progress(done: int, total: int) -> None:
+        advance(len(clips))
+
+    def noise(*purpose: int | str) -> Tensor:
+        return torch.stack([keyed_noise(shape, "generate", clip.seed, *purpose) for clip in clips]).to(device)
+
+    start = noise("start")
+    if options.kernel.name == "ode":
+        latents = solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
+    else:
+        policy = _policy(options, model)
+        latents = integrate(policy, start, conditions, lambda step: noise("step", step), progress)
+    return model.decode(latents)
+
+
+def _write(out: Path, clips: Sequence[Clip], videos: Tensor, fps: float) -> list[Tensor]:
+    from sage_grpo.video import write_mp4
+
+    for clip, video in zip(clips, videos):
+        write_mp4(out / clip.file, video, fps)
+    return list(videos)
+
+
+class _bar:
+    """A progress bar over denoising steps of all clips, or nothing."""
+
+    def __init__(self, shown: bool, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("sampling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, disable=not shown)
+        self._task = self._progress.add_task("sampling", total=total)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._progress.start()
+        return lambda count: self._progress.update(self._task, advance=count)
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
