@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants import (
     bench_errors,
     evidence_errors,
+    family_errors,
     flow_errors,
     lab_errors,
     learning_errors,
@@ -20,6 +21,7 @@ from mutants import (
 MUTANTS = (
     *bench_errors.MUTANTS,
     *evidence_errors.MUTANTS,
+    *family_errors.MUTANTS,
     *flow_errors.MUTANTS,
     *learning_errors.MUTANTS,
     *training_errors.MUTANTS,
