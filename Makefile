@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Without .pyc files every start pays for compiling torch and diffusers again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-core mutants lint types format install clean
+.PHONY: help demo test test-core docs mutants lint types format install clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ test: install lint types ## Lint, types and all tests
 
 test-core: install ## Only the mathematics (seconds)
 	@$(PY) -m pytest -q tests/flow tests/rl tests/test_gaussian.py tests/test_known_errors.py tests/test_house.py
+
+docs: install ## The documentation as a site, in build/site; a warning is an error
+	@$(PY) scripts/docs_site.py
 
 mutants: install ## Plant errors one at a time; fails when the tests miss one
 	@OMP_NUM_THREADS=1 $(PY) tests/mutants/plant.py

@@ -1,0 +1,136 @@
+"""The documentation as a site: `make docs`, or `python scripts/docs_site.py [FOLDER]`, with Sphinx. A warning is an error.
+
+The documents are written to be read in the repository, where a link to a source file works and README.md is the start. The site has only
+docs/, so links that leave it go to the repository's page, and what a reader needs from outside is brought in: the README as the first page,
+and the reference of the commands, which is written from the code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import posixpath
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from sage_grpo import __version__
+from sage_grpo.commands import COMMANDS
+from sage_grpo.manual import manual
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/sage-grpo/sage-grpo"
+BROUGHT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+"""Files of the repository -> pages of the site."""
+CONTENTS = {
+    "Guides": ["guides/README", "guides/wan-one-gpu", "guides/hunyuan15-one-gpu", "guides/eight-gpus"]
+    + ["guides/slurm-64-gpus", "guides/own-reward", "guides/own-model"],
+    "Using it": ["rewards", "plan", "report", "study", "probe", "compare", "scale", "speed", "from-official"],
+    "Method": ["method", "branching", "trust-region", "sampling"],
+    "Reference": ["reference/commands", "config", "api", "extending"],
+    "Evidence": ["results/README", "results/methods", "benchmark", "log", "images/README"],
+    "Project": ["contributing", "changes"],
+}
+"""Pages by heading, in the order of the sidebar. A page that is in none of them is a warning, and so an error."""
+LINK = re.compile(r"(\]\()(?!https?://|mailto:|#)([^)\s]+)(\))")
+SETTINGS = {
+    "project": "sage-grpo",
+    "release": __version__,
+    "html_title": f"sage-grpo {__version__}",
+    "html_theme": "furo",
+    "extensions": ["myst_parser"],
+    "myst_heading_anchors": 4,
+    "copyright": "The sage-grpo authors",
+}
+
+
+def build(out: Path) -> int:
+    """Write the site to `out`; the status is not 0 after a warning."""
+    from sphinx.application import Sphinx
+
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place) / "source"
+        write_sources(source)
+        app = Sphinx(
+            source,
+            None,
+            out,
+            Path(place) / "doctrees",
+            "html",
+            confoverrides=SETTINGS,
+            status=None,
+            warningiserror=True,
+            exception_on_warning=False,
+        )
+        app.build()
+        return app.statuscode
+
+
+def write_sources(folder: Path) -> None:
+    """docs/, what is brought in and what is written from the code, with links that hold there."""
+    shutil.copytree(ROOT / "docs", folder)
+    for path in folder.rglob("*.md"):
+        page = path.relative_to(folder).as_posix()
+        path.write_text(relinked(path.read_text(encoding="utf-8"), f"docs/{page}", page), encoding="utf-8")
+    for origin, page in BROUGHT.items():
+        text = relinked((ROOT / origin).read_text(encoding="utf-8"), origin, page)
+        (folder / page).write_text(text + (contents() if page == "index.md" else ""), encoding="utf-8")
+    (folder / "reference").mkdir()
+    (folder / "reference" / "commands.md").write_text(commands(), encoding="utf-8")
+
+
+def contents() -> str:
+    """The sidebar, as Sphinx wants it: in the first page, unseen there."""
+    return "".join(
+        f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n" + "\n".join(pages) + "\n```\n"
+        for heading, pages in CONTENTS.items()
+    )
+
+
+def relinked(text: str, origin: str, page: str) -> str:
+    """`text` of the repository's file `origin`, its relative links made to hold in the page `page` of the site."""
+
+    def linked(match: re.Match[str]) -> str:
+        target, _, anchor = match[2].partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
+        if not (ROOT / path).exists():
+            raise FileNotFoundError(f"{origin} links to {target}, and there is no {path}.")
+        anchor = f"#{anchor}" if anchor else ""
+        if path in BROUGHT or (path.startswith("docs/") and (ROOT / path).is_file()):
+            inside = BROUGHT.get(path, path.removeprefix("docs/"))
+            return f"{match[1]}{posixpath.relpath(inside, posixpath.dirname(page) or '.')}{anchor}{match[3]}"
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"{match[1]}{REPOSITORY}/{kind}/main/{path}{anchor}{match[3]}"
+
+    return _outside_code(text, lambda part: LINK.sub(linked, part))
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    parts = re.split(r"(^ *```.*?^ *```[^\n]*$)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(part if place % 2 else change(part) for place, part in enumerate(parts))
+
+
+def commands() -> str:
+    """Every command with its help, as `sage-grpo COMMAND --help` and `--help all` print it."""
+    lines = [
+        "# Commands",
+        "",
+        "Written from the code: what `sage-grpo COMMAND --help` and `--help all` print. [Configuration](../config.md) has the",
+        "options of `train`, which `plan` and `probe` take as well.",
+        "",
+    ]
+    for name, command in COMMANDS.items():
+        module = importlib.import_module(f"sage_grpo.commands.{command.module}")
+        recipes = module.meanings() if command.recipes else None
+        about = (module.__doc__ or "").strip()
+        text = manual(module.Options, "", prog=f"sage-grpo {name}", about=about, recipes=recipes)
+        lines += [f"## {name}", "", f"{command.summary[0].upper()}{command.summary[1:]}.", "", "```text", text, "```", ""]
+        if not command.recipes:  # those of train are the page on configuration
+            lines += ["```text", manual(module.Options, "all", prog="", about=""), "```", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(build(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site")))

@@ -1,0 +1,181 @@
+"""What a release ships: one version, one address, metadata that an index can show, files that tools can read, a site without warnings."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+import sage_grpo
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+SOURCE = re.findall(r'^Source = "(.+)"$', PROJECT, flags=re.MULTILINE)[0]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel and the source distribution."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return out
+
+
+def test_the_version_stands_in_one_place(built: Path) -> None:
+    (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    assert wheel.name.startswith(f"sage_grpo-{sage_grpo.__version__}-")
+    assert source.name == f"sage_grpo-{sage_grpo.__version__}.tar.gz"
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "scripts").iterdir(), ROOT / "pyproject.toml", ROOT / "CITATION.cff"]
+    stated = [file.name for file in files if f'"{sage_grpo.__version__}"' in file.read_text()]
+    assert stated == ["__init__.py"]
+
+
+def test_the_wheel_says_that_it_is_typed_and_what_it_is(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "sage_grpo/py.typed" in archive.namelist()
+        metadata = archive.read(f"sage_grpo-{sage_grpo.__version__}.dist-info/METADATA").decode()
+    for name in ("Homepage", "Documentation", "Source", "Issues", "Changelog"):
+        assert re.search(rf"^Project-URL: {name}, https://", metadata, flags=re.MULTILINE), name
+    shown = metadata.split("\n\n", 1)[1]
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown)
+    raw = SOURCE.replace("https://github.com", "https://raw.githubusercontent.com")
+    assert len(pictures) >= 2
+    for picture in pictures:
+        assert picture.startswith(f"{raw}/main/")
+        assert (ROOT / picture.removeprefix(f"{raw}/main/")).is_file()
+    relative = [link for link in re.findall(r"\]\(([^)\s]+)\)", shown) if not link.startswith(("https://", "#"))]
+    assert not relative  # an index has no file to lead to
+
+
+def test_the_source_distribution_can_be_tested_and_documented(built: Path) -> None:
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = ["tests/test_release.py", "tests/tiny.py", "docs/config.md", "docs/guides/own-reward.md", "docs/images/demo.png"]
+    needed += ["scripts/docs_site.py", "examples/recipes/shapes/sage.yaml", "hatch_build.py", "Makefile", "constraints.txt"]
+    needed += ["CITATION.cff", "SECURITY.md", "Dockerfile", "README.md", "src/sage_grpo/py.typed"]
+    assert not set(needed) - names
+    assert not [name for name in names if "__pycache__" in name or name.startswith((".git/", "runs/", ".venv/"))]
+
+
+def test_the_repository_has_one_address() -> None:
+    """It is a placeholder until the project has a home: then one search and replace must do."""
+    for file in ("CITATION.cff", "scripts/docs_site.py", ".github/ISSUE_TEMPLATE/config.yml"):
+        found = set(re.findall(r"https://github\.com/[\w-]+/sage-grpo", (ROOT / file).read_text()))
+        assert found == {SOURCE}, file
+
+
+def test_the_citation_has_what_its_format_asks_for() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert all(citation[key] for key in ("message", "title", "authors", "license"))
+    (paper,) = citation["references"]
+    assert paper["url"] == "https://arxiv.org/abs/2603.21872"
+    assert all(paper[key] for key in ("type", "title", "authors"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_is_whole(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    assert True in content, "no trigger"  # YAML 1.1 reads the key `on` as a boolean
+    assert content["permissions"] == {"contents": "read"}  # a job asks for more by itself
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for name, job in content["jobs"].items():
+        assert "runs-on" in job, name
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step.get("uses", "a/b@v1"))
+            assert set(re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))) <= targets
+            for script in re.findall(r"\b(?:tests|scripts)/[\w/.]+", step.get("run", "")):
+                assert os.access(ROOT / script, os.X_OK), script
+
+
+def test_workflows_cover_the_machines_and_the_artefacts() -> None:
+    content = {path.stem: yaml.safe_load(path.read_text()) for path in WORKFLOWS}
+    assert set(content) == {"tests", "wheel", "docs"}
+    machines = {row["os"] for row in content["tests"]["jobs"]["tests"]["strategy"]["matrix"]["include"]}
+    assert {"ubuntu-latest", "ubuntu-24.04-arm", "macos-latest"} <= machines
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)
+def test_an_issue_form_is_whole(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    if path.stem == "config":
+        assert {"name", "url", "about"} == set(content["contact_links"][0])
+        return
+    assert content["name"]
+    assert content["description"]
+    identifiers = [part["id"] for part in content["body"]]
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(part["attributes"]["label"] for part in content["body"])
+
+
+def test_the_image_copies_what_a_build_needs() -> None:
+    """There is no docker in the tests: at least nothing that it copies is missing, or kept out by .dockerignore."""
+    text = (ROOT / "Dockerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (.+)$", text, flags=re.MULTILINE) for name in line.split()[:-1]]
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {"pyproject.toml", "hatch_build.py", "src"} <= set(copied) == let_in
+    assert all((ROOT / name).exists() for name in copied)
+    assert text.index("USER trainer") < text.index("ENTRYPOINT")
+
+
+def test_links_of_pages_hold_where_they_are_shown() -> None:
+    site = module(ROOT / "scripts" / "docs_site.py")
+    assert site.REPOSITORY == SOURCE
+    text = "[a](docs/plan.md#memory) [b](CONTRIBUTING.md) [c](examples/api.ipynb) [d](https://e.org) ```[e](docs/x.md)```"
+    assert site.relinked("[a](docs/plan.md#memory)", "README.md", "index.md") == "[a](plan.md#memory)"
+    assert site.relinked("[b](../../CONTRIBUTING.md)", "docs/guides/x.md", "guides/x.md") == "[b](../contributing.md)"
+    assert f"[c]({SOURCE}/blob/main/examples/api.ipynb) [d](https://e.org)" in site.relinked(
+        text.split("```")[0], "README.md", "index.md"
+    )
+    block = "```\n[e](docs/x.md)\n```\n"
+    assert site.relinked(block, "README.md", "index.md") == block
+    with pytest.raises(FileNotFoundError, match=r"links to docs/nowhere\.md"):
+        site.relinked("[f](docs/nowhere.md)", "README.md", "index.md")
+
+
+def test_the_reference_of_commands_is_the_help() -> None:
+    from sage_grpo.commands import COMMANDS
+
+    text = module(ROOT / "scripts" / "docs_site.py").commands()
+    assert re.findall(r"^## (\S+)$", text, flags=re.MULTILINE) == list(COMMANDS)
+    assert "--trust_run true|false" in text  # an option of export, with its kind
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/docs_site.py", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    pages = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
+    for document in (ROOT / "docs").rglob("*.md"):
+        assert document.relative_to(ROOT / "docs").with_suffix(".html").as_posix() in pages
+    assert {"index.html", "reference/commands.html"} <= pages
