@@ -25,8 +25,15 @@ REPOSITORY = "https://github.com/sage-grpo/sage-grpo"
 BROUGHT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 """Files of the repository -> pages of the site."""
 CONTENTS = {
-    "Guides": ["guides/README", "guides/wan-one-gpu", "guides/hunyuan15-one-gpu", "guides/eight-gpus"]
-    + ["guides/slurm-64-gpus", "guides/own-reward", "guides/own-model"],
+    "Guides": [
+        "guides/README",
+        "guides/wan-one-gpu",
+        "guides/hunyuan15-one-gpu",
+        "guides/eight-gpus",
+        "guides/slurm-64-gpus",
+        "guides/own-reward",
+        "guides/own-model",
+    ],
     "Using it": ["rewards", "plan", "report", "study", "probe", "compare", "scale", "speed", "from-official"],
     "Method": ["method", "branching", "trust-region", "sampling"],
     "Reference": ["reference/commands", "config", "api", "extending"],
@@ -126,7 +133,16 @@ def commands() -> str:
         recipes = module.meanings() if command.recipes else None
         about = (module.__doc__ or "").strip()
         text = manual(module.Options, "", prog=f"sage-grpo {name}", about=about, recipes=recipes)
-        lines += [f"## {name}", "", f"{command.summary[0].upper()}{command.summary[1:]}.", "", "```text", text, "```", ""]
+        lines += [
+            f"## {name}",
+            "",
+            f"{command.summary[0].upper()}{command.summary[1:]}.",
+            "",
+            "```text",
+            text,
+            "```",
+            "",
+        ]
         if not command.recipes:  # those of train are the page on configuration
             lines += ["```text", manual(module.Options, "all", prog="", about=""), "```", ""]
     return "\n".join(lines)

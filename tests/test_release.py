@@ -45,7 +45,12 @@ def test_the_version_stands_in_one_place(built: Path) -> None:
     (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
     assert wheel.name.startswith(f"sage_grpo-{sage_grpo.__version__}-")
     assert source.name == f"sage_grpo-{sage_grpo.__version__}.tar.gz"
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "scripts").iterdir(), ROOT / "pyproject.toml", ROOT / "CITATION.cff"]
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "scripts").iterdir(),
+        ROOT / "pyproject.toml",
+        ROOT / "CITATION.cff",
+    ]
     stated = [file.name for file in files if f'"{sage_grpo.__version__}"' in file.read_text()]
     assert stated == ["__init__.py"]
 
@@ -72,8 +77,20 @@ def test_the_source_distribution_can_be_tested_and_documented(built: Path) -> No
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = ["tests/test_release.py", "tests/tiny.py", "docs/config.md", "docs/guides/own-reward.md", "docs/images/demo.png"]
-    needed += ["scripts/docs_site.py", "examples/recipes/shapes/sage.yaml", "hatch_build.py", "Makefile", "constraints.txt"]
+    needed = [
+        "tests/test_release.py",
+        "tests/tiny.py",
+        "docs/config.md",
+        "docs/guides/own-reward.md",
+        "docs/images/demo.png",
+    ]
+    needed += [
+        "scripts/docs_site.py",
+        "examples/recipes/shapes/sage.yaml",
+        "hatch_build.py",
+        "Makefile",
+        "constraints.txt",
+    ]
     needed += ["CITATION.cff", "SECURITY.md", "Dockerfile", "README.md", "src/sage_grpo/py.typed"]
     assert not set(needed) - names
     assert not [name for name in names if "__pycache__" in name or name.startswith((".git/", "runs/", ".venv/"))]
@@ -118,7 +135,9 @@ def test_workflows_cover_the_machines_and_the_artefacts() -> None:
     assert {"ubuntu-latest", "ubuntu-24.04-arm", "macos-latest"} <= machines
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
+)
 def test_an_issue_form_is_whole(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     if path.stem == "config":
@@ -144,7 +163,9 @@ def test_the_image_copies_what_a_build_needs() -> None:
 def test_links_of_pages_hold_where_they_are_shown() -> None:
     site = module(ROOT / "scripts" / "docs_site.py")
     assert site.REPOSITORY == SOURCE
-    text = "[a](docs/plan.md#memory) [b](CONTRIBUTING.md) [c](examples/api.ipynb) [d](https://e.org) ```[e](docs/x.md)```"
+    text = (
+        "[a](docs/plan.md#memory) [b](CONTRIBUTING.md) [c](examples/api.ipynb) [d](https://e.org) ```[e](docs/x.md)```"
+    )
     assert site.relinked("[a](docs/plan.md#memory)", "README.md", "index.md") == "[a](plan.md#memory)"
     assert site.relinked("[b](../../CONTRIBUTING.md)", "docs/guides/x.md", "guides/x.md") == "[b](../contributing.md)"
     assert f"[c]({SOURCE}/blob/main/examples/api.ipynb) [d](https://e.org)" in site.relinked(

@@ -62,7 +62,9 @@ sys.exit(main(["train", "--config", "mine.yaml"]))
 
 
 def test_the_program_is_installed(installed: Path, tmp_path: Path) -> None:
-    assert f"sage-grpo {sage_grpo.__version__}" in ran(installed, tmp_path, str(installed / "bin" / "sage-grpo"), "--version")
+    assert f"sage-grpo {sage_grpo.__version__}" in ran(
+        installed, tmp_path, str(installed / "bin" / "sage-grpo"), "--version"
+    )
 
 
 def test_from_the_wheel_to_a_lora_in_diffusers(installed: Path, tmp_path: Path) -> None:
@@ -74,7 +76,14 @@ def test_from_the_wheel_to_a_lora_in_diffusers(installed: Path, tmp_path: Path) 
     assert str(installed) in found
     assert "(16, 3, 4, 4)" in found  # the embedded model came with the wheel
     pipe = tiny.pipeline(checkpoint)
-    wanted = dict(prompt="a red ball", num_frames=5, height=16, width=16, num_inference_steps=2, output_type="pt")
+    wanted = {
+        "prompt": "a red ball",
+        "num_frames": 5,
+        "height": 16,
+        "width": 16,
+        "num_inference_steps": 2,
+        "output_type": "pt",
+    }
 
     def clip() -> torch.Tensor:
         return pipe(**wanted, generator=torch.Generator().manual_seed(0)).frames

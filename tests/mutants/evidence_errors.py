@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "the ceiling is measured before the VAE",
-        "shapes/score.py",
+        "shapes/making/score.py",
         'return {"clean": clips, "after_vae": after}',
         'return {"clean": clips, "after_vae": clips}',
         ("shapes/test_ceiling.py::test_the_ceiling_is_measured_and_written",),

@@ -12,7 +12,7 @@ import torch
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.shapes.imperfect import clean_clips
+from sage_grpo.shapes.making.imperfect import clean_clips
 from sage_grpo.train.config import EvalConfig
 from sage_grpo.train.evaluate import evaluate
 from sage_grpo.train.sources import shapes_prompts
@@ -34,9 +34,9 @@ def test_folder_is_small_and_holds_safetensors_only() -> None:
 
 
 def test_vae_reconstructs_clean_clips(model) -> None:
-    from sage_grpo.shapes.assemble import load_vae
-    from sage_grpo.shapes.networks import batched_vae
-    from sage_grpo.shapes.vae_train import psnr
+    from sage_grpo.shapes.making.assemble import load_vae
+    from sage_grpo.shapes.making.networks import batched_vae
+    from sage_grpo.shapes.making.vae_train import psnr
 
     with batched_vae():
         clips = clean_clips(16, 9, 32, torch.Generator().manual_seed(5), torch.device("cpu"))

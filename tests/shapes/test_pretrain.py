@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.shapes.flow_train import draw_sigma
-from sage_grpo.shapes.imperfect import Flaws, imperfect_captions, imperfect_clips, misnamed
-from sage_grpo.shapes.networks import (
+from sage_grpo.shapes.making.flow_train import draw_sigma
+from sage_grpo.shapes.making.imperfect import Flaws, imperfect_captions, imperfect_clips, misnamed
+from sage_grpo.shapes.making.networks import (
     Sizes,
     batched_vae,
     build_text_encoder,
@@ -22,11 +22,11 @@ from sage_grpo.shapes.networks import (
     used_parameters,
     velocity,
 )
-from sage_grpo.shapes.pretrain import PretrainOptions, parse, pretrain
+from sage_grpo.shapes.making.pretrain import PretrainOptions, parse, pretrain
+from sage_grpo.shapes.making.score import sampling_sigmas
+from sage_grpo.shapes.making.tokenizer import PREFIX_LENGTH, build_tokenizer, prefix_ids, prompt_ids
+from sage_grpo.shapes.making.training import Budget, Trainer, learning_rate
 from sage_grpo.shapes.scene import ATTRIBUTES, TEMPLATES, from_text, random_scenes, to_text, train_scenes, words
-from sage_grpo.shapes.score import sampling_sigmas
-from sage_grpo.shapes.tokenizer import PREFIX_LENGTH, build_tokenizer, prefix_ids, prompt_ids
-from sage_grpo.shapes.training import Budget, Trainer, learning_rate
 
 TINY = Sizes(latent_channels=4, vae_channels=(8, 8, 8, 8), heads=2, head_dim=16, blocks=2, text_width=24)
 CPU = torch.device("cpu")

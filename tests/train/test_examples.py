@@ -17,14 +17,18 @@ AGAIN = "run: python tests/train/example_files.py"
 
 
 def test_every_recipe_has_an_example_and_every_example_a_recipe() -> None:
-    found = {path.relative_to(example_files.FOLDER).with_suffix("").as_posix() for path in example_files.FOLDER.rglob("*.*")}
+    found = {
+        path.relative_to(example_files.FOLDER).with_suffix("").as_posix() for path in example_files.FOLDER.rglob("*.*")
+    }
     assert found == set(names()), AGAIN
 
 
 def test_examples_hold_the_values_of_the_code() -> None:
     for name in names():
         content = yaml.load((example_files.FOLDER / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader)
-        plain = json.loads(json.dumps(dataclasses.asdict(recipe(name)), default=str))  # as YAML holds it: no tuples, no paths
+        plain = json.loads(
+            json.dumps(dataclasses.asdict(recipe(name)), default=str)
+        )  # as YAML holds it: no tuples, no paths
         assert content == {"recipe": name, **plain}, f"{name}: {AGAIN}"
 
 

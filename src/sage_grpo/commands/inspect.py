@@ -83,9 +83,10 @@ def run(options: Options) -> int:
     else:
         _print_tables(options, reports)
     if options.figure is not None:
-        from sage_grpo.commands.inspect_figure import save_figure
+        from sage_grpo.commands.inspect_figure import Grid, save_figure
 
-        path = save_figure(options, kernels, reports, options.figure)
+        grid = Grid(steps=options.steps, shift=options.shift, eta=options.eta)
+        path = save_figure(grid, kernels, reports, options.figure)
         print(f"figure: {path}", file=sys.stderr if options.json else sys.stdout)
     return 0
 

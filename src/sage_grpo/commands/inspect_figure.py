@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sage_grpo.flow.kernels import Flow, Kernel, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inspector import KernelReport, final_variance, kernel_name
-
-if TYPE_CHECKING:
-    from sage_grpo.commands.inspect import Options
 
 COLOURS = {
     "ode": "#7f7f7f",
@@ -48,7 +46,16 @@ STYLE = {
 }
 
 
-def save_figure(options: Options, kernels: Sequence[Kernel], reports: Sequence[KernelReport], path: Path) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What all kernels of a figure share."""
+
+    steps: int
+    shift: float
+    eta: float
+
+
+def save_figure(grid: Grid, kernels: Sequence[Kernel], reports: Sequence[KernelReport], path: Path) -> Path:
     """Draw six panels and write them to `path` at once (a reader never sees half a file)."""
     import matplotlib
 
@@ -58,13 +65,13 @@ def save_figure(options: Options, kernels: Sequence[Kernel], reports: Sequence[K
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(2, 3, figsize=(16.5, 9.8))
         _draw_std(axes[0, 0], reports)
-        _draw_integral(axes[0, 1], options)
-        _draw_against_flow(axes[0, 2], options)
+        _draw_integral(axes[0, 1], grid)
+        _draw_against_flow(axes[0, 2], grid)
         _draw_sensitivity(axes[1, 0], reports)
-        _draw_off_manifold(axes[1, 1], kernels, options)
-        _draw_on_manifold(axes[1, 2], kernels, options)
+        _draw_off_manifold(axes[1, 1], kernels, grid)
+        _draw_on_manifold(axes[1, 2], kernels, grid)
         figure.suptitle(
-            f"{options.steps} steps, shift {options.shift:g}, η = {options.eta:g}",
+            f"{grid.steps} steps, shift {grid.shift:g}, η = {grid.eta:g}",
             x=0.012,
             y=0.985,
             ha="left",
@@ -113,24 +120,24 @@ def _draw_std(axis: Any, reports: Sequence[KernelReport]) -> None:
     _noise_to_data(axis, reports[0])
 
 
-def _draw_integral(axis: Any, options: Options) -> None:
+def _draw_integral(axis: Any, grid: Grid) -> None:
     """The paper's figure 1 (a.1): Euler's rectangles over the diffusion, and the true integral under it."""
     from matplotlib.patches import Patch
 
     axis.set_title("b   Euler's rectangles and the true integral")
-    sigmas = Schedule.shifted(options.steps, options.shift).sigmas.to(torch.float64)
+    sigmas = Schedule.shifted(grid.steps, grid.shift).sigmas.to(torch.float64)
     shown = min(len(sigmas) - 1, 7)
     right, left = sigmas[:shown], sigmas[1 : shown + 1]
     clamp = Sage().sigma_max
-    heights = (Flow(eta=options.eta)(right, left).std.square() / (right - left)).tolist()
+    heights = (Flow(eta=grid.eta)(right, left).std.square() / (right - left)).tolist()
     top = 1.45 * max([*heights, 1e-12])
     for p, q, height in zip(right.tolist(), left.tolist(), heights):
         s = torch.linspace(q, p, 200, dtype=torch.float64).clamp(max=1 - 1e-9)
-        curve = (options.eta**2 * s / (1 - s)).tolist()
+        curve = (grid.eta**2 * s / (1 - s)).tolist()
         axis.fill_between(s.tolist(), curve, height, where=[c < height for c in curve], color=EXCESS, alpha=0.42, lw=0)
         axis.plot([q, q, p, p], [0, height, height, 0], color="#6c3483", lw=1.0)
     s = torch.linspace(float(left[-1]), 1 - 1e-6, 4000, dtype=torch.float64)
-    curve = (options.eta**2 * s / (1 - s)).clamp(max=2 * top)
+    curve = (grid.eta**2 * s / (1 - s)).clamp(max=2 * top)
     inside = (s <= clamp).tolist()
     axis.fill_between(s.tolist(), curve.tolist(), where=inside, color=INTEGRAL, alpha=0.75, lw=0, zorder=0.5)
     axis.plot(s.tolist(), curve.tolist(), color="#10304f", lw=2)
@@ -150,21 +157,21 @@ def _draw_integral(axis: Any, options: Options) -> None:
     )
 
 
-def _draw_against_flow(axis: Any, options: Options) -> None:
+def _draw_against_flow(axis: Any, grid: Grid) -> None:
     """The paper's figure 9: std step by step, minus FlowGRPO's."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_title("c   Std minus that of flow")
-    sigmas = Schedule.shifted(options.steps, options.shift).sigmas.to(torch.float64)
-    flow = Flow(eta=options.eta)(sigmas[:-1], sigmas[1:]).std
-    kernels: list[Kernel] = [Sage(eta=options.eta), SageExact(eta=options.eta)]
+    sigmas = Schedule.shifted(grid.steps, grid.shift).sigmas.to(torch.float64)
+    flow = Flow(eta=grid.eta)(sigmas[:-1], sigmas[1:]).std
+    kernels: list[Kernel] = [Sage(eta=grid.eta), SageExact(eta=grid.eta)]
     differences = [(kernel(sigmas[:-1], sigmas[1:]).std - flow).tolist() for kernel in kernels]
     # The first step is special (sage_exact renews all noise, sage may be clamped): to scale it would flatten the rest.
     limit = 1.35 * max([1e-6, *(abs(value) for row in differences for value in row[1:])])
     width = 0.42
     for offset, kernel, difference in zip((-0.5, 0.5), kernels, differences):
         name = kernel_name(kernel)
-        places = [index + offset * width for index in range(options.steps)]
+        places = [index + offset * width for index in range(grid.steps)]
         axis.bar(places, difference, width, color=COLOURS[name], label=f"{name} − flow")
         for place, value in zip(places, difference):
             if abs(value) > limit:
@@ -214,19 +221,19 @@ def _dashed(colour: str, label: str, pattern: tuple[int, tuple[float, float]] | 
     return Line2D([], [], color=colour, ls=pattern or DASHES, label=label)
 
 
-def _over_steps(axis: Any, kernels: Sequence[Kernel], options: Options, c: float, draw: Callable[..., None]) -> None:
+def _over_steps(axis: Any, kernels: Sequence[Kernel], grid: Grid, c: float, draw: Callable[..., None]) -> None:
     """One curve per kernel over the number of steps, every step stochastic."""
     for kernel in kernels:
-        values = [final_variance(kernel, Schedule.shifted(n, options.shift), c) for n in STEP_COUNTS]
+        values = [final_variance(kernel, Schedule.shifted(n, grid.shift), c) for n in STEP_COUNTS]
         draw(kernel_name(kernel), values)
-    axis.axvline(options.steps, color="#555555", lw=1, ls=(0, (4, 3)), zorder=0)
+    axis.axvline(grid.steps, color="#555555", lw=1, ls=(0, (4, 3)), zorder=0)
     axis.set_xscale("log")
     axis.set_xticks(STEP_COUNTS, [str(n) for n in STEP_COUNTS])
     axis.minorticks_off()
-    axis.set_xlabel(f"number of steps   (all stochastic, shift {options.shift:g})")
+    axis.set_xlabel(f"number of steps   (all stochastic, shift {grid.shift:g})")
 
 
-def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], options: Options) -> None:
+def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], grid: Grid) -> None:
     axis.set_title("e   Noise left in the video (point data)")
     exact: list[str] = []
 
@@ -236,7 +243,7 @@ def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], options: Options) -
             return
         axis.plot(STEP_COUNTS, values, **_look(name))
 
-    _over_steps(axis, kernels, options, 0.0, draw)
+    _over_steps(axis, kernels, grid, 0.0, draw)
     axis.set_yscale("log")
     low, high = axis.get_ylim()
     axis.set_ylim(max(low, 1e-7), min(high, 1e4))
@@ -247,14 +254,14 @@ def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], options: Options) -
         axis.text(0.03, 0.05, text, transform=axis.transAxes, color="#00704f", fontsize=11, bbox=box)
 
 
-def _draw_on_manifold(axis: Any, kernels: Sequence[Kernel], options: Options) -> None:
+def _draw_on_manifold(axis: Any, kernels: Sequence[Kernel], grid: Grid) -> None:
     axis.set_title("f   Variance of the data (unit data)")
 
     def draw(name: str, values: list[float]) -> None:
         axis.plot(STEP_COUNTS, [min(value, 9.0) for value in values], **_look(name))
 
     axis.axhline(1.0, color="#222222", lw=1.2)
-    _over_steps(axis, kernels, options, 1.0, draw)
+    _over_steps(axis, kernels, grid, 1.0, draw)
     low, high = axis.get_ylim()
     axis.set_ylim(max(0.0, low), min(high, 2.0))
     axis.set_ylabel("variance along the manifold  (1 is right)")

@@ -22,8 +22,8 @@ from sage_grpo.commands.run_folder import Choice
 from sage_grpo.ranges import Natural
 from sage_grpo.recipes import meanings, remarks
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.probe import Advice, Effect, advise, best_step, effect, spread
-from sage_grpo.train.prober import Clips, Prober, ProbeSpec, passes
+from sage_grpo.train.probe import Effect, advise, best_step, effect, spread
+from sage_grpo.train.prober import Clips, Finding, Prober, ProbeSpec, passes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,23 +68,6 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 
 def _options(config: TrainConfig, **more: Any) -> Options:
     return Options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, **more)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Everything that a probe found out."""
-
-    eta: float
-    """At which steps were compared."""
-    steps: list[tuple[int, Effect]]
-    every: Effect
-    """Exploration at all steps."""
-    best: int
-    """The step at which etas were compared."""
-    etas: list[tuple[float, Effect]]
-    still: Clips
-    advice: Advice
-    passes: int
 
 
 def run(options: Options) -> int:

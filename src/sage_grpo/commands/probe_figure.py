@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sage_grpo.commands.probe import Finding, Options
+    from sage_grpo.train.config import TrainConfig
     from sage_grpo.train.probe import Estimate
+    from sage_grpo.train.prober import Finding
 
 COLOURS = {"start": "#c9ced6", "explored": "#8fbbe0", "linear": "#1368aa", "reward": "#222222", "drift": "#d62728"}
 
 
-def save_figure(finding: Finding, options: Options, path: Path) -> Path:
+def save_figure(finding: Finding, config: TrainConfig, path: Path) -> Path:
     """Write the figure at once (a reader never sees half a file)."""
     import matplotlib
 
@@ -35,7 +36,7 @@ def save_figure(finding: Finding, options: Options, path: Path) -> Path:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].set_title(f"exploring at step {finding.best}", loc="left", fontsize=11)
-    figure.suptitle(f"{options.kernel.name}, η = {finding.eta:.4g}, {options.rollout.steps} steps", x=0.012, ha="left")
+    figure.suptitle(f"{config.kernel.name}, η = {finding.eta:.4g}, {config.rollout.steps} steps", x=0.012, ha="left")
     partial = path.with_name(f".{path.name}.partial.png")
     figure.savefig(partial, dpi=110)
     pyplot.close(figure)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from sage_grpo.ranges import Count, Seed, check
-from sage_grpo.shapes.pretrain import PretrainOptions
+from sage_grpo.shapes.making.pretrain import PretrainOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Options:
 def run(options: Options) -> int:
     """Do what `action` says; return the exit status."""
     if options.action == "pretrain":
-        from sage_grpo.shapes.pretrain import pretrain
+        from sage_grpo.shapes.making.pretrain import pretrain
 
         return pretrain(options.pretrain)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def run(options: Options) -> int:
 def _score(options: Options) -> int:
     import torch
 
-    from sage_grpo.shapes.pretrain import score
+    from sage_grpo.shapes.making.pretrain import score
 
     if options.model is None or not (options.model / "model_index.json").is_file():
         raise FileNotFoundError(
@@ -68,8 +68,8 @@ def _ceiling(options: Options) -> int:
     import torch
 
     from sage_grpo.rewards.video_stats import VideoStats
-    from sage_grpo.shapes.pretrain import FPS, FRAMES, SIDE
-    from sage_grpo.shapes.score import clean_clips, judge_clips
+    from sage_grpo.shapes.making.score import clean_clips, judge_clips
+    from sage_grpo.shapes.scene import FPS, FRAMES, SIDE
     from sage_grpo.train.sources import shapes_prompts
 
     texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]] * options.draws
@@ -97,9 +97,8 @@ def _ceiling(options: Options) -> int:
 def _render(options: Options) -> int:
     import torch
 
-    from sage_grpo.shapes.pretrain import FRAMES, SIDE
     from sage_grpo.shapes.render import render, to_uint8
-    from sage_grpo.shapes.scene import random_scenes
+    from sage_grpo.shapes.scene import FRAMES, SIDE, random_scenes
     from sage_grpo.video import contact_sheet
 
     scenes = random_scenes(options.prompts, torch.Generator().manual_seed(options.seed), split="all")

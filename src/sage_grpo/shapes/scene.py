@@ -28,6 +28,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 }
 """Every attribute and its values; the position of a value is its index in a SceneBatch."""
 
+FRAMES, SIDE, FPS = 9, 32, 8.0
+"""The format of the miniature's clips."""
+
 Split = Literal["train", "heldout", "all"]
 
 # How each value may be said. A template names the form, so wording varies but no word has two meanings.

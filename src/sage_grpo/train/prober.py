@@ -22,7 +22,7 @@ from sage_grpo.ranges import Folder, Natural, Positive, Range, check
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import BatchConfig, TrainConfig, UpdateConfig
 from sage_grpo.train.plan import Group, Plan, Planner
-from sage_grpo.train.probe import CORRELATION, QUADRUPLE
+from sage_grpo.train.probe import CORRELATION, QUADRUPLE, Advice, Effect
 from sage_grpo.train.rollout import NoiseKeys, Sampler, Storage
 from sage_grpo.train.scoring import score_everywhere
 from sage_grpo.types import Conditioning
@@ -198,3 +198,20 @@ class Prober:
 def passes(plans: Sequence[Plan]) -> int:
     """Passes of the network that plans take."""
     return sum(plan.rollout_passes(0).total() for plan in plans)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Everything that a probe found out."""
+
+    eta: float
+    """At which steps were compared."""
+    steps: list[tuple[int, Effect]]
+    every: Effect
+    """Exploration at all steps."""
+    best: int
+    """The step at which etas were compared."""
+    etas: list[tuple[float, Effect]]
+    still: Clips
+    advice: Advice
+    passes: int

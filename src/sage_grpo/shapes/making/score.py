@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sage_grpo.shapes.assemble import load_vae
 from sage_grpo.shapes.judge import WEIGHTS, ShapesJudge
-from sage_grpo.shapes.networks import batched_vae, encode_text, portion, velocity
+from sage_grpo.shapes.making.assemble import load_vae
+from sage_grpo.shapes.making.networks import batched_vae, encode_text, portion, velocity
+from sage_grpo.shapes.making.tokenizer import prefix_ids, prompt_ids
+from sage_grpo.shapes.making.vae_train import reconstruct, to_clips
 from sage_grpo.shapes.render import render, to_uint8
 from sage_grpo.shapes.scene import ATTRIBUTES, batch_of, from_text, random_scenes, to_text
-from sage_grpo.shapes.tokenizer import prefix_ids, prompt_ids
-from sage_grpo.shapes.vae_train import reconstruct, to_clips
 
 if TYPE_CHECKING:
     from diffusers import HunyuanVideo15Pipeline

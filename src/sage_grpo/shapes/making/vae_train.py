@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sage_grpo.shapes.imperfect import clean_clips, decoder_clips
-from sage_grpo.shapes.networks import batched_vae, portion
-from sage_grpo.shapes.training import Budget, Inputs, Trainer
+from sage_grpo.shapes.making.imperfect import clean_clips, decoder_clips
+from sage_grpo.shapes.making.networks import batched_vae, portion
+from sage_grpo.shapes.making.training import Budget, Inputs, Trainer
 from sage_grpo.video import contact_sheet
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sage_grpo.shapes.networks import build_text_encoder_2
+from sage_grpo.shapes.making.networks import build_text_encoder_2
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Pipeline, HunyuanVideo15Transformer3DModel

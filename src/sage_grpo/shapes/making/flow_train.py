@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sage_grpo.shapes.imperfect import Flaws, imperfect_captions, imperfect_clips
-from sage_grpo.shapes.networks import batched_vae, encode_text, used_parameters, velocity
+from sage_grpo.shapes.making.imperfect import Flaws, imperfect_captions, imperfect_clips
+from sage_grpo.shapes.making.networks import batched_vae, encode_text, used_parameters, velocity
+from sage_grpo.shapes.making.tokenizer import prefix_ids, prompt_ids
+from sage_grpo.shapes.making.training import Budget, Inputs, Trainer
+from sage_grpo.shapes.making.vae_train import encode
 from sage_grpo.shapes.scene import random_scenes
-from sage_grpo.shapes.tokenizer import prefix_ids, prompt_ids
-from sage_grpo.shapes.training import Budget, Inputs, Trainer
-from sage_grpo.shapes.vae_train import encode
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel

@@ -1,6 +1,6 @@
 """Make the miniature: VAE, then latents, then flow, then an ordinary pipeline folder, then its scores.
 
-`python -m sage_grpo.shapes.pretrain --out DIR` needs only torch, diffusers, transformers and Pillow.
+`python -m sage_grpo.shapes.making.pretrain --out DIR` needs only torch, diffusers, transformers and Pillow.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING, get_type_hints
 import torch
 
 from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, Share, check
-from sage_grpo.shapes.imperfect import Flaws
-from sage_grpo.shapes.networks import Sizes, build_text_encoder, build_transformer, build_vae
-from sage_grpo.shapes.scene import words
-from sage_grpo.shapes.tokenizer import PAD, build_tokenizer
-from sage_grpo.shapes.training import Budget
+from sage_grpo.shapes.making.imperfect import Flaws
+from sage_grpo.shapes.making.networks import Sizes, build_text_encoder, build_transformer, build_vae
+from sage_grpo.shapes.making.tokenizer import PAD, build_tokenizer
+from sage_grpo.shapes.making.training import Budget
+from sage_grpo.shapes.scene import FPS, FRAMES, SIDE, words
 from sage_grpo.video import contact_sheet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15
-
-FRAMES, SIDE, FPS = 9, 32, 8.0
-"""The format of the shipped clips."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +158,10 @@ def pretrain(options: PretrainOptions) -> int:
 
 
 def _vae_stage(options: PretrainOptions, device: torch.device) -> tuple[AutoencoderKLHunyuanVideo15, float]:
-    from sage_grpo.shapes.assemble import load_vae, save_vae
-    from sage_grpo.shapes.imperfect import clean_clips
-    from sage_grpo.shapes.networks import batched_vae
-    from sage_grpo.shapes.vae_train import VaeOptions, psnr, train_vae
+    from sage_grpo.shapes.making.assemble import load_vae, save_vae
+    from sage_grpo.shapes.making.imperfect import clean_clips
+    from sage_grpo.shapes.making.networks import batched_vae
+    from sage_grpo.shapes.making.vae_train import VaeOptions, psnr, train_vae
 
     own, state_dir = options.out / "vae", options.state or options.out / "state"
     # With a state, a resumed stage trains on for what is left of its (perhaps longer) budget.
@@ -199,8 +196,8 @@ def _vae_stage(options: PretrainOptions, device: torch.device) -> tuple[Autoenco
 
 
 def _flow_stage(options: PretrainOptions, device: torch.device, vae: AutoencoderKLHunyuanVideo15) -> None:
-    from sage_grpo.shapes.assemble import load_pipeline, save_pipeline
-    from sage_grpo.shapes.flow_train import FlowOptions, encode_pool, train_flow
+    from sage_grpo.shapes.making.assemble import load_pipeline, save_pipeline
+    from sage_grpo.shapes.making.flow_train import FlowOptions, encode_pool, train_flow
 
     tokenizer = build_tokenizer(words())
     if options.start is not None:
@@ -259,8 +256,8 @@ def score(
 
     card: the command and the facts for a model card, which is then written into the folder.
     """
-    from sage_grpo.shapes.assemble import folder_megabytes, load_pipeline, write_card
-    from sage_grpo.shapes.score import (
+    from sage_grpo.shapes.making.assemble import folder_megabytes, load_pipeline, write_card
+    from sage_grpo.shapes.making.score import (
         ceiling,
         check_against_stock,
         heldout_prompts,
@@ -311,13 +308,13 @@ def _command(options: PretrainOptions) -> str:
         if getattr(options, field.name) != field.default
         and field.name not in ("out", "state", "vae", "vae_start", "start", "resume", "device", "report_seconds")
     ]
-    return " ".join(["python -m sage_grpo.shapes.pretrain --out DIR", *changed])
+    return " ".join(["python -m sage_grpo.shapes.making.pretrain --out DIR", *changed])
 
 
 def parse(arguments: Sequence[str] | None = None) -> PretrainOptions:
     """Options from a command line, with the standard library alone."""
     parser = argparse.ArgumentParser(
-        prog="python -m sage_grpo.shapes.pretrain", description="Pretrain the shapes miniature."
+        prog="python -m sage_grpo.shapes.making.pretrain", description="Pretrain the shapes miniature."
     )
     kinds = get_type_hints(PretrainOptions)
     for field in fields(PretrainOptions):

@@ -1,0 +1,1 @@
+"""How the checkpoint under shapes/assets was made: `sage-grpo shapes pretrain`. Read pretrain.py first."""
