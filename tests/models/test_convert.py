@@ -1,0 +1,129 @@
+"""HunyuanVideo-1.5 in the authors' layout and in diffusers': every tensor is mapped once, and the way back is exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny
+from sage_grpo.cli import main
+from sage_grpo.models.original15 import to_diffusers, to_original
+from sage_grpo.models.spec import ModelError
+
+KIND = "hunyuan15_t2v"
+
+
+@pytest.fixture
+def weights(checkpoint) -> dict[str, torch.Tensor]:
+    return dict(tiny.pipeline(checkpoint(KIND)).transformer.state_dict())
+
+
+def test_every_tensor_goes_there_and_back(weights) -> None:
+    original = to_original(weights)
+    refined = sum(".refiner_blocks." in name and ".attn.to_q." in name for name in weights)
+    assert refined >= 2
+    assert len(original) == len(weights) - 2 * refined  # q, k and v are one there, and nothing else is joined or lost
+    assert sum(tensor.numel() for tensor in original.values()) == sum(tensor.numel() for tensor in weights.values())
+    back = to_diffusers(original)
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
+
+
+def test_known_tensors_are_where_the_authors_have_them(weights) -> None:
+    """Facts of the published checkpoint: names, the order q, k, v, and shift before scale in the last modulation."""
+    original = to_original(weights)
+    block = "context_embedder.token_refiner.refiner_blocks.0.attn"
+    fused = torch.cat([weights[f"{block}.to_{part}.weight"] for part in "qkv"])
+    assert torch.equal(original["txt_in.individual_token_refiner.blocks.0.self_attn_qkv.weight"], fused)
+    scale, shift = weights["norm_out.linear.weight"].chunk(2)
+    assert torch.equal(original["final_layer.adaLN_modulation.1.weight"], torch.cat([shift, scale]))
+    same = {
+        "double_blocks.1.txt_attn_k.bias": "transformer_blocks.1.attn.add_k_proj.bias",
+        "double_blocks.0.img_attn_q_norm.weight": "transformer_blocks.0.attn.norm_q.weight",
+        "double_blocks.0.txt_mlp.fc2.weight": "transformer_blocks.0.ff_context.net.2.weight",
+        "double_blocks.0.img_mod.linear.weight": "transformer_blocks.0.norm1.linear.weight",
+        "txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.weight": (
+            "context_embedder.token_refiner.refiner_blocks.0.norm_out.linear.weight"
+        ),
+        "vision_in.proj.3.weight": "image_embedder.linear_2.weight",
+        "byt5_in.fc3.weight": "context_embedder_2.linear_3.weight",
+        "time_in.mlp.2.weight": "time_embed.timestep_embedder.linear_2.weight",
+    }
+    for theirs, ours in same.items():
+        assert torch.equal(original[theirs], weights[ours]), theirs
+
+
+def test_names_that_training_wraps_are_understood(weights) -> None:
+    original = to_original(weights)
+    wrapped = {
+        "module." + name.replace("double_blocks.0.", "double_blocks.0._checkpoint_wrapped_module."): tensor
+        for name, tensor in original.items()
+    }
+    assert to_diffusers(wrapped).keys() == weights.keys()
+
+
+@pytest.mark.parametrize("convert", [to_diffusers, to_original])
+def test_an_unknown_name_is_refused(convert) -> None:
+    with pytest.raises(ModelError, match=r"double_blocks\.0\.img_attn_quality\.weight"):
+        convert({"double_blocks.0.img_attn_quality.weight": torch.zeros(2)})
+
+
+def test_a_tensor_that_comes_twice_is_refused(weights) -> None:
+    original = to_original(weights)
+    original["module.img_in.proj.bias"] = original["img_in.proj.bias"]
+    with pytest.raises(ModelError, match="which another tensor gave already"):
+        to_diffusers(original)
+
+
+def test_half_of_a_fused_matrix_is_refused(weights) -> None:
+    del weights["context_embedder.token_refiner.refiner_blocks.0.attn.to_k.weight"]
+    with pytest.raises(ModelError, match=r"lack its attn\.to_k"):
+        to_original(weights)
+
+
+def test_the_command_writes_a_checkpoint_that_is_the_same_model(
+    checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = checkpoint(KIND)
+    assert main(["convert", str(base), "--to", "original", "--out", str(tmp_path / "theirs")]) == 0
+    (file,) = (tmp_path / "theirs").glob("*.safetensors")
+    trained = {name: tensor + 1 for name, tensor in load_file(file).items()}
+    save_file(trained, file)
+    words = ["convert", str(tmp_path / "theirs"), "--base", str(base), "--out", str(tmp_path / "ours")]
+    assert main(words) == 0
+    before, after = (tiny.pipeline(folder).transformer.state_dict() for folder in (base, tmp_path / "ours"))
+    assert all(torch.equal(after[name], before[name] + 1) for name in before)
+    assert main(words) == 2  # it is there already
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_refused(checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], weights) -> None:
+    base = checkpoint(KIND)
+
+    def refused(source: Path, *more: str) -> str:
+        words = ["convert", str(source), "--base", str(base), "--out", str(tmp_path / "no"), *more]
+        assert main(words) == 2
+        assert not (tmp_path / "no").exists()
+        return capsys.readouterr().err
+
+    torch.save({"a": torch.zeros(1)}, tmp_path / "model.pt")
+    message = refused(tmp_path / "model.pt")
+    assert "pickled" in message
+    assert "save_file" in message  # how to convert it
+    folder = tmp_path / "distributed"
+    folder.mkdir()
+    (folder / "__0_0.distcp").write_bytes(b"")
+    assert "dcp_to_torch" in refused(folder)
+    (folder / "__0_0.distcp").unlink()
+    assert "holds no .safetensors" in refused(folder)
+    original = to_original(weights)
+    original.pop("img_in.proj.bias")
+    original["img_in.proj.weight"] = original["img_in.proj.weight"][:4]
+    save_file(original, folder / "model.safetensors")
+    message = refused(folder)
+    assert "lacks x_embedder.proj.bias" in message
+    assert "in another shape x_embedder.proj.weight" in message
+    assert "not in the original layout" in refused(base)
