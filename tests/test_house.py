@@ -35,6 +35,7 @@ RANKS = {
     "pretrained": 0,
     "configure": 0,
     "objects": 0,
+    "hub": 0,
     "flow": 1,
     "rl": 1,
     "models": 2,

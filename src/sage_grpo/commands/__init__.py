@@ -44,6 +44,12 @@ COMMANDS = {
     "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True, slow=True),
     "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", runs=True, slow=True),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
+    "download": Command(
+        "download",
+        "fetch and check everything that a recipe needs, with sizes first",
+        positional="recipe",
+        recipes=True,
+    ),
     "convert": Command(
         "convert",
         "HunyuanVideo-1.5 weights from the original layout to diffusers' and back",

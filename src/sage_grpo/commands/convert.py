@@ -46,7 +46,9 @@ def run(options: Options) -> int:
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     if options.to == "diffusers":
         count = original_to_diffusers(Path(options.source).expanduser(), options.base, out, dtype)
-        print(f"Wrote {out}: a diffusers checkpoint with {count} tensors of {options.source}. Use it as --model.path {out}.")
+        print(
+            f"Wrote {out}: a diffusers checkpoint with {count} tensors of {options.source}. Use it as --model.path {out}."
+        )
         return 0
     count = diffusers_to_original(options.source, out, dtype)
     print(f"Wrote {out}: {count} tensors under the original names. Its config.json is that of the authors' release.")

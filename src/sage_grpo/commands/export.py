@@ -30,6 +30,13 @@ class Options:
     keeps in float32 (Wan's norms and time embedding) stay so."""
     out: Folder = "export"
     """Folder to write."""
+    push_to: str = ""
+    """OWNER/NAME of a repository on the Hugging Face hub that gets the export, with a card of metrics, recipe and held-out clips. Every file is listed
+    first. The login is the hub's own (`hf auth login`, or the variable HF_TOKEN)."""
+    public: bool = False
+    """Make the repository public; without it a new one is private, and a public one that exists is refused."""
+    dry_run: bool = False
+    """With `push_to`: write the export and list what would be sent, and send nothing."""
     trust_run: bool = False
     """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
 
@@ -42,6 +49,7 @@ def run(options: Options) -> int:
     from sage_grpo.commands.run_folder import find_checkpoint
     from sage_grpo.train.state import load_weights
 
+    _check_push(options)
     config = read_config(Path(options.run), trust=options.trust_run, rewards=False)
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
@@ -51,7 +59,38 @@ def run(options: Options) -> int:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     model.save(options.out, weights=weights, merged=options.merged)
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
+    if options.push_to:
+        _push(options, config, int(folder.name))
     return 0
+
+
+def _check_push(options: Options) -> None:
+    """Before the model is loaded."""
+    from sage_grpo.hub import check_name, check_upload, uploads
+
+    if not options.push_to:
+        if options.public or options.dry_run:
+            raise ValueError("--public and --dry_run are about --push_to OWNER/NAME, which is not given.")
+        return
+    (check_name if options.dry_run else check_upload)(options.push_to)
+    if Path(options.out).is_dir():
+        uploads(Path(options.out))  # what lies there already would be sent too
+
+
+def _push(options: Options, config: TrainConfig, iteration: int) -> None:
+    from sage_grpo.commands.push import complete
+    from sage_grpo.hub import table, upload, uploads
+
+    out = Path(options.out)
+    complete(out, Path(options.run), config, iteration)
+    files = uploads(out)
+    kind = "public" if options.public else "private"
+    print(
+        f"{'Would send' if options.dry_run else 'Sending'} to the {kind} repository {options.push_to}:\n{table(files)}"
+    )
+    if not options.dry_run:
+        message = f"sage-grpo: iteration {iteration}"
+        print(f"Sent: {upload(out, options.push_to, files, private=not options.public, message=message)}")
 
 
 def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> TrainConfig:

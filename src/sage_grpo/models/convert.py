@@ -44,9 +44,11 @@ def read_weights(source: Path) -> dict[str, Tensor]:
                 names = list(content.keys())
                 twice = weights.keys() & set(names)
                 if twice:
-                    raise ModelError(f'{file} holds {min(twice)}, as another file of "{folder}" does: give one of the files.')
+                    raise ModelError(
+                        f'{file} holds {min(twice)}, as another file of "{folder}" does: give one of the files.'
+                    )
                 weights |= {name: content.get_tensor(name) for name in names}
-        except SafetensorError as error:
+        except SafetensorError as error:  # noqa: PERF203  each file has its own name in the message
             raise ModelError(f"{file} is no safetensors file ({error}). Download it again.") from error
     return weights
 
@@ -59,7 +61,9 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
     folder = resolve(ModelSpec(path=base))
     pipeline = read_index(folder).get("_class_name", "")
     if not pipeline.startswith("HunyuanVideo15"):
-        raise ModelError(f'"{base}" holds a {pipeline}; --base must be a HunyuanVideo-1.5 checkpoint in diffusers\' layout.')
+        raise ModelError(
+            f'"{base}" holds a {pipeline}; --base must be a HunyuanVideo-1.5 checkpoint in diffusers\' layout.'
+        )
     found = read_weights(source)
     if not is_original(found):
         raise ModelError(f'"{source}" is not in the original layout (its first name is {_first(found)}).')
@@ -87,7 +91,9 @@ def diffusers_to_original(source: str, out: Path, dtype: torch.dtype | None) -> 
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        save_torch_state_dict(weights, staging, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD)
+        save_torch_state_dict(
+            weights, staging, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
+        )
         staging.rename(out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models.errors import ModelError
+from sage_grpo.hub import pinned_folder
 from sage_grpo.models.files import replacing
 from sage_grpo.models.spec import LoraSpec
 
@@ -97,8 +98,9 @@ def add_lora(network: nn.Module, lora: LoraSpec, names: list[str], expert: Exper
             parameter.requires_grad_(True)
     _compute_in_input_dtype(network)
     if lora.path is not None:
-        check_expert(lora.path, expert)
-        _start_from(network, Path(lora.path))
+        folder = pinned_folder(lora.path, option="model.lora.path")
+        check_expert(folder, expert)
+        _start_from(network, folder)
 
 
 def is_lora(name: str) -> bool:
@@ -154,6 +156,7 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
     HunyuanVideo-1.5's pipelines have no `load_lora_weights`; this does the same for them, and works for Wan as well.
     `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None is what the file says.
     """
+    folder = pinned_folder(str(folder), option="LoRA")
     two = getattr(pipe, "transformer_2", None) is not None
     if component is None:
         component = "transformer_2" if two and saved_expert(folder) == "low" else "transformer"
@@ -163,6 +166,7 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
 
 def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, expert: Expert = None) -> None:
     """Load a saved LoRA into a diffusers transformer, which is the named one of Wan 2.2's experts, or the only network."""
+    folder = pinned_folder(str(folder), option="LoRA")
     check_expert(folder, expert)
     network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
     _compute_in_input_dtype(network)

@@ -94,7 +94,9 @@ def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise ModelError(f"{full} has shape {tuple(tensor.shape)}: q, k and v cannot be equal thirds of it.")
         for target, part in zip(targets, parts):
             if target in found:
-                raise ModelError(f"{full} gives {target}, which another tensor gave already: are these two checkpoints?")
+                raise ModelError(
+                    f"{full} gives {target}, which another tensor gave already: are these two checkpoints?"
+                )
             found[target] = part.clone() if len(targets) > 1 else part  # a third would hold on to the whole
     _refuse(unknown, "the original HunyuanVideo-1.5 layout")
     return found

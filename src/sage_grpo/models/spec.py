@@ -36,7 +36,7 @@ class LoraSpec:
     seed: Seed = 0
     """Seed of the adapter's first weights; every rank draws the same."""
     path: str | None = None
-    """A folder with a saved LoRA of the same shape to start from; None starts at zero."""
+    """A saved LoRA of the same shape to start from: a folder, or owner/name@COMMIT on the hub; None starts at zero."""
 
     def __post_init__(self) -> None:
         check(self)

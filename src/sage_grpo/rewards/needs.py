@@ -20,11 +20,16 @@ class Need:
     """Where it comes from."""
     hub: str = ""
     """A file of it by which to find it in the hub's cache; empty where only a path will do."""
+    repo: str = ""
+    """The repository on the hub that a folder at this path is a copy of."""
+    pinned: bool = False
+    """Whether a name on the hub needs its commit (owner/name@COMMIT): without one, owner/name is a folder."""
 
     @property
     def is_hub_id(self) -> bool:
         """Whether the value can be a name on the hub: owner/name, and no path."""
-        return bool(self.hub) and self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
+        named = self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
+        return bool(self.hub) and named and ("@" in self.value or not self.pinned)
 
     @property
     def is_here(self) -> bool:
@@ -35,7 +40,8 @@ class Need:
             return False
         from huggingface_hub import try_to_load_from_cache
 
-        return isinstance(try_to_load_from_cache(self.value, self.hub), str)
+        repo, _, revision = self.value.partition("@")
+        return isinstance(try_to_load_from_cache(repo, self.hub, revision=revision or None), str)
 
 
 _CLIP = "a CLIP model in transformers' format, a folder or a hub name (openai/clip-vit-large-patch14)"
@@ -43,7 +49,10 @@ _DINO = "a DINO or DINOv2 model in transformers' format, a folder or a hub name 
 _QWEN = "Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name"
 SOURCES: dict[str, dict[str, tuple[str, str]]] = {
     "videoalign": {
-        "checkpoint": ("the authors' release: hf download KwaiVGI/VideoReward --local-dir {value}", ""),
+        "checkpoint": (
+            "the authors' release: hf download KwaiVGI/VideoReward --local-dir {value}, or sage-grpo download",
+            "model_config.json",
+        ),
         "base": (_QWEN, "config.json"),
         "template": ("prompt_template.py of https://github.com/KwaiVGI/VideoAlign", ""),
     },
@@ -75,10 +84,14 @@ SOURCES: dict[str, dict[str, tuple[str, str]]] = {
 }
 """Reward -> option -> where its file comes from, and the file by which to find it in the hub's cache."""
 
+REPOSITORIES = {("videoalign", "checkpoint"): "KwaiVGI/VideoReward"}
+"""Folders that `sage-grpo download` can make."""
+
 
 def reward_needs(spec: RewardSpec) -> Iterator[Need]:
     """The files that the options of a reward name."""
     for option, (source, hub) in SOURCES.get(spec.name, {}).items():
         value = spec.options.get(option)
         if isinstance(value, str) and value:
-            yield Need(f"rewards {spec.title}: {option}", value, source.format(value=value), hub)
+            repo = REPOSITORIES.get((spec.name, option), "")
+            yield Need(f"rewards {spec.title}: {option}", value, source.format(value=value), hub, repo, pinned=bool(repo))

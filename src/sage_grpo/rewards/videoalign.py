@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sage_grpo.hub import pinned_folder
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.pretrained import load_tokenizer, load_whole
 from sage_grpo.rewards.videoalign_io import (
@@ -71,7 +72,7 @@ class VideoAlign:
         """
         from transformers import AutoConfig
 
-        folder = Path(checkpoint)
+        folder = pinned_folder(checkpoint, option="videoalign checkpoint")
         self.config = read_config(folder)
         if normalize and self.config.normalization is None:
             raise RewardConfigError(f"{folder} has no inference_config to normalise with: set normalize to false.")

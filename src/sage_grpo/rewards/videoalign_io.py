@@ -105,13 +105,16 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
 def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a checkpoint under transformers 5 names, and whether they are the whole model.
 
-    model.pth wins over adapter_model.safetensors + non_lora_state_dict.pth. A .pth is read with weights_only: it
+    model.safetensors (what comes from the hub by name has no other kind) wins over model.pth, and that over
+    adapter_model.safetensors + non_lora_state_dict.pth. A .pth is read with weights_only: it
     cannot run code.
     """
     from safetensors.torch import load_file
 
     whole = checkpoint / "model.pth"
     adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
+    if (checkpoint / "model.safetensors").is_file():
+        return _renamed(load_file(checkpoint / "model.safetensors")), True
     if whole.is_file():
         return renamed(torch.load(whole, map_location="cpu", weights_only=True)), True
     if not (adapter.is_file() and rest.is_file()):

@@ -105,6 +105,12 @@ def needs(config: TrainConfig) -> Iterator[Need]:
             hub="model_index.json",
         )
     if model.lora is not None and model.lora.path is not None:
-        yield Need("model.lora.path", model.lora.path, "a folder with a saved LoRA to start from; null starts at zero")
+        yield Need(
+            "model.lora.path",
+            model.lora.path,
+            "a saved LoRA to start from: a folder, or owner/name@COMMIT on the hub; null starts at zero",
+            hub="pytorch_lora_weights.safetensors",
+            pinned=True,
+        )
     for spec in config.rewards:
         yield from reward_needs(spec)

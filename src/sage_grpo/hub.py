@@ -1,0 +1,189 @@
+"""The Hugging Face hub: names on it, folders from it at a commit that is written down, and folders to it that were listed first.
+
+Tokens come from the environment or the hub's own login and are never seen here. Only safetensors and text are fetched as weights of others: nothing that could
+run code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SAFE = ("*.safetensors", "*.json", "*.txt", "*.md", "*.model", "*.jinja")
+"""Files that are data."""
+SHOWN = (".safetensors", ".json", ".txt", ".md", ".model", ".jinja", ".mp4", ".png")
+"""Ends of names that an export may have."""
+
+
+class HubError(ValueError):
+    """Something that the hub cannot give or take; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file and how large it is."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository holds at a commit."""
+
+    repo: str
+    commit: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def hub_name(value: str) -> tuple[str, str | None] | None:
+    """The repository and revision of "owner/name" or "owner/name@revision"; None for anything else, and for what lies here."""
+    match = re.fullmatch(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", value)
+    if match is None or Path(value).expanduser().exists():
+        return None
+    return match[1], match[2]
+
+
+def listing(repo: str, revision: str | None = None, wanted: Callable[[str], bool] = lambda name: True) -> Listing:
+    """The files of a repository that are wanted, with their sizes; one request, nothing is fetched."""
+    from huggingface_hub import HfApi
+
+    info = _asked(repo, lambda: HfApi().model_info(repo, revision=revision, files_metadata=True))
+    files = [HubFile(one.rfilename, one.size or 0) for one in info.siblings or [] if wanted(one.rfilename)]
+    if not files:
+        raise HubError(f"{repo} holds nothing on the hub that is needed from it. Is it the right name?")
+    return Listing(repo, str(info.sha), tuple(sorted(files, key=lambda file: file.name)))
+
+
+def fetch(found: Listing, *, revision: str | None = None, folder: Path | None = None) -> Path:
+    """Fetch the files of a listing, into the hub's cache or a folder, and check that each is there in full."""
+    from huggingface_hub import snapshot_download
+
+    names = [file.name for file in found.files]
+    place = Path(
+        _asked(
+            found.repo,
+            lambda: snapshot_download(found.repo, revision=revision, allow_patterns=names, local_dir=folder),
+        )
+    )
+    for file in found.files:
+        path = place / file.name
+        if not path.is_file() or path.stat().st_size != file.size:
+            size = f"{path.stat().st_size:,} bytes" if path.is_file() else "missing"
+            raise HubError(f"{path} is {size} instead of {file.size:,} bytes. Remove it and fetch again.")
+    return place
+
+
+def pinned_folder(value: str, *, option: str) -> Path:
+    """A folder here, or one of the hub at a commit: `owner/name@COMMIT`. A branch instead of a commit is refused with its present one.
+
+    So a configuration, which every run keeps, says exactly which files were used. Without an @ it is a folder.
+    """
+    named = hub_name(value) if "@" in value else None
+    if named is None:
+        return Path(value).expanduser()
+    repo, revision = named
+    if COMMIT.fullmatch(str(revision)) is None:
+        commit = listing(repo, revision).commit
+        raise HubError(
+            f'{option} "{value}" is on the hub, where it may change: name the commit. The present one is {repo}@{commit}'
+        )
+    from huggingface_hub import snapshot_download
+
+    place = _asked(repo, lambda: snapshot_download(repo, revision=revision, allow_patterns=list(SAFE)))
+    if not list(Path(place).rglob("*.safetensors")):
+        raise HubError(
+            f"{option}: {repo} holds no .safetensors file, and pickled weights are not fetched from the hub. If you trust it, "
+            f"hf download {repo} --local-dir FOLDER and give the folder."
+        )
+    return Path(place)
+
+
+def uploads(folder: Path) -> tuple[HubFile, ...]:
+    """Every file of an export, to be shown before anything leaves; what is no part of one is refused by name."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    strange = [
+        path.relative_to(folder).as_posix()
+        for path in files
+        if path.is_symlink()
+        or any(part.startswith(".") for part in path.relative_to(folder).parts)
+        or (path.suffix not in SHOWN and not path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")))
+    ]
+    if strange:
+        raise HubError(
+            f'"{folder}" also holds {", ".join(strange[:5])}, which is no part of an export and may be private. Export into an empty folder.'
+        )
+    return tuple(HubFile(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
+
+
+def check_upload(repo: str) -> None:
+    """Refuse, before any work, a name that is none and a machine that nobody has logged in on."""
+    from huggingface_hub import get_token
+
+    check_name(repo)
+    if get_token() is None:
+        raise HubError("Nobody is logged in to the hub here: `hf auth login`, or set the variable HF_TOKEN.")
+
+
+def check_name(repo: str) -> None:
+    """A repository's name, without a revision."""
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo) is None:
+        raise HubError(f'push_to must be OWNER/NAME on the hub, got "{repo}".')
+
+
+def upload(folder: Path, repo: str, files: Sequence[HubFile], *, private: bool, message: str) -> str:
+    """Send exactly these files; returns the page of the commit. A repository that exists keeps its visibility."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    _asked(repo, lambda: api.create_repo(repo, private=private, exist_ok=True))
+    if private and not _asked(repo, lambda: api.model_info(repo)).private:
+        raise HubError(
+            f"{repo} is there already and public. Say --public true if that is meant, or choose another name."
+        )
+    names = [file.name for file in files]
+    done = _asked(
+        repo,
+        lambda: api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message),
+    )
+    return str(done.commit_url)
+
+
+def table(files: Sequence[HubFile]) -> str:
+    """Names and sizes, and their sum."""
+    rows = [f"  {in_words(file.size):>9}  {file.name}" for file in files]
+    return "\n".join([*rows, f"  {in_words(sum(file.size for file in files)):>9}  in {len(files)} file(s)"])
+
+
+def in_words(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _asked(repo: str, request: Callable[[], T]) -> T:
+    """The answer, or what went wrong in words."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        return request()
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        text = str(error).splitlines()[0] if str(error) else "no message"
+        raise HubError(
+            f"The hub has no answer about {repo} ({type(error).__name__}: {text}). Check the name, the network and your login "
+            "(hf auth login)."
+        ) from error

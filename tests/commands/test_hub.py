@@ -1,0 +1,180 @@
+"""The hub, played by a fake: what is fetched is listed and checked, what is sent is listed first, and nothing is sent that was not asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from sage_grpo import hub
+from sage_grpo.cli import main
+from sage_grpo.rewards.needs import reward_needs
+from sage_grpo.rewards.spec import RewardSpec
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+WAN = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+
+
+class FakeHub:
+    """Repositories as dictionaries of names and content; keeps what is asked of it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.sent: list[dict[str, Any]] = []
+        self.public = False
+        self.cut_short = ""
+
+    def model_info(self, repo: str, revision: str | None = None, files_metadata: bool = False) -> SimpleNamespace:
+        files = [SimpleNamespace(rfilename=name, size=len(text)) for name, text in self.repositories.get(repo, {}).items()]
+        return SimpleNamespace(sha=COMMIT, siblings=files, private=not self.public)
+
+    def snapshot_download(self, repo: str, revision: str | None = None, allow_patterns: Any = None, local_dir: Any = None) -> str:
+        from fnmatch import fnmatch
+
+        place = Path(local_dir or self.place / repo.replace("/", "--"))
+        for name, text in self.repositories[repo].items():
+            if any(fnmatch(name, pattern) for pattern in allow_patterns):
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).write_bytes(text[:-1] if name == self.cut_short else text)
+        return str(place)
+
+    def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> None:
+        self.sent.append({"created": repo, "private": private})
+
+    def upload_folder(self, **what: Any) -> SimpleNamespace:
+        self.sent.append(what)
+        return SimpleNamespace(commit_url="https://example.org/commit")
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    made = FakeHub(tmp_path / "cache")
+
+    class Api:
+        """A class, because libraries use its name in annotations."""
+
+        def __new__(cls) -> Any:
+            return made
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *words, **more: None)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "somebody")
+    monkeypatch.chdir(tmp_path)
+    made.repositories = {
+        WAN: {"model_index.json": b"{}", "transformer/a.safetensors": b"x" * 2000, "transformer/a.bin": b"y" * 9000},
+        "Qwen/Qwen2-VL-2B-Instruct": {"config.json": b"{}", "model.safetensors": b"z" * 3000},
+        "KwaiVGI/VideoReward": {"model_config.json": b"{}", "checkpoint-1/model.pth": b"w" * 500, "train.py": b"import os"},
+    }
+    return made
+
+
+def test_download_lists_sizes_fetches_and_checks(fake: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["download", "wan/sage", "--dry_run"]) == 1  # prompts and the template are missing
+    said = capsys.readouterr().out
+    assert not fake.place.exists()
+    assert not (tmp_path / "ckpts").exists()
+    assert f"model.path: {WAN}, commit {COMMIT}" in said
+    assert "2 kB  transformer/a.safetensors" in said
+    assert "a.bin" not in said  # pickled weights stay there
+    assert "train.py" not in said
+    assert "6 kB in all" in said
+    assert "data.prompts prompts.txt" in said
+    assert "VideoAlign" in said.partition("template")[2]  # where the template comes from
+    for name in ("prompts.txt", "eval_prompts.txt", "ckpts/prompt_template.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a cat\n")
+    assert main(["download", "wan/sage"]) == 0
+    assert capsys.readouterr().out.count("here, every file in full") == 3
+    assert (tmp_path / "ckpts/VideoReward/checkpoint-1/model.pth").stat().st_size == 500
+    assert (fake.place / WAN.replace("/", "--") / "transformer/a.safetensors").is_file()
+    assert not (fake.place / WAN.replace("/", "--") / "transformer/a.bin").exists()
+
+
+def test_a_file_that_came_short_is_named(fake: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.cut_short = "transformer/a.safetensors"
+    assert main(["download", "wan/sage"]) == 2
+    assert "a.safetensors is 1,999 bytes instead of 2,000" in capsys.readouterr().err
+
+
+def test_a_recipe_that_needs_nothing_says_so(fake: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["download", "shapes/sage"]) == 0
+    assert "needs nothing" in capsys.readouterr().out
+
+
+def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub, tmp_path: Path) -> None:
+    fake.repositories["me/lora"] = {"pytorch_lora_weights.safetensors": b"abc", "evil.py": b"", "old.bin": b""}
+    with pytest.raises(hub.HubError, match=rf"model\.lora\.path .*name the commit\. The present one is me/lora@{COMMIT}"):
+        hub.pinned_folder("me/lora@main", option="model.lora.path")
+    place = hub.pinned_folder(f"me/lora@{COMMIT}", option="model.lora.path")
+    assert [path.name for path in place.iterdir()] == ["pytorch_lora_weights.safetensors"]
+    assert hub.pinned_folder("runs/lora", option="x") == Path("runs/lora")  # a folder, as it always was
+    fake.repositories["me/pickled"] = {"model.pth": b"abc", "config.json": b"{}"}
+    with pytest.raises(hub.HubError, match=r"holds no \.safetensors file"):
+        hub.pinned_folder(f"me/pickled@{COMMIT}", option="videoalign checkpoint")
+
+
+def test_loaders_take_names_of_the_hub(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sage_grpo.models import lora
+    from sage_grpo.rewards.videoalign import VideoAlign
+
+    class Asked(Exception):
+        pass
+
+    def seen(value: str, *, option: str) -> Path:
+        raise Asked(value)
+
+    monkeypatch.setattr(lora, "pinned_folder", seen)
+    monkeypatch.setattr("sage_grpo.rewards.videoalign.pinned_folder", seen)
+    with pytest.raises(Asked, match="me/lora@"):
+        lora.load_into(None, f"me/lora@{COMMIT}")
+    with pytest.raises(Asked, match="me/reward@"):
+        VideoAlign(checkpoint=f"me/reward@{COMMIT}", base="b", template="t")
+    (need, *_) = reward_needs(RewardSpec(name="videoalign", weights={"VQ": 1.0}, options={"checkpoint": f"me/reward@{COMMIT}"}))
+    assert need.is_hub_id
+    (need, *_) = reward_needs(RewardSpec(name="videoalign", weights={"VQ": 1.0}, options={"checkpoint": "ckpts/VideoReward"}))
+    assert not need.is_hub_id  # a folder that is missing is not a name
+
+
+def test_uploads_are_listed_and_strangers_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"12345")
+    assert hub.uploads(tmp_path) == (hub.HubFile("a.safetensors", 5),)
+    for name in (".env", "notes.yaml", "key.pem"):
+        (tmp_path / name).write_text("secret")
+        with pytest.raises(hub.HubError, match=f"also holds {name}"):
+            hub.uploads(tmp_path)
+        (tmp_path / name).unlink()
+
+
+def test_a_push_is_private_unless_said(fake: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"1")
+    files = hub.uploads(tmp_path)
+    hub.upload(tmp_path, "me/mine", files, private=True, message="m")
+    assert fake.sent[0] == {"created": "me/mine", "private": True}
+    assert fake.sent[1]["allow_patterns"] == ["a.safetensors"]
+    fake.public = True
+    with pytest.raises(hub.HubError, match="is there already and public"):
+        hub.upload(tmp_path, "me/mine", files, private=True, message="m")
+    assert len(fake.sent) == 3  # created (there already), and nothing sent
+    hub.upload(tmp_path, "me/mine", files, private=False, message="m")
+    assert len(fake.sent) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--push_to", "nobody"], "OWNER/NAME"),
+        (["--public"], "which is not given"),
+        (["--push_to", "me/mine"], "Nobody is logged in"),
+    ],
+)
+def test_a_push_that_cannot_work_is_refused_before_any_work(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert main(["export", "--run", "nowhere", *words]) == 2
+    assert message in capsys.readouterr().err
