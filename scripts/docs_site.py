@@ -34,7 +34,7 @@ CONTENTS = {
         "guides/own-reward",
         "guides/own-model",
     ],
-    "Using it": ["rewards", "plan", "report", "study", "probe", "compare", "scale", "speed", "from-official"],
+    "Using it": ["rewards", "plan", "report", "study", "probe", "compare", "scale", "speed", "hub", "from-official"],
     "Method": ["method", "branching", "trust-region", "sampling"],
     "Reference": ["reference/commands", "config", "api", "extending"],
     "Evidence": ["results/README", "results/methods", "benchmark", "log", "images/README"],

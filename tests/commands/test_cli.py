@@ -149,6 +149,42 @@ def test_export_writes_a_lora_and_a_merged_model(finished: Path, tmp_path: Path)
     assert main(["export", "--run", str(finished), "--checkpoint", "77", "--out", str(tmp_path / "none")]) == 2
 
 
+def test_export_lists_what_it_sends_and_says_what_was_trained(
+    finished: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = []
+    monkeypatch.setattr("sage_grpo.hub.upload", lambda *args, **kwargs: sent.append((args, kwargs)) or "a page")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "somebody")
+    out = tmp_path / "lora"
+    words = ["export", "--run", str(finished), "--out", str(out), "--push_to", "me/mine"]
+    assert main([*words, "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert not sent
+    assert "Would send to the private repository me/mine" in said
+    files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert {"README.md", "pytorch_lora_weights.safetensors"} < files
+    assert any(name.startswith("clips/heldout-") for name in files)
+    assert all(name in said for name in files)
+    card = (out / "README.md").read_text()
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    before, after = rows[0]["eval/brightness"], rows[-1]["eval/brightness"]
+    assert f"| brightness | {before:.4g} | {after:.4g} |" in card
+    assert 'video_stats {"brightness": 1.0}' in card
+    assert 'src="clips/heldout-' in card
+    assert str(tmp_path) not in card
+    assert str(finished) not in card  # names of places stay here
+    assert main(words) == 0  # into the same folder: nothing is there twice
+    (((folder, repo, listed), options),) = sent
+    assert (folder, repo) == (out, "me/mine")
+    assert {file.name for file in listed} == files
+    assert options["private"] is True
+    assert (out / "README.md").read_text().count("## Recipe") == 1
+    (out / "notes.yaml").write_text("mine")
+    assert main(words) == 2
+    assert "also holds notes.yaml" in capsys.readouterr().err
+    assert len(sent) == 1
+
+
 def test_a_run_is_drawn(finished: Path, tmp_path: Path) -> None:
     from sage_grpo.report.picture import draw_run
 

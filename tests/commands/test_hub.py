@@ -29,10 +29,14 @@ class FakeHub:
         self.cut_short = ""
 
     def model_info(self, repo: str, revision: str | None = None, files_metadata: bool = False) -> SimpleNamespace:
-        files = [SimpleNamespace(rfilename=name, size=len(text)) for name, text in self.repositories.get(repo, {}).items()]
+        files = [
+            SimpleNamespace(rfilename=name, size=len(text)) for name, text in self.repositories.get(repo, {}).items()
+        ]
         return SimpleNamespace(sha=COMMIT, siblings=files, private=not self.public)
 
-    def snapshot_download(self, repo: str, revision: str | None = None, allow_patterns: Any = None, local_dir: Any = None) -> str:
+    def snapshot_download(
+        self, repo: str, revision: str | None = None, allow_patterns: Any = None, local_dir: Any = None
+    ) -> str:
         from fnmatch import fnmatch
 
         place = Path(local_dir or self.place / repo.replace("/", "--"))
@@ -68,12 +72,18 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     made.repositories = {
         WAN: {"model_index.json": b"{}", "transformer/a.safetensors": b"x" * 2000, "transformer/a.bin": b"y" * 9000},
         "Qwen/Qwen2-VL-2B-Instruct": {"config.json": b"{}", "model.safetensors": b"z" * 3000},
-        "KwaiVGI/VideoReward": {"model_config.json": b"{}", "checkpoint-1/model.pth": b"w" * 500, "train.py": b"import os"},
+        "KwaiVGI/VideoReward": {
+            "model_config.json": b"{}",
+            "checkpoint-1/model.pth": b"w" * 500,
+            "train.py": b"import os",
+        },
     }
     return made
 
 
-def test_download_lists_sizes_fetches_and_checks(fake: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_download_lists_sizes_fetches_and_checks(
+    fake: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["download", "wan/sage", "--dry_run"]) == 1  # prompts and the template are missing
     said = capsys.readouterr().out
     assert not fake.place.exists()
@@ -108,7 +118,9 @@ def test_a_recipe_that_needs_nothing_says_so(fake: FakeHub, capsys: pytest.Captu
 
 def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub, tmp_path: Path) -> None:
     fake.repositories["me/lora"] = {"pytorch_lora_weights.safetensors": b"abc", "evil.py": b"", "old.bin": b""}
-    with pytest.raises(hub.HubError, match=rf"model\.lora\.path .*name the commit\. The present one is me/lora@{COMMIT}"):
+    with pytest.raises(
+        hub.HubError, match=rf"model\.lora\.path .*name the commit\. The present one is me/lora@{COMMIT}"
+    ):
         hub.pinned_folder("me/lora@main", option="model.lora.path")
     place = hub.pinned_folder(f"me/lora@{COMMIT}", option="model.lora.path")
     assert [path.name for path in place.iterdir()] == ["pytorch_lora_weights.safetensors"]
@@ -134,9 +146,13 @@ def test_loaders_take_names_of_the_hub(fake: FakeHub, monkeypatch: pytest.Monkey
         lora.load_into(None, f"me/lora@{COMMIT}")
     with pytest.raises(Asked, match="me/reward@"):
         VideoAlign(checkpoint=f"me/reward@{COMMIT}", base="b", template="t")
-    (need, *_) = reward_needs(RewardSpec(name="videoalign", weights={"VQ": 1.0}, options={"checkpoint": f"me/reward@{COMMIT}"}))
+    (need, *_) = reward_needs(
+        RewardSpec(name="videoalign", weights={"VQ": 1.0}, options={"checkpoint": f"me/reward@{COMMIT}"})
+    )
     assert need.is_hub_id
-    (need, *_) = reward_needs(RewardSpec(name="videoalign", weights={"VQ": 1.0}, options={"checkpoint": "ckpts/VideoReward"}))
+    (need, *_) = reward_needs(
+        RewardSpec(name="videoalign", weights={"VQ": 1.0}, options={"checkpoint": "ckpts/VideoReward"})
+    )
     assert not need.is_hub_id  # a folder that is missing is not a name
 
 

@@ -95,6 +95,8 @@ def by_type(name: str) -> Iterator[list[str]]:
     options = importlib.import_module(f"sage_grpo.commands.{COMMANDS[name].module}").Options
     # The model's options are the same everywhere: once is enough.
     own = [(key, kind) for key, kind in leaves(options) if name == "train" or not key.startswith("model.")]
+    if name == "download":  # train's, and one
+        own = [(key, kind) for key, kind in own if key == "dry_run"]
     for place, (key, kind) in enumerate(own):
         values = bad_values(kind)
         if values:

@@ -94,4 +94,6 @@ def reward_needs(spec: RewardSpec) -> Iterator[Need]:
         value = spec.options.get(option)
         if isinstance(value, str) and value:
             repo = REPOSITORIES.get((spec.name, option), "")
-            yield Need(f"rewards {spec.title}: {option}", value, source.format(value=value), hub, repo, pinned=bool(repo))
+            yield Need(
+                f"rewards {spec.title}: {option}", value, source.format(value=value), hub, repo, pinned=bool(repo)
+            )
