@@ -34,13 +34,25 @@ CONTENTS = {
         "guides/own-reward",
         "guides/own-model",
     ],
-    "Using it": ["rewards", "plan", "report", "study", "probe", "compare", "scale", "speed", "hub", "from-official"],
+    "Using it": [
+        "rewards",
+        "plan",
+        "doctor",
+        "report",
+        "study",
+        "probe",
+        "compare",
+        "scale",
+        "speed",
+        "hub",
+        "from-official",
+    ],
     "Method": ["method", "branching", "trust-region", "sampling"],
     "Reference": ["reference/commands", "config", "api", "extending"],
-    "Evidence": ["results/README", "results/methods", "benchmark", "log", "images/README"],
+    "Evidence": ["results/README", "results/methods", "benchmark", "bench-export", "log", "images/README"],
     "Project": ["contributing", "changes"],
 }
-"""Pages by heading, in the order of the sidebar. A page that is in none of them is a warning, and so an error."""
+"""Pages by heading, in the order of the sidebar; documents that are in none of them come last, under "More"."""
 LINK = re.compile(r"(\]\()(?!https?://|mailto:|#)([^)\s]+)(\))")
 SETTINGS = {
     "project": "sage-grpo",
@@ -90,9 +102,12 @@ def write_sources(folder: Path) -> None:
 
 def contents() -> str:
     """The sidebar, as Sphinx wants it: in the first page, unseen there."""
+    named = {page for pages in CONTENTS.values() for page in pages}
+    documents = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     return "".join(
         f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n" + "\n".join(pages) + "\n```\n"
-        for heading, pages in CONTENTS.items()
+        for heading, pages in {**CONTENTS, "More": sorted(documents - named)}.items()
+        if pages
     )
 
 
