@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoint import read_index, resolve
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.export import SHARD, save_folder
 from sage_grpo.models.files import WEIGHTS, stored_shapes
 from sage_grpo.models.original15 import is_original, to_diffusers, to_original
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.pretrained import weights_fault
 

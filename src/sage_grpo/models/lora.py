@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.errors import ModelError
 from sage_grpo.hub import pinned_folder
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import replacing
 from sage_grpo.models.spec import LoraSpec
 
