@@ -114,7 +114,7 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     whole = checkpoint / "model.pth"
     adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
     if (checkpoint / "model.safetensors").is_file():
-        return _renamed(load_file(checkpoint / "model.safetensors")), True
+        return renamed(load_file(checkpoint / "model.safetensors")), True
     if whole.is_file():
         return renamed(torch.load(whole, map_location="cpu", weights_only=True)), True
     if not (adapter.is_file() and rest.is_file()):
