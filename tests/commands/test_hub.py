@@ -194,3 +194,15 @@ def test_a_push_that_cannot_work_is_refused_before_any_work(
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     assert main(["export", "--run", "nowhere", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_reward_in_safetensors_is_read_whole(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from sage_grpo.rewards.videoalign_io import read_state
+
+    save_file({"rm_head.weight": torch.ones(1, 2)}, tmp_path / "model.safetensors")
+    state, whole = read_state(tmp_path)
+    assert whole
+    assert [tensor.tolist() for tensor in state.values()] == [[[1.0, 1.0]]]
