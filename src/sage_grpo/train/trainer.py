@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from sage_grpo.train.scoring import metadata_of, score_everywhere
 from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
-from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor, with_old
+from sage_grpo.train.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_anchor, with_old
 from sage_grpo.train.vae_place import VaePlace
 from sage_grpo.types import Conditioning
 
@@ -263,7 +263,7 @@ class Trainer:
             self._advance(logs[-1])
         if self.old is not None:
             self.old.end(self.config.objective.decay(plan.iteration + 1))
-        return _mean([state.reference.note(log, need) for log, need in zip(logs, needs)])
+        return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
 
     def _anchored(self, items: list[Item], need: Need, anchor: Anchor, progress: Callable[[], None]) -> list[Item]:
         """Items with the anchor's velocities, or with word that the live ones stand for them."""
@@ -402,13 +402,3 @@ class Trainer:
             return None
         self.state.load(root / name, self.world)
         return root / name
-
-
-def _mean(logs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the updates in which a metric appears; the first update's largest log-ratio tells whether replay is exact."""
-    names = sorted({name for log in logs for name in log})
-    mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
-    if "ratio/largest_log" in mean:
-        mean["ratio/first_update"] = logs[0]["ratio/largest_log"]
-        mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
-    return mean
