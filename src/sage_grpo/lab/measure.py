@@ -25,6 +25,7 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train.build import build
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.folder.identity import of_code, plain
+from sage_grpo.train.forecast.passes import references
 from sage_grpo.train.plan import Plan
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Diverged
@@ -105,8 +106,7 @@ def train(
             return
         plan = trainer.planner.plan(number, state.stream.peek(config.batch.prompts))
         row = trainer.step()
-        old = config.objective.old_passes(plan.updates)
-        record.cost += rollout_cost(plan) + update_cost(plan, [(state.anchor is not None) + one for one in old])
+        record.cost += rollout_cost(plan) + update_cost(plan, references(config, number, plan.updates))
         record.seconds["iterations"] += row["time/total"]
         record.training.append(row)
         record.updates = state.updates

@@ -35,6 +35,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
             after_steps=None,
         ),
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
+        objective=ObjectiveSpec(),
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=True, equalize_cap=None),
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
