@@ -32,13 +32,13 @@ from sage_grpo.train.forecast.fitting import choose_levels
 from sage_grpo.train.keeping import kept
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
-from sage_grpo.train.reference import Need, Reference
+from sage_grpo.train.reference import Reference, anchored
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.train.scoring import metadata_of, score_everywhere
 from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
-from sage_grpo.train.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_anchor, with_old
+from sage_grpo.train.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_old
 from sage_grpo.train.vae_place import VaePlace
 from sage_grpo.types import Conditioning
 
@@ -246,7 +246,7 @@ class Trainer:
                 with self.old.applied():
                     items = with_old(items, device, tick)
             if state.anchor is not None:
-                items = self._anchored(items, needs[update], state.anchor, tick)
+                items = anchored(items, needs[update], state.anchor, device, tick)
             self.engine.begin()
             tally = accumulate(
                 self.objective,
@@ -264,13 +264,6 @@ class Trainer:
         if self.old is not None:
             self.old.end(self.config.objective.decay(plan.iteration + 1))
         return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
-
-    def _anchored(self, items: list[Item], need: Need, anchor: Anchor, progress: Callable[[], None]) -> list[Item]:
-        """Items with the anchor's velocities, or with word that the live ones stand for them."""
-        if need != "pass":
-            return [dataclasses.replace(item, at_anchor=True) for item in items]
-        with anchor.applied():
-            return with_anchor(items, self.model.device, progress)
 
     def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
         """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""
