@@ -16,15 +16,15 @@ Weighting = Literal["uniform", "sigma", "adaptive"]
 class ObjectiveSpec:
     """The loss: on the steps that explored, or on clean clips that are noised again (then kernel.name is ode)."""
 
-    kind: Literal["surrogate", "nft", "awm"] = "surrogate"
+    kind: Kind = "surrogate"
     """surrogate: the policy gradient on steps with noise (fields of `surrogate`). nft: DiffusionNFT, positive and negative flow matching.
     awm: advantage-weighted matching, whose ratio and clip are those of `surrogate`. Both of these sample with the ODE."""
     levels: Count = 4
     """nft, awm: noise levels at which every clip is learned; they are dealt out to the updates of a rollout."""
-    draw: Literal["schedule", "uniform", "logit_normal"] = "schedule"
+    draw: Draw = "schedule"
     """nft, awm: where a prompt's levels lie: at steps of the rollout's schedule, anywhere along it (evenly), or anywhere with more in its
     middle."""
-    weight: Literal["uniform", "sigma", "adaptive"] = "uniform"
+    weight: Weighting = "uniform"
     """nft, awm: weight of a level's squared error: 1, sigma, or (nft only) sigma over the mean absolute error, as in that paper."""
     beta: Positive = 1.0
     """nft: how far the positive and negative velocities lie from the old one. The loss holds the policy by beta times the squared way."""
