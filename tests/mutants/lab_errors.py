@@ -77,22 +77,22 @@ MUTANTS = (
     Mutant(
         "the anchor's pass costs nothing",
         "lab/measure.py",
-        "return replayed * (3 + reference) + gauged",
-        "return replayed * 3 + gauged",
+        "(3 + references[u]) * replay.rows for rank",
+        "3 * replay.rows for rank",
         (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[sage]",),
     ),
     Mutant(
         "what a group shares is counted for every member",
         "lab/measure.py",
-        "return 1 if replay.shared else len(replay.members)",
-        "return len(replay.members)",
+        "(3 + references[u]) * replay.rows for rank",
+        "(3 + references[u]) * len(replay.members) for rank",
         (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[branch]",),
     ),
     Mutant(
         "measuring the step costs nothing",
         "lab/measure.py",
-        "return replayed * (3 + reference) + gauged",
-        "return replayed * (3 + reference)",
+        "return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank))",
+        "return replayed",
         (f"{MEASURE}test_passes_are_the_samples_that_went_through_the_network[target]",),
     ),
     Mutant(

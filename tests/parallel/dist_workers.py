@@ -72,11 +72,12 @@ def configure(
 
 
 def whole(trainer: Trainer) -> dict[str, Any]:
-    """Weights, EMA and anchor of a trainer, unsharded; empty on all but the main process."""
+    """Weights, EMA, anchor and old policy of a trainer, unsharded; empty on all but the main process."""
     state = trainer.state
     tensors = {f"weights/{name}": p for name, p in state.params.items()}
     tensors |= {f"ema/{name}": p for name, p in (state.ema.copies if state.ema else {}).items()}
     tensors |= {f"anchor/{name}": p for name, p in (state.anchor.copies if state.anchor else {}).items()}
+    tensors |= {f"old/{name}": p for name, p in (state.old.copies if state.old else {}).items()}
     return {name: tensor.numpy() for name, tensor in trainer.engine.whole(tensors).items()}
 
 

@@ -14,6 +14,7 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
+from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.anchor import Snapshot
 from sage_grpo.train.build import Parts, build
@@ -62,6 +63,24 @@ def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config) -> No
     assert [finding.name for finding in found] == NAMES
     assert not raised(found)
     assert all(finding.why for finding in found)
+
+
+@pytest.mark.parametrize("mode", ["none", "stepwise"])
+def test_an_objective_without_exploration_is_healthy(mode: str, make_config) -> None:
+    """What there is to say of exploration is left out; the KL to the old policy is looked at after an update."""
+    config = METHODS["nft"](
+        make_config(
+            kind="wan_t2v",
+            model=SIZE,
+            rewards=[RewardSpec(name="doctor_rewards:pattern", batch_size=0)],
+            rollout={"steps": 4},
+        )
+    )
+    config = replace(config, trust_region=replace(config.trust_region, mode=mode))
+    found = {finding.name: finding for finding in examine.examine(config, DoctorSpec(), lambda finding: None)}
+    assert not raised(list(found.values()))
+    assert {"variance", "signal"} <= {name for name, finding in found.items() if finding.status == "skip"}
+    assert (found["trust region"].status == "skip") == (mode == "none")
 
 
 @pytest.fixture(scope="module")

@@ -118,6 +118,18 @@ def test_measuring_the_step(share, make_config, make_trainer) -> None:
     check(config, make_trainer(config))
 
 
+@pytest.mark.parametrize("old_decay", [0.0, 0.5])
+def test_the_old_policys_passes(old_decay, make_config, make_trainer) -> None:
+    """Of every update but the first, or of all where the old policy lags; beside the anchor's."""
+    config = METHODS["nft"](make_config(batch=BatchConfig(prompts=3, group_size=3, micro_batch=2)))
+    objective = replace(config.objective, old_decay=old_decay)
+    config = replace(config, model=GUIDED, objective=objective, trust_region=TrustRegion(mode="fixed"))
+    said = forecast(config, find("h200")).passes[0]
+    old = said["replay"].clips // (1 if old_decay else 2)
+    assert said["reference"].clips == old + said["replay"].clips // 2  # the fixed anchor is live in the first update
+    check(config, make_trainer(config))
+
+
 def test_small_clips_are_guided_in_one_batch(checkpoint) -> None:
     """On CUDA: as many clips, half as many passes."""
     config = replace(recipe("shapes/sage"), model=ModelSpec(path=str(checkpoint("hunyuan15_t2v")), guidance_scale=2.0))

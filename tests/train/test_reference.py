@@ -10,7 +10,7 @@ from trainer_helpers import assert_resumes_to_the_bit, same, weights_of
 
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train import trainer as trainer_module
+from sage_grpo.train import reference as reference_module
 from sage_grpo.train.anchor import Anchor
 from sage_grpo.train.config import AnchorConfig
 from sage_grpo.train.reference import REST, Reference
@@ -22,13 +22,13 @@ WEAK = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=1e-9)
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of items of every reference pass."""
     counts: list[int] = []
-    original = trainer_module.with_anchor
+    original = reference_module.with_anchor
 
     def counted(items, device, progress):
         counts.append(len(items))
         return original(items, device, progress)
 
-    monkeypatch.setattr(trainer_module, "with_anchor", counted)
+    monkeypatch.setattr(reference_module, "with_anchor", counted)
     return counts
 
 

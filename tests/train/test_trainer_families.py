@@ -26,5 +26,5 @@ def test_every_method_trains_every_family(kind: str, make_config, make_trainer) 
         before = weights_of(trainer)
         metrics = trainer.step()
         assert all(math.isfinite(value) for value in metrics.values()), method
-        assert metrics["ratio/first_update"] == 0.0, method
+        assert metrics.get("ratio/first_update", 0.0 if method == "nft" else None) == 0.0, method  # nft has no ratio
         assert not same(before, weights_of(trainer)), method

@@ -44,6 +44,7 @@ WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.w
 SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1, "rollout.deterministic_last": False}
 DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.deterministic_last": False}
 FEEDBACK = {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.lambda_min": 1e-3}
+NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
 MANY = "has an effect on several processes only; tests/parallel runs them"
 GPU = "memory only, and only where there is a device beside the CPU"
 
@@ -98,6 +99,14 @@ RUN = {
     "advantage.scale": Row("none", "advantage"),
     "advantage.decoupled": Row(True, "advantage"),
     "advantage.clip": Row(0.5, "advantage"),
+    "objective.kind": Row("awm", "gradient", base=NFT),
+    "objective.levels": Row(3, "gradient", base=NFT),
+    "objective.draw": Row("uniform", "gradient", base=NFT),
+    "objective.weight": Row("sigma", "gradient", base=NFT),
+    "objective.beta": Row(0.3, "gradient", base=NFT),
+    "objective.saturation": Row(3.0, "gradient", base=NFT),
+    "objective.old_decay": Row(0.5, "gradient", base=NFT),
+    "objective.old_ramp": Row(5, "gradient", base={**NFT, "objective.old_decay": 0.5}),
     "surrogate.kind": Row("kl_mask", "gradient", base={"surrogate.kl_mask_scale": 1e-9}),
     "surrogate.centred": Row(True, "gradient"),
     "surrogate.clip_scale": Row(1e-6, "gradient"),

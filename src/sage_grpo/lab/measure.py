@@ -25,7 +25,8 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train.build import build
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.folder.identity import of_code, plain
-from sage_grpo.train.plan import Plan, Replay
+from sage_grpo.train.forecast.passes import references
+from sage_grpo.train.plan import Plan
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Diverged
 
@@ -105,7 +106,7 @@ def train(
             return
         plan = trainer.planner.plan(number, state.stream.peek(config.batch.prompts))
         row = trainer.step()
-        record.cost += rollout_cost(plan) + update_cost(plan, reference=state.anchor is not None)
+        record.cost += rollout_cost(plan) + update_cost(plan, references(config, number, plan.updates))
         record.seconds["iterations"] += row["time/total"]
         record.training.append(row)
         record.updates = state.updates
@@ -166,16 +167,15 @@ def rollout_cost(plan: Plan) -> int:
     return shared + sum(apart)
 
 
-def update_cost(plan: Plan, *, reference: bool) -> int:
-    """Samples through the network in the updates: forward and backward 3, the anchor's forward pass 1, measuring the step 1."""
-
-    def samples(replay: Replay) -> int:
-        return 1 if replay.shared else len(replay.members)
-
+def update_cost(plan: Plan, references: Sequence[int]) -> int:
+    """Samples through the network in the updates: forward and backward 3, a reference's forward pass (anchor, old policy; so many in each
+    update) 1, measuring the step 1."""
     ranks = range(len(plan.shares))
-    replayed = sum(samples(replay) for rank in ranks for u in range(plan.updates) for replay in plan.replays(rank, u))
-    gauged = sum(samples(replay) for rank in ranks for replay in plan.gauged(rank))
-    return replayed * (3 + reference) + gauged
+    updates = range(plan.updates)
+    replayed = sum(
+        (3 + references[u]) * replay.rows for rank in ranks for u in updates for replay in plan.replays(rank, u)
+    )
+    return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank))
 
 
 def predicted(trainer: Trainer, step: int) -> dict[str, float]:

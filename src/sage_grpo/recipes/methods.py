@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
 from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import AdvantageConfig, TrainConfig
 
@@ -33,6 +35,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
             after_steps=None,
         ),
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
+        objective=ObjectiveSpec(),
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=True, equalize_cap=None),
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
@@ -123,6 +126,29 @@ def branch(config: TrainConfig) -> TrainConfig:
     )
 
 
+def nft(config: TrainConfig) -> TrainConfig:
+    """DiffusionNFT (arXiv 2509.16117): no SDE; clips are noised again and matched, the good ones towards and the bad ones away."""
+    return _without_sde(config, "nft")
+
+
+def awm(config: TrainConfig) -> TrainConfig:
+    """Advantage-weighted matching (arXiv 2509.25050): no SDE; the flow-matching loss of clips that are noised again, times advantage."""
+    return _without_sde(config, "awm")
+
+
+def _without_sde(config: TrainConfig, kind: Literal["nft", "awm"]) -> TrainConfig:
+    """Sample with the ODE and learn at noise levels of the same schedule."""
+    return replace(
+        config,
+        kernel=KernelSpec(name="ode"),
+        objective=ObjectiveSpec(kind=kind, levels=min(4, config.rollout.steps)),
+        surrogate=replace(config.surrogate, equalize=False),
+        trust_region=replace(config.trust_region, mode="none"),
+        kl=replace(config.kl, kind="constant"),
+        update=replace(config.update, step_fraction=1.0),
+    )
+
+
 def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
     """Explore at one step and update once: with more the clip would bind and a KL act, with one neither can."""
     return replace(
@@ -158,6 +184,6 @@ METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
             mix_grpo_flash,
             flash_grpo,
         ),
-        *(tempflow_grpo, grpo_guard, flow_dppo),
+        *(tempflow_grpo, grpo_guard, flow_dppo, nft, awm),
     )
 }

@@ -18,8 +18,8 @@ class SurrogateTerms:
 
     loss: Tensor
     """To be minimised, one value per (sample, step)."""
-    ratio: Tensor
-    """The (possibly centred) probability ratio, detached."""
+    ratio: Tensor | None
+    """The (possibly centred) probability ratio, detached; None for a loss without one."""
     inactive: Tensor
     """bool; True where the trust region removes the gradient."""
 

@@ -1,4 +1,4 @@
-"""Copies of the trainable weights that can stand in for them: the anchor of the trust region, and the EMA.
+"""Copies of the trainable weights that can stand in for them: the anchor of the trust region, the EMA, and the old policy.
 
 Never a second model: a copy is swapped in for the reference pass, one parameter (or shard) at a time, and back.
 """
@@ -86,6 +86,26 @@ class Ema(Snapshot):
         """Move towards the present weights."""
         for name, p in self.params.items():
             self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - self.decay)
+
+
+class Old(Snapshot):
+    """The policy that samples, for losses at fresh noise levels: the weights before a rollout's updates, or an average that lags behind."""
+
+    def __init__(self, params: Mapping[str, nn.Parameter], *, lags: bool, offload: bool = False) -> None:
+        super().__init__(params, offload=offload)
+        self.lags = lags
+        """Whether it differs from the live weights between iterations; then it is part of the training state."""
+
+    def begin(self) -> None:
+        """Before a rollout's updates."""
+        if not self.lags:
+            self.renew()
+
+    @torch.no_grad()
+    def end(self, decay: float) -> None:
+        """After a rollout's updates: keep this share of itself."""
+        for name, p in self.params.items() if self.lags else ():
+            self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - decay)
 
 
 def state_of(snapshot: Snapshot | None, prefix: str) -> dict[str, Tensor]:

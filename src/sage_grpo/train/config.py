@@ -13,6 +13,7 @@ from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, check
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 
 
@@ -307,6 +308,8 @@ class TrainConfig:
     """Sampling."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
+    objective: ObjectiveSpec = ObjectiveSpec()
+    """What is learned from."""
     surrogate: SurrogateConfig = SurrogateConfig()
     """Policy loss."""
     trust_region: TrustRegion = TrustRegion()
@@ -346,6 +349,27 @@ class TrainConfig:
                 "from. Give one a weight."
             )
         self._check_share()
+        if self.objective.fresh:
+            self._check_fresh()
+
+    def _check_fresh(self) -> None:
+        """What only makes sense where steps explore is refused where none does."""
+        rollout, update, objective = self.rollout, self.update, self.objective
+        reasons = {
+            f"kernel.name {self.kernel.name}: it samples with the ODE, set ode": self.kernel.name != "ode",
+            f"rollout.window.kind {rollout.window.kind}: no step explores, leave it all": rollout.window.kind != "all",
+            "rollout.same_noise true: without exploration a group would be one clip, set false": rollout.same_noise,
+            "surrogate.equalize true: levels are weighed by objective.weight, set false": self.surrogate.equalize,
+            f"update.step_fraction {update.step_fraction:g}: objective.levels says how much is learned, set 1": update.step_fraction
+            < 1,
+            "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": self.optimizer.measures_kl,
+            f"objective.levels {objective.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
+                objective.levels < update.updates_per_rollout and not update.repeat
+            ),
+        }
+        wrong = [reason for reason, found in reasons.items() if found]
+        if wrong:
+            raise ValueError(f"objective.kind {objective.kind} does not go with " + "; nor with ".join(wrong) + ".")
 
     def _check_share(self) -> None:
         """kl.kind share needs a KL that has a gradient."""

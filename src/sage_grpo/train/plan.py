@@ -22,6 +22,7 @@ from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.levels import Levels, draw_levels
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,13 @@ class Group:
     offset: int
     """Added to an exploring step's index in `schedule`, gives its index in the run's own grid, by which it is keyed and logged."""
     trained: tuple[tuple[int, ...], ...]
-    """The steps that every update replays, in order, as indices in `schedule`."""
+    """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
     """Members start from one noise: all before and at the first exploring step happens once."""
     gauge: Gauge | None = None
     """Where the KL of the iteration's updates is measured; None measures none."""
+    levels: Levels | None = None
+    """Fresh noise levels at which its clips are learned, to which `trained` then refers; None where steps of `schedule` are."""
 
     @property
     def branch(self) -> int:
@@ -60,8 +63,12 @@ class Group:
         return self.schedule.exploring_range()[0] + 1 if self.shared else 0
 
     def label(self, step: int) -> int:
-        """A step's index in the run's own grid."""
-        return step + self.offset
+        """A trained step's index in the run's own grid."""
+        return step + self.offset if self.levels is None else self.levels.labels[step]
+
+    def sigma(self, step: int) -> float:
+        """Where a trained step is replayed."""
+        return float((self.schedule if self.levels is None else self.levels.schedule).sigmas[step])
 
     def noise(self) -> dict[str, Any]:
         """The noise levels that it visits and where it explores, for readers of the run: only the model knows its grid."""
@@ -85,7 +92,7 @@ class Replay:
     """One pass forward and backward of an update."""
 
     step: int
-    """Index in the schedule of its members' groups."""
+    """Index in the schedule (or the levels) of its members' groups."""
     members: tuple[Member, ...]
     shared: bool
     """One state stands for all members."""
@@ -232,6 +239,8 @@ class Planner:
     def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
         """The plan of an iteration over these prompts."""
         config, window = self.config, self.config.rollout.window
+        if config.objective.fresh:
+            return self._fresh(iteration, prompts)
         if window.kind == "drawn":
             allowed = self.candidates()
             rows = window.draw(allowed, len(prompts), iteration, config.seed)
@@ -255,6 +264,18 @@ class Planner:
             trains=self.trains,
         )
 
+    def _fresh(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
+        """The plan of an iteration without exploration: every prompt draws the noise levels at which its clips are learned."""
+        config, schedule = self.config, self.grid.exploring((False,) * self.grid.num_steps)
+        groups = []
+        for place, prompt in enumerate(prompts):
+            draw = random.Random(f"levels/{config.seed}/{iteration}/{place}")
+            levels = draw_levels(config.objective, self.grid, self.trains, draw)
+            trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
+            groups.append(Group(place, place, prompt, schedule, 0, trained, shared=False, levels=levels))
+        ones = dict.fromkeys(range(self.grid.num_steps), 1.0)
+        return Plan(iteration, tuple(groups), config.batch.group_size, ones, self.shares, self.trains)
+
     @cached_property
     def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
         """Micro-batches of every rank; prompts that explore at different steps do not share one."""
@@ -264,7 +285,7 @@ class Planner:
             batch.group_size,
             batch.micro_batch,
             world_size=self.ranks,
-            apart=window.kind == "drawn" or self._together,
+            apart=window.kind == "drawn" or self._together or self.config.objective.fresh,
         )
 
     def places(self, rank: int) -> list[int]:
@@ -306,6 +327,9 @@ class Planner:
     def check(self) -> None:
         """A plan that cannot work fails before the first rollout, also where the fault is in a window of a late iteration."""
         config, window = self.config, self.config.rollout.window
+        if config.objective.fresh:
+            self._fresh(0, [Prompt("")])
+            return
         first_seen: dict[tuple[bool, ...], int] = {}
         if window.kind == "drawn":
             first_seen = {window.flags(first, config.rollout.steps): 0 for first in self.candidates()}
@@ -353,7 +377,11 @@ class Planner:
         config = self.config.update
         least = 1 if config.repeat else config.updates_per_rollout
         count = max(least, round(config.step_fraction * len(steps)))
-        chosen = sorted(draw.sample(steps, min(count, len(steps))))
+        return self._deal(sorted(draw.sample(steps, min(count, len(steps)))), draw)
+
+    def _deal(self, chosen: list[int], draw: random.Random) -> list[list[int]]:
+        """What is trained, dealt out to the updates."""
+        config = self.config.update
         if config.permute_steps:
             draw.shuffle(chosen)
         if config.repeat:

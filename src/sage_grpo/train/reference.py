@@ -7,11 +7,15 @@ change, by about that share of a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+import torch
 
 from sage_grpo.train.anchor import Anchor
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.update import Item, with_anchor
 
 Need = Literal["none", "pass", "live", "inert"]
 """No anchor; run the reference pass; the anchor is the live policy; its KL is inert."""
@@ -80,3 +84,13 @@ class Reference:
         """Continue where `state_dict` was taken; a checkpoint without one begins to measure."""
         self.measured, self.rest = int(state.get("measured", 0)), int(state.get("rest", 0))
         self.peak = float(state.get("peak", 0.0))
+
+
+def anchored(
+    items: list[Item], need: Need, anchor: Anchor, device: torch.device, progress: Callable[[], None]
+) -> list[Item]:
+    """Items with the anchor's velocities, or with word that the live ones stand for them."""
+    if need != "pass":
+        return [dataclasses.replace(item, at_anchor=True) for item in items]
+    with anchor.applied():
+        return with_anchor(items, device, progress)

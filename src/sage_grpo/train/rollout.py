@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.flow.path import interpolate, velocity
 from sage_grpo.flow.solvers import Rule, Stepper
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.train.plan import Group, Plan, Replay
@@ -27,11 +28,12 @@ class Record:
     x: Tensor
     """State before the step: one row per member, or one row for all where they share it."""
     x_next: Tensor
-    """State after the step, one row per member."""
+    """State after the step, one row per member; at a fresh noise level the target velocity."""
     v_old: Tensor | None
     """Velocity of the rollout's policy, rows as in `x`; None when neither a loss term nor the measured KL needs it."""
-    log_prob_old: Tensor
-    """Log-probability of the step taken, one value per member."""
+    log_prob_old: Tensor | None
+    """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None, as `v_old`, where the
+    live policy is the rollout's."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class NoiseKeys:
         rows = [keyed_noise(shape, "step", self.seed, self.iteration, m.group, m.index, step) for m in members]
         return torch.stack(rows)
 
+    def fresh(self, members: Sequence[Member], level: int, shape: tuple[int, ...]) -> Tensor:
+        """Noise with which clean clips are learned at their group's level of this number."""
+        rows = [keyed_noise(shape, "fresh", self.seed, self.iteration, m.group, m.index, level) for m in members]
+        return torch.stack(rows)
+
 
 class Sampler:
     """Executes one rank's part of a plan."""
@@ -122,8 +129,27 @@ class Sampler:
             if idle[network]:
                 self._idle(network, idle[network])
         self.result.latents.extend((path.batch, path.x) for path in paths)
+        self._renoise(paths)
         settle(self.policies(self.plan.groups[0]).model.device)
         return self.result
+
+    def _renoise(self, paths: Sequence[_Members]) -> None:
+        """Records of clean clips at fresh noise levels, where the plan learns there."""
+        own = {path.batch.members: path for path in paths if path.group.levels is not None}
+        for replay in sorted(self.wanted, key=lambda replay: replay.step) if own else ():
+            path = own[replay.members]
+            levels, x0 = path.group.levels, path.x
+            assert levels is not None
+            policy = replace(path.policy, kernel=levels.kernel, schedule=levels.schedule)
+            eps = to_device(self.keys.fresh(replay.members, replay.step, tuple(x0.shape[1:])), x0.device)
+            self.result.records[replay] = Record(
+                policy=policy,
+                conditions=path.conditions,
+                x=self.storage.kept(interpolate(x0, eps, policy.sigma(replay.step))),
+                x_next=self.storage.kept(velocity(x0, eps)),
+                v_old=None,
+                log_prob_old=None,
+            )
 
     def _idle(self, network: bool, passes: int) -> None:
         """Keep ranks in step with passes whose result nobody reads."""

@@ -14,7 +14,7 @@ from sage_grpo.data.prompts import PromptStream
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
-from sage_grpo.train.anchor import Anchor, Ema, state_of
+from sage_grpo.train.anchor import Anchor, Ema, Old, state_of
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.reference import Reference
 
@@ -33,6 +33,8 @@ class TrainState:
     kl: KlController
     stream: PromptStream
     reference: Reference = field(default_factory=Reference)
+    old: Old | None = None
+    """The policy that samples, where it lags behind the live one."""
     iteration: int = 0
     """Iterations completed."""
     updates: int = 0
@@ -77,6 +79,7 @@ class TrainState:
             **self.optimizer.tensors(),
             **state_of(self.anchor, "anchor"),
             **state_of(self.ema, "ema"),
+            **state_of(self.old, "old"),
         }
 
     def _meta(self) -> dict[str, Any]:

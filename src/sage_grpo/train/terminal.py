@@ -166,7 +166,7 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
     must = [f"{number}/{total}", f"reward {metrics['reward/total']:.3f} ± {metrics['reward/group_std']:.3f}"]
     may = [
         f"kl {metrics['kl/total']:.1e}" if "kl/total" in metrics else "kl skipped",
-        f"clip {metrics['ratio/clip_fraction']:.0%}",
+        *([f"clip {metrics['ratio/clip_fraction']:.0%}"] if "ratio/clip_fraction" in metrics else []),
         f"grad {metrics['gradient/norm']:.2g}",
     ]
     end = [f"{metrics['time/total']:.1f} s", f"{_minutes(left)} left"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.early import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
-from sage_grpo.train.anchor import Anchor, Ema, Snapshot
+from sage_grpo.train.anchor import Anchor, Ema, Old, Snapshot
 from sage_grpo.train.build import Parts
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
@@ -32,13 +32,13 @@ from sage_grpo.train.forecast.fitting import choose_levels
 from sage_grpo.train.keeping import kept
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
-from sage_grpo.train.reference import Need, Reference
+from sage_grpo.train.reference import Reference, anchored
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.train.scoring import metadata_of, score_everywhere
 from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
-from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
+from sage_grpo.train.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_old
 from sage_grpo.train.vae_place import VaePlace
 from sage_grpo.types import Conditioning
 
@@ -73,6 +73,9 @@ class Trainer:
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
         region = config.trust_region
+        needs_old = any(config.objective.old_passes(config.update.updates_per_rollout))
+        self.old = Old(params, lags=config.objective.lags, offload=config.anchor.offload) if needs_old else None
+        """The policy that samples, for a loss at fresh noise levels."""
         self.state = TrainState(
             params=params,
             optimizer=Optimizer(
@@ -87,13 +90,14 @@ class Trainer:
             kl=config.kl.controller(),
             stream=PromptStream(parts.prompts, config.seed),
             reference=Reference.of(config),
+            old=self.old if config.objective.lags else None,
         )
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""
         dims = 1
         for size in self.model.latent_shape():
             dims *= size
-        self.objective = Objective(config.surrogate, region, dims)
+        self.objective = Objective(config.surrogate, region, dims, config.objective)
         self.planner = Planner(
             config=config,
             grid=Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift)),
@@ -154,8 +158,9 @@ class Trainer:
         return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance)
 
     def roll_out(self, plan: Plan) -> Rollout:
-        """Sample this rank's clips."""
-        return self.sampler(plan).run()
+        """Sample this rank's clips, with the old policy where that lags behind."""
+        with self.state.old.applied() if self.state.old is not None else nullcontext():
+            return self.sampler(plan).run()
 
     def sampler(self, plan: Plan) -> Sampler:
         """What samples this rank's clips."""
@@ -227,15 +232,21 @@ class Trainer:
         """The optimizer updates of one rollout; returns their mean metrics."""
         state, device = self.state, self.model.device
         needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
-        passes = sum(rounds * (1 + (need == "pass")) for rounds, need in zip(plan.rounds, needs))
+        old_passes = self.config.objective.old_passes(plan.updates)
+        passes = sum(rounds * (1 + (need == "pass") + old) for rounds, need, old in zip(plan.rounds, needs, old_passes))
         tick = self.clock.ticker(passes + plan.gauge_rounds)
         logs = []
         if self.before is not None:
             self.before.renew()
+        if self.old is not None:
+            self.old.begin()
         for update in range(plan.updates):
             items = self.items(plan, rollout, scored, advantages, update)
+            if self.old is not None and old_passes[update]:
+                with self.old.applied():
+                    items = with_old(items, device, tick)
             if state.anchor is not None:
-                items = self._anchored(items, needs[update], state.anchor, tick)
+                items = anchored(items, needs[update], state.anchor, device, tick)
             self.engine.begin()
             tally = accumulate(
                 self.objective,
@@ -250,14 +261,9 @@ class Trainer:
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:
                 logs[-1] |= self._measure(plan, rollout, tick)
             self._advance(logs[-1])
-        return _mean([state.reference.note(log, need) for log, need in zip(logs, needs)])
-
-    def _anchored(self, items: list[Item], need: Need, anchor: Anchor, progress: Callable[[], None]) -> list[Item]:
-        """Items with the anchor's velocities, or with word that the live ones stand for them."""
-        if need != "pass":
-            return [dataclasses.replace(item, at_anchor=True) for item in items]
-        with anchor.applied():
-            return with_anchor(items, self.model.device, progress)
+        if self.old is not None:
+            self.old.end(self.config.objective.decay(plan.iteration + 1))
+        return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
 
     def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
         """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""
@@ -389,12 +395,3 @@ class Trainer:
             return None
         self.state.load(root / name, self.world)
         return root / name
-
-
-def _mean(logs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the updates in which a metric appears; the first update's largest log-ratio tells whether replay is exact."""
-    names = sorted({name for log in logs for name in log})
-    mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
-    mean["ratio/first_update"] = logs[0]["ratio/largest_log"]
-    mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
-    return mean

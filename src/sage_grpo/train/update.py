@@ -13,6 +13,8 @@ from torch import Tensor
 
 from sage_grpo.models.policy import Step
 from sage_grpo.parallel.world import World
+from sage_grpo.rl.nft import nft_loss, optimality
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.surrogate import (
     SurrogateTerms,
     centred_log_ratio,
@@ -32,12 +34,16 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of one (micro-batch, step): surrogate + lambda KL."""
+    """The loss of one (micro-batch, step): surrogate + lambda KL, or in the surrogate's place DiffusionNFT's loss.
+
+    Advantage-weighted matching is the surrogate, too: on the law of the velocity at a fresh noise level (flow/matching.py).
+    """
 
     surrogate: SurrogateConfig
     trust_region: TrustRegion
     dims: int
     """Latent dimensions of a sample, which set the scale of the clip range."""
+    spec: ObjectiveSpec = ObjectiveSpec()
 
     @property
     def scale(self) -> float:
@@ -69,6 +75,13 @@ class Objective:
             tau = self.surrogate.kl_mask_scale / self.dims
             return kl_masked_surrogate(log_ratio, advantage, kl_old, tau=tau)
         return clipped_surrogate(log_ratio, advantage, clip=self.clip)
+
+    def matching_terms(
+        self, v: Tensor, v_old: Tensor, target: Tensor, advantage: Tensor, sigma: float
+    ) -> SurrogateTerms:
+        """DiffusionNFT's loss per sample."""
+        r = optimality(advantage, saturation=self.spec.saturation)
+        return nft_loss(v, v_old, target, r, beta=self.spec.beta, sigma=sigma, weight=self.spec.weight)
 
 
 @dataclass
@@ -135,6 +148,8 @@ class Loss:
     """Gradient of lambda times the KL."""
     squares: tuple[Tensor, Tensor]
     """Squared norms of `policy` and `trust` with a row for every member: their ratio depends on neither sharing nor ranks."""
+    matching: dict[str, Tensor]
+    """At a fresh noise level: weighted means of the squared error of the velocity, and of its squared way from the old policy's."""
 
     @property
     def total(self) -> Tensor:
@@ -154,8 +169,13 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     sensitivity = record.policy.transition(item.step).sensitivity.to(v.device, non_blocking=True)
     log_prob, log_prob_old = step.gaussian.expand(len(x_next)).log_prob(x_next), record.log_prob_old
     v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
+    if log_prob_old is None:
+        log_prob_old = log_prob.detach()
     kl_old = closed_form_kl(v, v_old, sensitivity) if objective.needs_v_old else None
-    terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old)
+    if objective.spec.kind == "nft":
+        terms = objective.matching_terms(v, v_old, x_next, item.advantage, record.policy.sigma(item.step))
+    else:
+        terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old)
     v_anchor = v.detach() if item.at_anchor else item.v_anchor
     kl = objective.trust_region.penalty(
         v=v, v_old=v_old, v_anchor=v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
@@ -172,7 +192,11 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     if len(v) < len(x_next):
         (slope,) = torch.autograd.grad(objective.scale * item.equalizer * value, log_prob, retain_graph=True)
         squares = _by_member(slope, step, x_next, sensitivity), _shared_out(trust, item.weight)
-    return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares)
+    matching = {}
+    if objective.spec.fresh:
+        for name, other in (("matching/error", x_next), ("matching/moved", v_old)):
+            matching[name] = (item.weight * (v.detach() - other).square().flatten(1).mean(1)).sum()
+    return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares, matching)
 
 
 def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor) -> Tensor:
@@ -213,11 +237,14 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
     for name, term in (("kl/position", kl.position), ("kl/velocity", kl.velocity)):
         if term is not None:
             sums[name] += (w * term.detach()).sum()
-    # Ratios differ from 1 in the fifth digit and beyond: their spread is lost in float32, and in E[r^2] - E[r]^2.
-    excess, share = terms.ratio.double() - 1.0, w.double()
-    sums["ratio/mean"] += (share * excess).sum()
-    sums["ratio/square"] += (share * excess.square()).sum()
-    sums["ratio/clip_fraction"] += (w * terms.inactive).sum()
+    for name, term in loss.matching.items():
+        sums[name] += term
+    if terms.ratio is not None:
+        # Ratios differ from 1 in the fifth digit and beyond: their spread is lost in float32, and in E[r^2] - E[r]^2.
+        excess, share = terms.ratio.double() - 1.0, w.double()
+        sums["ratio/mean"] += (share * excess).sum()
+        sums["ratio/square"] += (share * excess.square()).sum()
+        sums["ratio/clip_fraction"] += (w * terms.inactive).sum()
     live = torch.where(w > 0, loss.log_ratio.abs(), 0.0)
     tally.largest_log_ratio = torch.maximum(tally.largest_log_ratio, live.max().double())
     policy = loss.policy.square().sum()
@@ -236,6 +263,20 @@ def with_anchor(items: Sequence[Item], device: torch.device, progress: Callable[
     for item in items:
         v_anchor = to_storage(replay(item, device).velocity, item.record.x.device)
         result.append(dataclasses.replace(item, v_anchor=v_anchor))
+        progress()
+    settle(device)
+    return result
+
+
+@torch.no_grad()
+def with_old(items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None) -> list[Item]:
+    """Items at fresh noise levels with what the weights that are in the model now, the rollout's, say there."""
+    result = []
+    for item in items:
+        record, step = item.record, replay(item, device)
+        log_prob = step.gaussian.log_prob(to_device(record.x_next, device, torch.float32))
+        v_old = to_storage(step.velocity, record.x.device)
+        result.append(dataclasses.replace(item, record=dataclasses.replace(record, v_old=v_old, log_prob_old=log_prob)))
         progress()
     settle(device)
     return result
@@ -290,7 +331,18 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
         )
     policy, kl = math.sqrt(metrics.pop("gradient/policy")), math.sqrt(metrics.pop("gradient/kl"))
     metrics["gradient/kl_share"] = kl / (policy + kl) if policy + kl > 0 else 0.0
-    metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
-    metrics["ratio/mean"] += 1.0
-    metrics["ratio/largest_log"] = float(world.gather(read[-1:]).max())
+    if "ratio/mean" in metrics:  # a loss may have none
+        metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
+        metrics["ratio/mean"] += 1.0
+        metrics["ratio/largest_log"] = float(world.gather(read[-1:]).max())
     return metrics
+
+
+def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean over the updates in which a metric appears; the first update's largest log-ratio tells whether replay is exact."""
+    names = sorted({name for log in logs for name in log})
+    mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
+    if "ratio/largest_log" in mean:
+        mean["ratio/first_update"] = logs[0]["ratio/largest_log"]
+        mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
+    return mean

@@ -125,7 +125,12 @@ def prepare(trainer: Trainer) -> Sample:
 
 def of_schedule(trainer: Trainer, sample: Sample) -> Findings:
     """What the kernel does on the grid of the first group."""
-    kernel, schedule = trainer.planner.kernel, sample.plan.groups[0].schedule
+    kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
+    if objective.fresh:
+        yield skipped(
+            "variance", f"objective.kind {objective.kind}: no step explores", "noise is for steps that explore"
+        )
+        return
     variance = machine.variance(kernel, schedule)
     yield variance
     if variance.status != "fail":
@@ -187,7 +192,9 @@ def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Parts, sample: Sam
     videos = trainer.decode(rollout)
     yield from of_reward(sample, videos)
     per_clip = (time.monotonic() - began) / max(1, len(videos))
-    if world.control is None:
+    if config.objective.fresh:
+        yield skipped("signal", f"objective.kind {config.objective.kind}: no step explores", signal.WHY)
+    elif world.control is None:
         conditions = [trainer.encoded[prompt] for prompt in dict.fromkeys(sample.plan.prompts)]
         prober = signal.make_prober(config, parts.model, parts.reward, sample.plan, conditions)
         plans = signal.plan_probe(prober, sample.plan)

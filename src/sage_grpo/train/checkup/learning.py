@@ -20,7 +20,7 @@ from sage_grpo.train.checkup.conditioning import MIDDLE
 from sage_grpo.train.checkup.finding import Finding, graded, relative, rounding, skipped
 from sage_grpo.train.checkup.sampling import Sample
 from sage_grpo.train.trainer import Trainer
-from sage_grpo.train.update import Item, accumulate, with_anchor
+from sage_grpo.train.update import Item, accumulate, with_anchor, with_old
 from sage_grpo.types import Conditioning
 
 WATCHED = 4096
@@ -169,6 +169,9 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Finding:
             remedy="set update.updates_per_rollout 2, trust_region.mode fixed, or anchor.every above 1",
             number=0.0,
         )
+    if trainer.old is not None:
+        with trainer.old.applied():
+            items = with_old(items, trainer.model.device)
     if anchor is not None:
         with anchor.applied():
             items = with_anchor(items, trainer.model.device)

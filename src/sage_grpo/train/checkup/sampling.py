@@ -210,6 +210,8 @@ def guidance(sample: Sample, items: Sequence[Item]) -> Finding:
 def _rollout_gap(item: Item, x: Tensor, wanted: Tensor) -> float:
     """How far the rollout's own log-probabilities are from those of a velocity; sizes differ by steps, so in units of noise."""
     record = item.record
+    if record.log_prob_old is None:  # a fresh noise level, where the rollout has not been
+        return 0.0
     x_next = record.x_next.to(x.device, torch.float32)
     law = record.policy.at(item.step, x, wanted).gaussian.expand(len(x_next))
     return float((law.log_prob(x_next) - record.log_prob_old.to(x.device)).abs().max())

@@ -110,7 +110,11 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit
     if config.trust_region.uses_anchor:
         none = replace(config.trust_region, mode="none")
         yield "--trust_region.mode none", "another", lambda c: replace(c, trust_region=none)
-    if config.update.step_fraction > 0.5 and now.plan.labels(0)[1:]:
+    if config.objective.fresh:
+        fewer = replace(config.objective, levels=max(config.update.updates_per_rollout, config.objective.levels // 2))
+        if fewer != config.objective:
+            yield f"--objective.levels {fewer.levels}", "another", lambda c: replace(c, objective=fewer)
+    elif config.update.step_fraction > 0.5 and now.plan.labels(0)[1:]:
         half = replace(config.update, step_fraction=config.update.step_fraction / 2)
         yield f"--update.step_fraction {half.step_fraction:g}", "another", lambda c: replace(c, update=half)
     if now.job.guidance:

@@ -101,7 +101,7 @@ class Forecast:
 
     @cached_property
     def _referenced(self) -> float:
-        """Share of the run's updates that run the anchor's pass."""
+        """Reference passes of the run's mean update."""
         updates = self.plan.updates
         needs = [need for number in range(self.config.iterations) for need in references(self.config, number, updates)]
         return sum(needs) / len(needs)
@@ -124,6 +124,7 @@ class Forecast:
             clip,
             self.config.trust_region.mode,
             self.config.anchor.every,
+            self.config.objective,
         )
 
     @cached_property
@@ -164,7 +165,8 @@ class Forecast:
             anchor=config.trust_region.uses_anchor,
             anchor_offload=config.anchor.offload,
             ema=config.optimizer.ema is not None,
-            max_kl=config.optimizer.max_kl is not None,
+            # Both are a copy of the trainable weights, and never go together.
+            max_kl=config.optimizer.max_kl is not None or any(config.objective.old_passes(self.plan.updates)),
             moments=1 if config.optimizer.kind == "muon" else 2,
             reshard=parallel.reshard,
             cpu_offload=parallel.cpu_offload,
@@ -191,17 +193,20 @@ class Forecast:
         if config.rollout.offload:
             return float(MASTER * element * clips)
         size = _bytes(config.rollout.storage)
-        old = MASTER * Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
+        needs_v_old = Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
+        old = 0 if config.objective.fresh else MASTER * needs_v_old
         gauged = plan.gauged(rank)
         stored = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
-        before = {(replay.step + 1, replay.members) for replay in stored}  # its x_next is the next record's x
+        # A step's x_next is the next record's x; a target at a fresh noise level is nobody's.
+        before = set() if config.objective.fresh else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
             + (MASTER if one in gauged else old) * one.rows
             for one in stored
         )
         rows = [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
-        anchors = MASTER * max(rows) * config.trust_region.uses_anchor
+        references = config.trust_region.uses_anchor + any(config.objective.old_passes(plan.updates))
+        anchors = MASTER * max(rows) * references
         return float(element * (states + anchors + MASTER * clips))
 
     @cached_property
@@ -362,7 +367,7 @@ def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
     model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
     grid = (model.path, model.family, model.shift, model.expert)
     numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl)
-    return config.batch, config.rollout, config.kernel, config.surrogate, update, grid, numbers
+    return config.batch, config.rollout, config.kernel, config.surrogate, config.objective, update, grid, numbers
 
 
 def _bytes(dtype: str) -> int:

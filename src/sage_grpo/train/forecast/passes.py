@@ -14,7 +14,7 @@ from sage_grpo.train.reference import Reference
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
 """Of an iteration. shared: what members of a group have in common; sampling: what each runs for itself; idle: passes whose
-result nobody reads, which keep sharded ranks in step; reference: the anchor's velocities; replay: forward and backward; gauge: how far the updates moved the policy."""
+result nobody reads, which keep sharded ranks in step; reference: velocities of the anchor or the old policy; replay: forward and backward; gauge: how far the updates moved the policy."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Guiding:
         return Passes(1, 1 if rows <= self.together else branches, rows * branches)
 
 
-def count(plan: Plan, rank: int, guiding: Guiding, *, reference: Sequence[bool]) -> dict[str, Passes]:
-    """A rank's passes of one iteration, by phase; `reference` says which of its updates run the reference pass."""
+def count(plan: Plan, rank: int, guiding: Guiding, *, reference: Sequence[int]) -> dict[str, Passes]:
+    """A rank's passes of one iteration, by phase; `reference` says how many reference passes each update runs."""
     result = dict.fromkeys(PHASES, Passes())
     for one in plan.sampled(rank):
         phase = "shared" if one.shared else "sampling"
@@ -61,43 +61,43 @@ def count(plan: Plan, rank: int, guiding: Guiding, *, reference: Sequence[bool])
     for update, referenced in enumerate(reference):
         own = sum((guiding.one(rows, sigma) for rows, sigma in _replayed(plan, rank, update)), Passes())
         result["replay"] += own
-        result["reference"] += own if referenced else Passes()
+        result["reference"] += sum([own] * referenced, Passes())
     for rows, sigma in _gauged(plan, rank):
         result["gauge"] += guiding.one(rows, sigma)
     return result
 
 
-def references(config: TrainConfig, iteration: int, updates: int) -> list[bool]:
-    """Which updates of an iteration run the anchor's pass: none where there is no anchor, and not right after it was renewed.
+def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
+    """How many passes without gradient the updates of an iteration run: of the anchor where there is one, but not right after it was
+    renewed, and of the old policy where a loss at fresh noise levels needs it.
 
     What `anchor.skip_below` leaves out besides depends on what the run measures, and is not foreseen.
     """
+    old = config.objective.old_passes(updates)
     if not config.trust_region.uses_anchor:
-        return [False] * updates
+        return list(map(int, old))
     done, every = iteration * updates, None if config.trust_region.mode == "fixed" else config.anchor.every
     anchor = Anchor({}, every=every)
     anchor.renewed_at = done // every * every if every else 0
-    return [need == "pass" for need in Reference.of(config).needs(anchor, done, updates, 0.0)]
+    needs = Reference.of(config).needs(anchor, done, updates, 0.0)
+    return [(need == "pass") + first for need, first in zip(needs, old)]
 
 
 def _replayed(plan: Plan, rank: int, update: int) -> Iterator[tuple[int, float]]:
     """Rows and sigma of every replay; a rank that has fewer than another repeats its first."""
-    own = [
-        (one.rows, float(plan.groups[one.members[0].group].schedule.sigmas[one.step]))
-        for one in plan.replays(rank, update)
-    ]
+    own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.replays(rank, update)]
     yield from own
     yield from [own[0]] * (plan.rounds[update] - len(own))
 
 
 def _gauged(plan: Plan, rank: int) -> Iterator[tuple[int, float]]:
     """Rows and sigma of the passes that measure the step; a rank that has fewer than another repeats its first record."""
-    own = [(one.rows, float(plan.groups[one.members[0].group].schedule.sigmas[one.step])) for one in plan.gauged(rank)]
+    own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.gauged(rank)]
     yield from own
     if len(own) < plan.gauge_rounds:
         group = plan.group_of(plan.batches(rank)[0])
         rows = 1 if group.shared else len(plan.batches(rank)[0].members)
-        yield from [(rows, float(group.schedule.sigmas[group.trained[0][0]]))] * (plan.gauge_rounds - len(own))
+        yield from [(rows, group.sigma(group.trained[0][0]))] * (plan.gauge_rounds - len(own))
 
 
 def evaluation(

@@ -21,7 +21,7 @@ MEANS = {
     "shared": "what a group has in common, once",
     "sampling": "steps of every clip for itself",
     "idle": "to keep ranks in step; nobody reads them",
-    "reference": "the anchor's velocities, where it is not the policy",
+    "reference": "velocities of anchor or old policy, where not the live one's",
     "replay": "forward and backward",
     "gauge": "how far the updates moved the policy",
 }

@@ -1,0 +1,41 @@
+"""DiffusionNFT: flow matching with a positive and a negative velocity (arXiv 2509.16117)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sage_grpo.rl.objective import Weighting
+from sage_grpo.rl.surrogate import SurrogateTerms
+
+SMALLEST = 1e-5
+"""The mean absolute error that an adaptive weight divides by is at least this."""
+
+
+def optimality(advantage: Tensor, *, saturation: float = 1.0) -> Tensor:
+    """r = 1/2 + clip(A / saturation, -1, 1) / 2: how good a clip is, from 0 to 1."""
+    return 0.5 + 0.5 * (advantage / saturation).clamp(-1.0, 1.0)
+
+
+def nft_loss(
+    v: Tensor, v_old: Tensor, target: Tensor, r: Tensor, *, beta: float, sigma: float, weight: Weighting = "uniform"
+) -> SurrogateTerms:
+    """(r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions; u = eps - x0 is the target.
+
+    v+ = (1 - beta) v_old + beta v and v- = (1 + beta) v_old - beta v. With equal weights that is, but for a constant,
+    2 (2 r - 1) (v_old - u) (v - v_old) + beta |v - v_old|^2: a step along the advantage, and a leash to the old policy. The
+    division makes the first, and so the learning rate, mean the same for every beta.
+    """
+    positive = (1.0 - beta) * v_old + beta * v - target
+    negative = (1.0 + beta) * v_old - beta * v - target
+    loss = (r * _error(positive, sigma, weight) + (1.0 - r) * _error(negative, sigma, weight)) / beta
+    return SurrogateTerms(loss=loss, ratio=None, inactive=torch.zeros_like(r, dtype=torch.bool))
+
+
+def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:
+    """The weighted mean square of every sample."""
+    rows = difference.flatten(1)
+    square = rows.square().mean(1)
+    if weight == "adaptive":
+        return sigma * square / rows.detach().abs().mean(1).clamp(min=SMALLEST)
+    return sigma * square if weight == "sigma" else square

@@ -1,0 +1,62 @@
+"""What an update learns from: steps that explored (the surrogate), or clean clips at fresh noise levels (NFT, AWM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sage_grpo.ranges import Count, Decay, Natural, Positive, check
+
+Kind = Literal["surrogate", "nft", "awm"]
+Draw = Literal["schedule", "uniform", "logit_normal"]
+Weighting = Literal["uniform", "sigma", "adaptive"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSpec:
+    """The loss: on the steps that explored, or on clean clips that are noised again (then kernel.name is ode)."""
+
+    kind: Kind = "surrogate"
+    """surrogate: the policy gradient on steps with noise (fields of `surrogate`). nft: DiffusionNFT, positive and negative flow matching.
+    awm: advantage-weighted matching, whose ratio and clip are those of `surrogate`. Both of these sample with the ODE."""
+    levels: Count = 4
+    """nft, awm: noise levels at which every clip is learned; they are dealt out to the updates of a rollout."""
+    draw: Draw = "schedule"
+    """nft, awm: where a prompt's levels lie: at steps of the rollout's schedule, anywhere along it (evenly), or anywhere with more in its
+    middle."""
+    weight: Weighting = "uniform"
+    """nft, awm: weight of a level's squared error: 1, sigma, or (nft only) sigma over the mean absolute error, as in that paper."""
+    beta: Positive = 1.0
+    """nft: how far the positive and negative velocities lie from the old one. The loss holds the policy by beta times the squared way."""
+    saturation: Positive = 1.0
+    """nft: the advantage at which a clip counts as wholly good (r = 1), and its negative as wholly bad."""
+    old_decay: Decay = 0.0
+    """nft, awm: share of the old policy, which samples, that stays after each rollout's updates; 0 samples with the newest weights."""
+    old_ramp: Natural = 0
+    """nft, awm: iterations over which old_decay is reached, linearly; 0 is at once."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.kind == "awm" and self.weight == "adaptive":
+            raise ValueError("objective.weight adaptive is part of nft: use uniform or sigma with objective.kind awm.")
+        if self.old_ramp and not self.old_decay:
+            raise ValueError(f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0.")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether clean clips are learned at fresh noise levels."""
+        return self.kind != "surrogate"
+
+    @property
+    def lags(self) -> bool:
+        """Whether the old policy differs from the newest weights between iterations."""
+        return self.fresh and self.old_decay > 0
+
+    def decay(self, iteration: int) -> float:
+        """Share of the old policy that stays after this many iterations."""
+        return self.old_decay * (min(1.0, iteration / self.old_ramp) if self.old_ramp else 1.0)
+
+    def old_passes(self, updates: int) -> list[bool]:
+        """Which of a rollout's updates run the old policy: until the first optimizer step the newest weights are the old ones, unless
+        these lag."""
+        return [self.fresh and (update > 0 or self.lags) for update in range(updates)]

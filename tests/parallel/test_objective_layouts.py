@@ -1,0 +1,52 @@
+"""Objectives without an SDE in several layouts: ranks with 4 and 5 clips, a group on both, two experts, split clips."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import dist_workers as workers
+import processes
+import pytest
+from test_equal_runs import check_learning, check_real_rewards
+
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.train import config as c
+
+RUNS = [
+    # checkpoint, LoRA, processes, sp, objective
+    ("wan22_t2v", True, 2, 1, ObjectiveSpec(kind="nft", levels=2, draw="uniform", old_decay=0.5)),
+    ("hunyuan15_t2v", False, 2, 2, ObjectiveSpec(kind="awm", levels=2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "lora", "ranks", "sp", "objective"), RUNS)
+def test_objectives_are_the_same_run_in_every_layout(kind, lora, ranks, sp, objective, checkpoint, tmp_path) -> None:
+    config = workers.configure(
+        checkpoint(kind),
+        tmp_path,
+        lora=lora,
+        guidance=1.0,
+        kernel=KernelSpec(name="ode"),
+        objective=objective,
+        surrogate=c.SurrogateConfig(equalize=False),
+        batch=c.BatchConfig(prompts=3, group_size=3, micro_batch=2),
+        rollout=c.RolloutConfig(steps=6),
+        optimizer=c.OptimizerConfig(lr=1e-3, eps=1e-4),
+    )
+    alone = processes.alone(workers.train, config)
+    assert any(name.startswith("old/") for name in alone["state"]) == (objective.old_decay > 0)
+    spec = ParallelSpec(sp=sp, timeout=60)
+    results = processes.run(workers.train, ranks, dataclasses.replace(config, parallel=spec), spec=spec)
+    for result in results:
+        assert isinstance(result, dict), result
+        assert (result["rewards"] == alone["rewards"]).all()
+    check_real_rewards(results, alone)
+    check_learning(results[0], alone)
+    names = ("loss/policy", "matching/error", "matching/moved", "gradient/norm", "kl/total")
+    for result in results:
+        for row, expected in zip(result["rows"], alone["rows"]):
+            assert row.keys() == expected.keys()
+            for name in names:
+                assert row[name] == pytest.approx(expected[name], rel=2e-3, abs=1e-6), name

@@ -1,0 +1,118 @@
+"""DiffusionNFT's loss against its formulas, and on a Gaussian whose velocity is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sage_grpo.flow.matching import Matching
+from sage_grpo.rl.nft import nft_loss, optimality
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.surrogate import clipped_surrogate
+
+SHAPE = (4, 3, 2)
+DIMS = 6
+
+
+def drawn(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(SHAPE, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+def test_optimality_is_the_clipped_advantage_between_0_and_1() -> None:
+    advantage = torch.tensor([-9.0, -1.0, -0.5, 0.0, 0.25, 1.0, 4.0])
+    assert optimality(advantage).tolist() == [0.0, 0.0, 0.25, 0.5, 0.625, 1.0, 1.0]
+    assert optimality(advantage, saturation=4.0).tolist() == [0.0, 0.375, 0.4375, 0.5, 0.53125, 0.625, 1.0]
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("weight", ["uniform", "sigma", "adaptive"])
+def test_the_gradient_at_the_old_policy_does_not_depend_on_beta(beta: float, weight: str) -> None:
+    """2 w (2 r - 1) (v_old - u) / D: towards the target of good clips, away from that of bad ones."""
+    v_old, target = drawn(2)
+    v, r, sigma = v_old.clone().requires_grad_(), torch.tensor([0.0, 0.3, 0.5, 1.0], dtype=torch.float64), 0.4
+    terms = nft_loss(v, v_old, target, r, beta=beta, sigma=sigma, weight=weight)
+    (gradient,) = torch.autograd.grad(terms.loss.sum(), v)
+    error = v_old - target
+    w = {"uniform": 1.0, "sigma": sigma, "adaptive": sigma / error.abs().mean((1, 2), keepdim=True)}[weight]
+    torch.testing.assert_close(gradient, 2 * w * (2 * r - 1).view(4, 1, 1) * error / DIMS)
+    assert terms.ratio is None
+
+
+def test_beta_is_a_leash_to_the_old_policy() -> None:
+    """Up to a constant: 2 (2 r - 1) (v_old - u)(v - v_old) + beta |v - v_old|^2, which is least at v_old - (2 r - 1)(v_old - u) / beta."""
+    v, v_old, target = drawn(3)
+    r, beta = torch.tensor([0.0, 0.3, 0.5, 1.0], dtype=torch.float64), 0.7
+    error, sign = v_old - target, (2 * r - 1).view(4, 1, 1)
+
+    def found(at: torch.Tensor) -> torch.Tensor:
+        return nft_loss(at, v_old, target, r, beta=beta, sigma=0.3).loss
+
+    formula = (2 * sign * error * (v - v_old) + beta * (v - v_old) ** 2).mean((1, 2))
+    torch.testing.assert_close(found(v) - found(v_old), formula)
+    best = (v_old - sign * error / beta).requires_grad_()
+    assert torch.autograd.grad(found(best).sum(), best)[0].abs().max() < 1e-12
+
+
+def test_adaptive_weights_are_the_papers_normalised_error_of_x0() -> None:
+    v, v_old, target = drawn(3)
+    x, sigma, beta = drawn(4)[3], 0.6, 0.5
+    x0 = x - sigma * target
+    r = torch.tensor([0.1, 0.4, 0.8, 1.0], dtype=torch.float64)
+    expected = torch.zeros(4, dtype=torch.float64)
+    for share, mixed in ((r, (1 - beta) * v_old + beta * v), (1 - r, (1 + beta) * v_old - beta * v)):
+        error = (x - sigma * mixed) - x0
+        expected += share * (error**2).mean((1, 2)) / error.abs().mean((1, 2))
+    terms = nft_loss(v, v_old, target, r, beta=beta, sigma=sigma, weight="adaptive")
+    torch.testing.assert_close(terms.loss, expected / beta)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("kind", ["nft", "awm"])
+def test_a_gaussian_moves_to_the_rewarded_side(kind: str, sign: float) -> None:
+    """Data Normal(m, 1), whose velocity is known; m is learned, and the reward is x0 (or its negative)."""
+    generator, mean = torch.Generator().manual_seed(1), torch.zeros((), requires_grad=True)
+
+    def velocity(x: torch.Tensor, sigma: float, m: torch.Tensor) -> torch.Tensor:
+        around = (x - (1 - sigma) * m) / ((1 - sigma) ** 2 + sigma**2)
+        return sigma * around - (m + (1 - sigma) * around)
+
+    for _ in range(60):
+        x0 = mean.detach() + torch.randn(64, 1, generator=generator)
+        advantage = sign * (x0 - x0.mean())[:, 0] / x0.std()
+        old, loss = mean.detach().clone(), torch.zeros(())
+        for sigma in (0.9, 0.6, 0.3):
+            eps = torch.randn(64, 1, generator=generator)
+            x, target = (1 - sigma) * x0 + sigma * eps, eps - x0
+            v, v_old = velocity(x, sigma, mean), velocity(x, sigma, old)
+            if kind == "nft":
+                terms = nft_loss(v, v_old, target, optimality(advantage), beta=1.0, sigma=sigma)
+            else:
+                law = Matching()(sigma, 0.0)
+                log_ratio = law(x, v).log_prob(target) - law(x, v_old).log_prob(target)
+                terms = clipped_surrogate(log_ratio, advantage, clip=0.2)
+            loss = loss + terms.loss.mean()
+        (slope,) = torch.autograd.grad(loss, mean)
+        with torch.no_grad():
+            mean -= 0.05 * slope
+    assert sign * float(mean.detach()) > 1.0
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="adaptive is part of nft"):
+        ObjectiveSpec(kind="awm", weight="adaptive")
+    with pytest.raises(ValueError, match=r"old_ramp .* needs objective\.old_decay"):
+        ObjectiveSpec(kind="nft", old_ramp=3)
+    with pytest.raises(ValueError, match="levels must be at least 1"):
+        ObjectiveSpec(kind="nft", levels=0)
+
+
+def test_the_old_policys_decay_and_passes() -> None:
+    ramped = ObjectiveSpec(kind="nft", old_decay=0.5, old_ramp=10)
+    assert [ramped.decay(n) for n in (0, 1, 5, 10, 99)] == [0.0, 0.05, 0.25, 0.5, 0.5]
+    assert ramped.old_passes(2) == [True, True]
+    assert ObjectiveSpec(kind="awm").old_passes(3) == [False, True, True]
+    assert ObjectiveSpec(old_decay=0.5).old_passes(2) == [False, False]
+    assert math.isclose(ObjectiveSpec(kind="nft", old_decay=0.3).decay(1), 0.3)
