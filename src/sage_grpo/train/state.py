@@ -15,8 +15,10 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
 from sage_grpo.train.anchor import Anchor, Ema, state_of
+from sage_grpo.train.config import SentinelConfig
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.reference import Reference
+from sage_grpo.train.sentinel import Sentinel
 
 
 @dataclass
@@ -33,6 +35,7 @@ class TrainState:
     kl: KlController
     stream: PromptStream
     reference: Reference = field(default_factory=Reference)
+    sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
     """Iterations completed."""
     updates: int = 0
@@ -67,8 +70,28 @@ class TrainState:
         self.kl.load_state_dict(meta["kl"])
         self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
         self.reference.load_state_dict(meta.get("reference", {}))
+        self.sentinel.load_state_dict(meta.get("sentinel", {}))
         if self.anchor is not None:
             self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
+
+    def go_back(self, folder: Path, world: World) -> None:
+        """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
+
+        So a run that goes back still ends after its iterations, with new prompts and new noise.
+        """
+        self.optimizer.materialize()
+        tensors, meta = self._tensors(), checkpoint.read_meta(folder)
+        with torch.no_grad():
+            checkpoint.load(folder, tensors, world)
+        self.optimizer.load_tensors(tensors)
+        self.kl.load_state_dict(meta["kl"])
+        self.optimizer.pace.load_state_dict(meta["pace"])
+        self.reference.load_state_dict(meta["reference"])
+        self.sentinel.go_back(meta["sentinel"])
+        self.optimizer.pace.slow_to(self.sentinel.brake)
+        if self.anchor is not None:  # the live weights are not the anchor's unless they were then
+            was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
+            self.anchor.renewed_at = self.updates if was_live else -1
 
     def _tensors(self) -> dict[str, Tensor]:
         weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
@@ -88,6 +111,7 @@ class TrainState:
             "kl": self.kl.state_dict(),
             "pace": self.optimizer.pace.state_dict(),
             "reference": self.reference.state_dict(),
+            "sentinel": self.sentinel.state_dict(),
             "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,
         }
