@@ -22,6 +22,8 @@ WATCHED = (
 """What is remembered of a row."""
 AT_ONCE = ("not_finite",)
 """What needs no second look."""
+ONLY_TOLD = ("decoupled",)
+"""What is a reason to look, but not to act."""
 LOOKS_LEFT = 3.0
 """A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
 Scores = Mapping[str, Sequence[float | None]]
@@ -92,15 +94,25 @@ class Sentinel:
         """Look at the row of an iteration; returns what is new, or is to be acted on."""
         if self.config.action == "off":
             return []
-        past = Past(
-            start=self.start, recent=self.recent, clips=self.clips, clip=self.clip, deviations=self.config.deviations
-        )
-        texts = {name: sign(row, past) for name, sign in SIGNS.items()}
+        texts = {name: sign(row, self._past(name)) for name, sign in SIGNS.items()}
         kept = {name: row[name] for name in WATCHED if name in row}
         if len(self.start) < self.config.window:
             self.start.append(kept)
-        self.recent = [*self.recent, kept][-self.config.window :]
+        self.recent = [*self.recent, kept][-2 * self.config.window :]
         return self._count(iteration, texts)
+
+    def _past(self, name: str) -> Past:
+        """What a sign compares with: not with the rows in which it was there already, unless that lasts longer than the window."""
+        window = self.config.window
+        before = self.recent[: len(self.recent) - min(self.streaks.get(name, 0), window)][-window:]
+        return Past(
+            start=self.start,
+            recent=before,
+            newest=self.recent[-1] if self.recent else {},
+            clips=self.clips,
+            clip=self.clip,
+            deviations=self.config.deviations,
+        )
 
     def evaluated(self, iteration: int, scores: Scores) -> list[Finding]:
         """Look at the scores of every held-out clip, in an order that never changes."""
@@ -109,8 +121,14 @@ class Sentinel:
         total = list(scores["total"])
         series = {"total": total}
         series |= {title: weighted(scores, weights) for title, weights in self.witnesses.scores.items()}
-        texts = {"held_out_fell": self._fell(total), "hacking": "", "video_drift": self._drifted(scores)}
+        texts = {
+            "held_out_fell": self._fell(total),
+            "decoupled": "",
+            "hacking": "",
+            "video_drift": self._drifted(scores),
+        }
         for title in self.witnesses.scores:
+            texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
             texts["hacking"] = texts["hacking"] or self._hacked(title, series[title], total)
         best = {title: self.held_out[title]["best"] for title in series if title in self.held_out}
         self.falling = any(
@@ -140,12 +158,33 @@ class Sentinel:
         )
 
     def _training(self) -> str:
-        rewards = values(self.recent, "reward/total")
+        rewards = values(self.recent[-self.config.window :], "reward/total")
         half = len(rewards) // 2
         if half < LEAST_PAST - 2:
             return ""
         rise = fmean(rewards[half:]) - fmean(rewards[:half])
         return f"; the training reward {'rose' if rise > 0 else 'fell'} by {abs(rise):.2g} meanwhile"
+
+    def _decoupled(self, title: str, now: list[float | None], total: list[float | None]) -> str:
+        """A witness that no longer follows: the total rises clearly, and by what the run's own past says of the two it should rise too."""
+        known, own = self.held_out.get(title), self.held_out.get("total")
+        if known is None or own is None:
+            return ""
+        gain, paid = change(known["first"], known["best"]), change(own["first"], known["then"])
+        rise, lost = change(known["then"], total), change(now, known["best"])
+        if gain.by <= 0 or paid.by <= 0 or lost.by < 0 or not rise.surely(2 * self.config.stderrs):
+            return ""
+        rate = gain.by / paid.by
+        expected = [
+            None if a is None or b is None or c is None else c + rate * (b - a)
+            for a, b, c in zip(known["then"], total, known["best"])
+        ]
+        if not change(now, expected).surely(self.config.stderrs):
+            return ""
+        return (
+            f"The held-out total rose by {rise.by:.3g} +- {rise.stderr:.2g} since {title}, which nothing is trained on, was at its best, and "
+            f"{title} did not follow: look at the clips. Where it falls next, the reward is being hacked."
+        )
 
     def _hacked(self, title: str, now: list[float | None], total: list[float | None]) -> str:
         """A witness that falls while what is trained on goes on rising. Both together are rarer than either, so less has to be lost."""
@@ -191,7 +230,7 @@ class Sentinel:
         for name, text in texts.items():
             looks = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
             over = looks - self._first(name) - self._confirm(name)
-            act = over >= 0 and over % max(1, self._again(name)) == 0
+            act = name not in ONLY_TOLD and over >= 0 and over % max(1, self._again(name)) == 0
             if looks == self._first(name) or act:
                 found.append(Finding(name, iteration, text, act))
         return found

@@ -29,6 +29,8 @@ RATIO_OFF = 0.1
 """A mean ratio this far from 1 is no small step."""
 STUCK = 0.01
 """Share of weights that must have moved."""
+RUNS = 10.0
+"""Weights that move this many times as far from the start as they usually do in an iteration run away."""
 GROWS = {"gradient/norm": 5.0, "kl/total": 10.0, "optimizer/kl": 10.0, "ratio/largest_log": 10.0}
 """By which factor a figure must be above its median to be out of range at all."""
 
@@ -40,7 +42,9 @@ class Past:
     start: Sequence[Row]
     """The first rows of the run."""
     recent: Sequence[Row]
-    """The rows before the newest."""
+    """The rows before, without those in which the sign was there already."""
+    newest: Row
+    """The row before this one."""
     clips: int
     """Rollouts of an iteration."""
     clip: float
@@ -136,12 +140,12 @@ def kl_away(row: Row, past: Past) -> str:
 
 def ran_away(row: Row, past: Past) -> str:
     """Weights that leave the start much faster than before."""
-    ways = values([*past.recent, row], "weights/distance")
-    steps = [abs(after - before) for before, after in pairwise(ways)]
-    if len(steps) <= LEAST_PAST or steps[-1] <= max(TINY, 10.0 * median(steps[:-1])):
+    steps = [abs(after - before) for before, after in pairwise(values(past.recent, "weights/distance"))]
+    ways = values([past.newest, row], "weights/distance")
+    if len(steps) < LEAST_PAST or len(ways) < 2 or ways[1] - ways[0] <= max(TINY, RUNS * median(steps)):
         return ""
     return (
-        f"weights/distance grew by {steps[-1]:.2g} in one iteration, usually by {median(steps[:-1]):.2g}: the weights run away. Lower "
+        f"weights/distance grew by {ways[1] - ways[0]:.2g} in one iteration, usually by {median(steps):.2g}: the weights run away. Lower "
         "optimizer.lr."
     )
 
