@@ -38,7 +38,9 @@ class Finding:
     text: str
     """What was measured, what it means and what to do."""
     act: bool
-    """Whether it has lasted so long that it is to be acted on; the first time it is only told."""
+    """Whether it has lasted so long that it is to be acted on."""
+    new: bool = True
+    """Whether it was not there before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,8 +233,9 @@ class Sentinel:
             looks = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
             over = looks - self._first(name) - self._confirm(name)
             act = name not in ONLY_TOLD and over >= 0 and over % max(1, self._again(name)) == 0
-            if looks == self._first(name) or act:
-                found.append(Finding(name, iteration, text, act))
+            new = looks == self._first(name)
+            if new or act:
+                found.append(Finding(name, iteration, text, act, new))
         return found
 
     def _first(self, name: str) -> int:

@@ -76,7 +76,8 @@ class Watch:
         """Tell what was found since the last time, and do what was chosen; returns whether the weights are others now."""
         found, self._found = self._found, []
         for finding in found:
-            self._say(finding.name, finding.text, "warn")
+            if finding.new or self.config.action == "warn":  # where nothing is done about it, it is told again
+                self._say(finding.name, finding.text, "warn")
         acted = [finding for finding in found if finding.act]
         if not acted or self.config.action in ("off", "warn"):
             return False
