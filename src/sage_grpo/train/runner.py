@@ -217,7 +217,8 @@ def _step(run: Run) -> dict[str, float] | None:
     try:
         return _recorded_step(run)
     except Diverged as error:
-        if run.trainer.config.sentinel.action != "rollback" or not run.watch.roll_back(f"not_finite ({error})"):
+        wanted = run.trainer.config.sentinel.action == "rollback"
+        if not wanted or not run.watch.roll_back(f"not_finite ({error})") or run.watch.stops:
             raise
         return None
 

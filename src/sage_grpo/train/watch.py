@@ -105,23 +105,28 @@ class Watch:
         return True
 
     def roll_back(self, why: str) -> bool:
-        """Go back to the good checkpoint, with shorter steps; stop where there is none or it was done too often."""
+        """Go back to the good checkpoint, with shorter steps; one time too often, the run ends there. Returns whether it went back."""
         state, sentinel = self.state, self.state.sentinel
         self.writer.finish()
         if sentinel.good is None:
             return self.stop(why, "There is no good checkpoint to go back to.")
-        if sentinel.rollbacks >= self.config.rollbacks:
-            return self.stop(why, f"The run went back {sentinel.rollbacks} times already (sentinel.rollbacks).")
         folder = self.root / f"{sentinel.good:06d}"
         fault = checkpoint.find_fault(folder) if self.world.is_main else None
         fault = self.world.from_main(fault or "")
         if fault:
             return self.stop(why, f"The good checkpoint {folder} cannot be used: {fault}.")
-        sentinel.rollbacks += 1
-        sentinel.brake *= self.config.lr_factor
+        often = sentinel.rollbacks >= self.config.rollbacks
+        if not often:
+            sentinel.rollbacks += 1
+            sentinel.brake *= self.config.lr_factor
         state.go_back(folder, self.world)
         text = f"{why}: back to the weights of iteration {sentinel.good} ({folder}), with steps {sentinel.brake:g} times as long."
         self._say(why, text, "rollback")
+        if often:
+            self.stop(
+                why,
+                f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks), and shorter steps did not help.",
+            )
         return True
 
     def _lower(self, why: str) -> None:
