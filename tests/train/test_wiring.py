@@ -147,7 +147,7 @@ def interventions(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
     watch = Watch(config, one.state, one.writer, Path(config.out), said.append, held_out=True)
     for number in range(1, 41):
         one.state.iteration = one.state.evaluated = number
-        norm = 1e4 if number > 25 else 12.0 if 12 <= number < 18 else (1.0, 2.7)[number % 2]
+        norm = 1e6 if number > 25 else 12.0 if 12 <= number < 18 else (1.0, 2.7)[number % 2]
         watch.look({"gradient/norm": norm})
         if number % 5 == 0:
             total = 1.0 + 0.1 * min(number, 20) - 0.06 * max(0, number - 20) * (number < 30)

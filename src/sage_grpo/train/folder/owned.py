@@ -45,6 +45,7 @@ def by_main(world: World, answer: Callable[[], str]) -> str:
 
 
 def write(file: Path, text: str) -> None:
+    """Replace a file; whole or not at all."""
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text)
     os.replace(partial, file)
