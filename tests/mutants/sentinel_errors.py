@@ -80,10 +80,17 @@ MUTANTS = (
         (f"{RUN}test_a_run_goes_back_to_the_recorded_checkpoint_and_ends",),
     ),
     Mutant(
-        "going back keeps the optimizer's momentum",
+        "going back keeps the step size",
         "train/state.py",
-        '            checkpoint.load(folder, tensors, world)\n        self.optimizer.load_tensors(tensors)\n        self.kl.load_state_dict(meta["kl"])\n        self.optimizer.pace.load_state_dict(meta["pace"])',
-        '            checkpoint.load_some(folder, {n: t for n, t in tensors.items() if n.startswith("weights/")}, world)\n        self.kl.load_state_dict(meta["kl"])\n        self.optimizer.pace.load_state_dict(meta["pace"])',
+        "        self.optimizer.pace.slow_to(self.sentinel.brake)\n",
+        "",
+        (f"{RUN}test_the_weights_after_a_rollback_are_those_of_the_checkpoint",),
+    ),
+    Mutant(
+        "going back counts iterations again",
+        "train/state.py",
+        '        self.sentinel.go_back(meta["sentinel"])\n',
+        '        self.sentinel.go_back(meta["sentinel"])\n        self.iteration = int(meta["iteration"])\n',
         (f"{RUN}test_the_weights_after_a_rollback_are_those_of_the_checkpoint",),
     ),
     Mutant(
@@ -103,8 +110,8 @@ MUTANTS = (
     Mutant(
         "a target KL works against the brake",
         "rl/pace.py",
-        "(self.brake * math.sqrt(self.target / kl)) ** GAIN",
-        "math.sqrt(self.target / kl) ** GAIN",
+        "            kl /= self.brake**2\n",
+        "",
         (f"{RUN}test_a_target_kl_follows_the_brake",),
     ),
     Mutant(

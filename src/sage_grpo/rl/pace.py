@@ -37,7 +37,8 @@ class Pace:
         if not math.isfinite(kl) or kl < 0:
             raise ValueError(f"A KL of {kl} cannot steer the learning rate.")
         if self.target is not None and kl > 0:
-            wanted = (self.brake * math.sqrt(self.target / kl)) ** GAIN
+            kl /= self.brake**2
+            wanted = math.sqrt(self.target / kl) ** GAIN
             step = min(max(wanted, 1 / LARGEST_STEP), LARGEST_STEP)
             self.factor = min(max(self.factor * step, LEAST * self.brake), self.most * self.brake)
         return self.factor

@@ -58,18 +58,10 @@ class TrainState:
 
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""
-        meta = checkpoint.read_meta(folder)
-        self.optimizer.materialize()
-        tensors = self._tensors()
-        with torch.no_grad():
-            checkpoint.load(folder, tensors, world)
-        self.optimizer.load_tensors(tensors)
+        meta = self._restore(folder, world)
         self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
         self.evaluated = int(meta.get("evaluated", self.iteration))
         self.stream.position = int(meta["stream_position"])
-        self.kl.load_state_dict(meta["kl"])
-        self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
-        self.reference.load_state_dict(meta.get("reference", {}))
         self.sentinel.load_state_dict(meta.get("sentinel", {}))
         if self.anchor is not None:
             self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
@@ -79,19 +71,25 @@ class TrainState:
 
         So a run that goes back still ends after its iterations, with new prompts and new noise.
         """
-        self.optimizer.materialize()
-        tensors, meta = self._tensors(), checkpoint.read_meta(folder)
-        with torch.no_grad():
-            checkpoint.load(folder, tensors, world)
-        self.optimizer.load_tensors(tensors)
-        self.kl.load_state_dict(meta["kl"])
-        self.optimizer.pace.load_state_dict(meta["pace"])
-        self.reference.load_state_dict(meta["reference"])
+        meta = self._restore(folder, world)
         self.sentinel.go_back(meta["sentinel"])
         self.optimizer.pace.slow_to(self.sentinel.brake)
         if self.anchor is not None:  # the live weights are not the anchor's unless they were then
             was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
             self.anchor.renewed_at = self.updates if was_live else -1
+
+    def _restore(self, folder: Path, world: World) -> dict[str, Any]:
+        """Everything that goes with the weights; returns the rest."""
+        meta = checkpoint.read_meta(folder)
+        self.optimizer.materialize()
+        tensors = self._tensors()
+        with torch.no_grad():
+            checkpoint.load(folder, tensors, world)
+        self.optimizer.load_tensors(tensors)
+        self.kl.load_state_dict(meta["kl"])
+        self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
+        self.reference.load_state_dict(meta.get("reference", {}))
+        return meta
 
     def _tensors(self) -> dict[str, Tensor]:
         weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
