@@ -145,10 +145,10 @@ def interventions(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
     """What is said and done in a made-up run: a gradient that scatters, jumps a little, then a lot; a held-out total that falls."""
     one, said = wiring.trainer_of(config), []
     watch = Watch(config, one.state, one.writer, Path(config.out), said.append, held_out=True)
-    for number in range(1, 56):
+    for number in range(1, 41):
         one.state.iteration = one.state.evaluated = number
         norm = 1e6 if number > 25 else 300.0 if 12 <= number < 16 else (1.0, 2.7, 7.3)[number % 3]
-        watch.look({"gradient/norm": norm})
+        watch.look({"gradient/norm": norm, "reward/group_std": 1.0 if number <= 5 else 0.04})
         if number % 5 == 0:
             total = 1.0 + 0.1 * min(number, 20) - 0.06 * max(0, number - 20) * (number < 30)
             watch.look_at_clips([{"scores": {"total": total + 0.01 * (clip * number % 7)}} for clip in range(20)])
