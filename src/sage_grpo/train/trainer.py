@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
 from sage_grpo.train.travel import Travel
-from sage_grpo.train.update import Diverged, Item, Objective, accumulate, summarize, with_anchor
+from sage_grpo.train.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_anchor
 from sage_grpo.train.vae_place import VaePlace
 from sage_grpo.train.watch import sentinel_of
 from sage_grpo.types import Conditioning
@@ -257,7 +257,7 @@ class Trainer:
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:
                 logs[-1] |= self._measure(plan, rollout, tick)
             self._advance(logs[-1])
-        return _mean([state.reference.note(log, need) for log, need in zip(logs, needs)])
+        return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
 
     def _anchored(self, items: list[Item], need: Need, anchor: Anchor, progress: Callable[[], None]) -> list[Item]:
         """Items with the anchor's velocities, or with word that the live ones stand for them."""
@@ -396,12 +396,3 @@ class Trainer:
             return None
         self.state.load(root / name, self.world)
         return root / name
-
-
-def _mean(logs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the updates in which a metric appears; the first update's largest log-ratio tells whether replay is exact."""
-    names = sorted({name for log in logs for name in log})
-    mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
-    mean["ratio/first_update"] = logs[0]["ratio/largest_log"]
-    mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
-    return mean

@@ -294,3 +294,12 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
     metrics["ratio/mean"] += 1.0
     metrics["ratio/largest_log"] = float(world.gather(read[-1:]).max())
     return metrics
+
+
+def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean over the updates in which a metric appears; the first update's largest log-ratio tells whether replay is exact."""
+    names = sorted({name for log in logs for name in log})
+    mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
+    mean["ratio/first_update"] = logs[0]["ratio/largest_log"]
+    mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
+    return mean
