@@ -35,11 +35,12 @@ _HOMES = {
         "LogConfig",
         "OptimizerConfig",
         "RolloutConfig",
+        "SentinelConfig",
         "SurrogateConfig",
         "TrainConfig",
         "UpdateConfig",
     ),
-    "train.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "StopRequest"),
+    "train.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "SentinelEvent", "StopRequest"),
     "types": ("Conditioning", "Reward", "VideoSpec"),
 }
 """Public names by the modules that they live in."""
@@ -76,12 +77,14 @@ if TYPE_CHECKING:
     from sage_grpo.train.config import LogConfig as LogConfig
     from sage_grpo.train.config import OptimizerConfig as OptimizerConfig
     from sage_grpo.train.config import RolloutConfig as RolloutConfig
+    from sage_grpo.train.config import SentinelConfig as SentinelConfig
     from sage_grpo.train.config import SurrogateConfig as SurrogateConfig
     from sage_grpo.train.config import TrainConfig as TrainConfig
     from sage_grpo.train.config import UpdateConfig as UpdateConfig
     from sage_grpo.train.events import CheckpointEvent as CheckpointEvent
     from sage_grpo.train.events import EvaluationEvent as EvaluationEvent
     from sage_grpo.train.events import IterationEvent as IterationEvent
+    from sage_grpo.train.events import SentinelEvent as SentinelEvent
     from sage_grpo.train.events import StopRequest as StopRequest
     from sage_grpo.types import Conditioning as Conditioning
     from sage_grpo.types import Reward as Reward

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sage_grpo.models.spec import ModelSpec
     from sage_grpo.train.config import TrainConfig
     from sage_grpo.train.evaluate import Evaluation
-    from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent, StopRequest
+    from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def train(
     on_iteration: Callable[[IterationEvent], None] | None = None,
     on_evaluation: Callable[[EvaluationEvent], None] | None = None,
     on_checkpoint: Callable[[CheckpointEvent], None] | None = None,
+    on_sentinel: Callable[[SentinelEvent], None] | None = None,
     stop: StopRequest | None = None,
     quiet: bool = False,
 ) -> TrainResult:
@@ -81,7 +82,7 @@ def train(
     rewards: in place of config.rewards; a name, a RewardSpec, an object with `names` and `__call__`, a function, what
         `own_reward` makes of one, or a list of such.
     prompts, held_out: rows in place of config.data: strings, mappings, Prompts, a Hugging Face dataset, a data frame.
-    on_iteration, on_evaluation, on_checkpoint: called by the main process. What they raise ends the run, saved.
+    on_iteration, on_evaluation, on_checkpoint, on_sentinel: called by the main process. What they raise ends the run, saved.
     stop: `stop.set()` ends the run after the iteration that is under way, saved. In the main thread signals do so too.
     quiet: print nothing; callbacks, metrics.jsonl and warnings remain.
     """
@@ -96,7 +97,7 @@ def train(
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"train needs a TrainConfig, got {config!r:.100}: sage_grpo.recipe('shapes/sage') makes one.")
     config, own = adopt(config, model=model, rewards=rewards, prompts=prompts, held_out=held_out)
-    hooks = Hooks(iteration=on_iteration, evaluation=on_evaluation, checkpoint=on_checkpoint)
+    hooks = Hooks(iteration=on_iteration, evaluation=on_evaluation, checkpoint=on_checkpoint, sentinel=on_sentinel)
     world = start(config.parallel, config.model.device)
     lost = False
     try:

@@ -34,7 +34,17 @@ from mutants.tables import MUTANTS  # noqa: E402
 
 LIMIT = 240.0
 """Seconds that the tests of one error may take."""
-COPIED = ("src", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "constraints.txt")
+COPIED = (
+    "src",
+    "tests",
+    "docs",
+    "benchmarks",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "Makefile",
+    "constraints.txt",
+)
 WORDS = {0: "SURVIVED", 1: "noticed"}
 """Exit codes of pytest; all others mean that the tests did not run."""
 

@@ -14,6 +14,7 @@ from mutants import (
     process_errors,
     report_errors,
     reward_errors,
+    sentinel_errors,
     speed_errors,
     study_errors,
     training_errors,
@@ -34,4 +35,5 @@ MUTANTS = (
     *speed_errors.MUTANTS,
     *report_errors.MUTANTS,
     *study_errors.MUTANTS,
+    *sentinel_errors.MUTANTS,
 )

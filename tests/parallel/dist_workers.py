@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import math
 import os
 import signal
 import time
@@ -34,6 +35,7 @@ from sage_grpo.train.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.train.own import adopt
 from sage_grpo.train.runner import run
 from sage_grpo.train.trainer import Trainer
+from sage_grpo.train.watch import Watch
 from sage_grpo.types import Scores
 
 PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a boat on a lake at night")
@@ -171,6 +173,31 @@ class Recorder:
             "advantages": torch.stack(self.advantages).numpy(),
             "gradients": [{name: g.numpy() for name, g in update.items()} for update in self.gradients],
         }
+
+
+def go_back(world: World, config: c.TrainConfig) -> dict[str, Any]:
+    """An iteration, a good checkpoint, another iteration, and a finding that lasts: what the sentinel saw, said and did."""
+    trainer = Trainer(config, build(config, world), world)
+    root, said = Path(config.out) / "checkpoints", []
+    watch = Watch(config, trainer.state, trainer.writer, root, said.append, held_out=True)
+    watch.look(trainer.step())
+    trainer.state.evaluated = 1
+    watch.look_at_clips(trainer.evaluate().rows)
+    assert watch.mark(saving=False)
+    trainer.save(root)
+    before = whole(trainer)
+    row = trainer.step()
+    moved = whole(trainer)
+    watch.look({**row, "gradient/norm": math.nan})
+    assert watch.act()
+    return {
+        "before": before,
+        "moved": moved,
+        "after": whole(trainer),
+        "memory": trainer.state.sentinel.state_dict(),
+        "said": [(event.iteration, event.name, event.action) for event in said],
+        "next": {k: v for k, v in trainer.step().items() if not k.startswith("time/")},
+    }
 
 
 def count_reductions(world: World, config: c.TrainConfig, broken: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import processes
 import pytest
 
 from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.train.config import SentinelConfig
 
 GRADIENT_TOLERANCE = 2e-5
 WEIGHT_TOLERANCE = 1e-6
@@ -130,6 +131,24 @@ def check_metrics(results, alone) -> None:
             assert {name: row[name] for name in timeless} == {name: expected[name] for name in timeless}
         assert other["evaluation"] == results[0]["evaluation"]
     assert results[0]["evaluation"] == pytest.approx(alone["evaluation"], abs=REAL_REWARD_TOLERANCE)
+
+
+def test_all_ranks_go_back_together(checkpoint, tmp_path) -> None:
+    """Without a word between them they find the same, remember the same and continue from the same weights."""
+    spec = ParallelSpec(timeout=60)
+    config = workers.configure(checkpoint("wan_t2v"), tmp_path, guidance=1.0, parallel=spec, iterations=4)
+    config = dataclasses.replace(
+        config, sentinel=SentinelConfig(action="rollback"), evaluate=dataclasses.replace(config.evaluate, every=1)
+    )
+    first, second = processes.run(workers.go_back, 2, config, spec=spec)
+    assert isinstance(first, dict), first
+    assert first["said"] == [(2, "not_finite", "warn"), (2, "not_finite", "rollback")] == second["said"]
+    assert first["memory"] == second["memory"]
+    assert first["memory"]["brake"] == 0.5
+    assert first["next"] == second["next"]
+    for name, tensor in first["before"].items():
+        assert np.array_equal(first["after"][name], tensor), name
+    assert any(not np.array_equal(first["moved"][name], tensor) for name, tensor in first["before"].items())
 
 
 def test_every_family_can_be_split(checkpoint) -> None:

@@ -23,6 +23,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.train import metrics, runner, trainer
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.watch import Watch
 
 _KNOWN: dict[str, Any] = {}
 """What the base runs did: most rows share theirs."""
@@ -138,6 +139,24 @@ def second_start(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
         return f"exit {runner.train(first)}"
     except ValueError as error:
         return str(error)
+
+
+def interventions(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
+    """What is said and done in a made-up run: a gradient that scatters, jumps a little, then a lot; a held-out total that falls."""
+    one, said = wiring.trainer_of(config), []
+    watch = Watch(config, one.state, one.writer, Path(config.out), said.append, held_out=True)
+    for number in range(1, 41):
+        one.state.iteration = one.state.evaluated = number
+        norm = 1e6 if number > 25 else 300.0 if 12 <= number < 16 else (1.0, 2.7, 7.3)[number % 3]
+        watch.look({"gradient/norm": norm, "reward/group_std": 1.0 if number <= 5 else 0.04})
+        if number % 5 == 0:
+            total = 1.0 + 0.1 * min(number, 20) - 0.06 * max(0, number - 20) * (number < 30)
+            watch.look_at_clips([{"scores": {"total": total + 0.01 * (clip * number % 7)}} for clip in range(20)])
+        watch.act()
+        if watch.mark(saving=False):
+            one.state.optimizer.materialize()
+            one.save(watch.root)
+    return [(event.iteration, event.name, event.action) for event in said] + [one.state.sentinel.brake]
 
 
 def reward_names(config: TrainConfig, patch: pytest.MonkeyPatch) -> tuple[str, ...]:

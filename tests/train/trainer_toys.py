@@ -72,3 +72,10 @@ def later(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
     """Rises from call to call: every evaluation is the best so far."""
     CALLS["count"] += 1
     return [CALLS["count"] + index / 10 for index in range(len(prompts))]
+
+
+def fades(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """`bright` for eight calls, and the same for everyone after that."""
+    CALLS["count"] += 1
+    level = bright(videos, prompts, fps)
+    return level if CALLS["count"] <= 8 else torch.full_like(level, 0.5)

@@ -46,6 +46,7 @@ DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.de
 FEEDBACK = {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.lambda_min": 1e-3}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
 MANY = "has an effect on several processes only; tests/parallel runs them"
+FAULT = "matters when something is wrong; tests/train/test_sentinel.py and test_sentinel_run.py"
 GPU = "memory only, and only where there is a device beside the CPU"
 
 RUN = {
@@ -159,6 +160,14 @@ RUN = {
     "keep.videos": Files(3, base={"keep.videos_every": 2}),
     "keep.video_megabytes": Files(0.003, base={"keep.videos_every": 1}),
     "profile": Files(1),
+    "sentinel.action": Seen("stop", look="interventions", why=FAULT),
+    "sentinel.patience": Seen(1, look="interventions", why=FAULT),
+    "sentinel.window": Seen(5, look="interventions", why=FAULT),
+    "sentinel.deviations": Seen(2.0, look="interventions", why=FAULT),
+    "sentinel.lost": Seen(0.9, look="interventions", why=FAULT),
+    "sentinel.stderrs": Seen(90.0, look="interventions", why=FAULT),
+    "sentinel.lr_factor": Seen(0.1, look="interventions", base={"sentinel.action": "lower_lr"}, why=FAULT),
+    "sentinel.rollbacks": Seen(1, look="interventions", base={"sentinel.action": "rollback"}, why=FAULT),
     "log.tensorboard": Files(True),
     "log.wandb": Seen("project", look="sinks", why="a service"),
     "log.trackio": Seen("project", look="sinks", why="a service"),

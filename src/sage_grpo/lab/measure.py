@@ -15,6 +15,7 @@ from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,15 +25,19 @@ from sage_grpo.lab.prepare import Job, head
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train.build import build
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.events import SentinelEvent
 from sage_grpo.train.folder.identity import of_code, plain
 from sage_grpo.train.forecast.passes import references
 from sage_grpo.train.plan import Plan
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Diverged
+from sage_grpo.train.watch import Watch
 
 BLOCKS = 30
 """Points of a training curve, at most."""
 Scores = dict[str, float | None]
+Bases = dict[str, tuple[Scores, list[dict[str, Any]]]]
+"""Evaluations of untrained models: means, and the scores of every clip."""
 Progress = Callable[[int], None]
 
 
@@ -47,6 +52,8 @@ class Record:
         """By step of the run's grid: what the kernel predicts."""
         self.updates = self.cost = 0
         self.seconds: dict[str, float] = defaultdict(float)
+        self.sentinel: list[list[Any]] = []
+        """What the sentinel said and did: iteration, name, action."""
 
     def content(self) -> dict[str, Any]:
         """The row's part that the run itself decides; the same for the same settings and seed."""
@@ -57,10 +64,11 @@ class Record:
             "updates": self.updates,
             "training": blocks(self.training),
             "steps": by_step(self.training, self.grid),
+            "sentinel": self.sentinel,
         }
 
 
-def measure(job: Job, bases: dict[str, Scores], progress: Progress, weights: Path | None = None) -> dict[str, Any]:
+def measure(job: Job, bases: Bases, progress: Progress, weights: Path | None = None) -> dict[str, Any]:
     """Run a job; returns its row. `bases` remembers evaluations of untrained models, which many runs have in common."""
     start, record = time.perf_counter(), Record()
     status, fault = "done", None
@@ -89,32 +97,59 @@ def measure(job: Job, bases: dict[str, Scores], progress: Progress, weights: Pat
     }
 
 
-def train(
-    trainer: Trainer, points: Sequence[int], record: Record, bases: dict[str, Scores], progress: Progress
-) -> None:
+def train(trainer: Trainer, points: Sequence[int], record: Record, bases: Bases, progress: Progress) -> None:
     """Train to the end; evaluate at the points."""
-    config, state = trainer.config, trainer.state
     for step in range(trainer.planner.grid.num_steps):
         record.grid[step] = predicted(trainer, step)
+
+    def tell(event: SentinelEvent) -> None:
+        record.sentinel.append([event.iteration, event.name, event.action])
+
+    with TemporaryDirectory() as folder:  # for what the sentinel may go back to
+        watch = Watch(
+            trainer.config, trainer.state, trainer.writer, Path(folder), tell, held_out=bool(trainer.held_out)
+        )
+        _iterate(trainer, points, record, bases, progress, watch)
+
+
+def _iterate(
+    trainer: Trainer,
+    points: Sequence[int],
+    record: Record,
+    bases: Bases,
+    progress: Progress,
+    watch: Watch,
+) -> None:
+    config, state = trainer.config, trainer.state
     while True:
         number = state.iteration
         if number in points and trainer.held_out:
-            record.evaluations[str(number)] = _evaluate(trainer, record, bases)
+            record.evaluations[str(number)], rows = _evaluate(trainer, record, bases)
             record.passes[str(number)] = record.cost
+            state.evaluated = number
+            watch.look_at_clips(rows)
+        back = watch.act()
+        if watch.mark(saving=False):
+            trainer.save(watch.root)
         progress(number)
-        if number >= config.iterations:
+        if watch.stops or (
+            back and number == config.iterations
+        ):  # its end is what the weights are worth that it ends with
+            record.evaluations[str(config.iterations)], _ = _evaluate(trainer, record, bases)
+            record.passes[str(config.iterations)] = record.cost
+        if number >= config.iterations or watch.stops:
             return
         plan = trainer.planner.plan(number, state.stream.peek(config.batch.prompts))
         row = trainer.step()
         record.cost += rollout_cost(plan) + update_cost(plan, references(config, number, plan.updates))
         record.seconds["iterations"] += row["time/total"]
-        record.training.append(row)
+        record.training.append(row | watch.look(row))
         record.updates = state.updates
         for label, weight in plan.equalizer.items():
             record.grid[label]["weight"] = weight
 
 
-def _evaluate(trainer: Trainer, record: Record, bases: dict[str, Scores]) -> Scores:
+def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, list[dict[str, Any]]]:
     config = trainer.config
     # The base is the same for all runs of the same model on the same prompts, whatever they learn with.
     parts = [config.model, *config.rewards, config.evaluate, config.data]
@@ -122,13 +157,13 @@ def _evaluate(trainer: Trainer, record: Record, bases: dict[str, Scores]) -> Sco
     base = hashlib.sha256(text.encode()).hexdigest() if trainer.state.iteration == 0 else ""
     if base not in bases or not base:
         start = time.perf_counter()
-        found = trainer.evaluate().metrics
+        found = trainer.evaluate()
         trainer.clock.report()  # what it took is no part of the next iteration
         record.seconds["evaluate"] += time.perf_counter() - start
-        scores = {name.removeprefix("eval/"): figure(value) for name, value in found.items()}
+        scores = {name.removeprefix("eval/"): figure(value) for name, value in found.metrics.items()}
         if not base:
-            return scores
-        bases[base] = scores
+            return scores, found.rows
+        bases[base] = scores, found.rows
     return bases[base]
 
 

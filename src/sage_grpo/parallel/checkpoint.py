@@ -305,12 +305,14 @@ def find_fault(folder: Path) -> str | None:
     return None
 
 
-def prune(root: Path, keep: int, newest: int) -> None:
-    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved.
+def prune(root: Path, keep: int, newest: int, spare: int | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved; number `spare` stays besides.
 
     Later numbers can only be damaged ones that the run was not continued from: they must not push out good ones.
     """
-    for folder in [folder for folder in folders(root) if int(folder.name) <= newest][:-keep]:
+    for folder in [folder for folder in folders(root) if int(folder.name) <= newest and int(folder.name) != spare][
+        :-keep
+    ]:
         _remove(folder)
 
 

@@ -49,6 +49,10 @@ class Engine:
         clip_grads_with_norm_(params, max_norm, norm)
         return float(norm)
 
+    def local(self, tensor: Tensor) -> Tensor:
+        """What this process has of a tensor."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Unsharded copies in the main process's CPU memory, one tensor at a time; empty on the others."""
         result = {}

@@ -97,6 +97,19 @@ class CompositeReward:
             self._public(member, part): weight for member in self._members for part, weight in member.weights.items()
         }
 
+    @property
+    def watching(self) -> dict[str, dict[str, float]]:
+        """Rewards that are only measured, with the weights that their specs give to parts: by title."""
+        found = {}
+        for member in self._members:
+            names, spec = member.reward.names, member.spec
+            weights = spec.weights or ({names[0]: 1.0} if len(names) == 1 else {})
+            if spec.metric_only:
+                found[spec.title] = {
+                    self._public(member, part): weight for part, weight in weights.items() if part in names
+                }
+        return found
+
     def _public(self, member: Member, part: str) -> str:
         shared = sum(part in other.reward.names for other in self._members) > 1
         return f"{member.spec.title}/{part}" if shared else part

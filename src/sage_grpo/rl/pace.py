@@ -20,6 +20,13 @@ class Pace:
     def __init__(self, target: float | None, *, most: float = 1.0) -> None:
         self.target, self.most = target, most
         self.factor = min(1.0, most)
+        self.brake = 1.0
+        """What the sentinel takes off: a share of the step, whatever the target."""
+
+    def slow_to(self, brake: float) -> None:
+        """Make steps `brake` times as long as they would be; the KL is quadratic in them, so a target follows."""
+        self.factor *= brake / self.brake
+        self.brake = brake
 
     def observe(self, kl: float) -> float:
         """Count one rollout's updates, which moved the policy by this KL; returns the factor of the next ones.
@@ -30,18 +37,19 @@ class Pace:
         if not math.isfinite(kl) or kl < 0:
             raise ValueError(f"A KL of {kl} cannot steer the learning rate.")
         if self.target is not None and kl > 0:
+            kl /= self.brake**2
             wanted = math.sqrt(self.target / kl) ** GAIN
             step = min(max(wanted, 1 / LARGEST_STEP), LARGEST_STEP)
-            self.factor = min(max(self.factor * step, LEAST), self.most)
+            self.factor = min(max(self.factor * step, LEAST * self.brake), self.most * self.brake)
         return self.factor
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs."""
-        return {"factor": self.factor}
+        return {"factor": self.factor, "brake": self.brake}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
-        self.factor = float(state["factor"])
+        self.factor, self.brake = float(state["factor"]), float(state.get("brake", 1.0))
 
 
 def share_kept(kl: float, most: float | None) -> float:

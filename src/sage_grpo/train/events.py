@@ -88,6 +88,19 @@ class CheckpointEvent:
     """False while it is still being written in the background (parallel.async_checkpoint)."""
 
 
+@dataclass(frozen=True)
+class SentinelEvent:
+    """The sentinel found something, or did something about it."""
+
+    iteration: int
+    name: str
+    """The finding: spread_vanished, hacking, ...; several with " and " between them where they were acted on together."""
+    text: str
+    """What was measured, what it means and what to do."""
+    action: str
+    """warn, lower_lr, rollback or stop."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
     """Functions that the main process calls; what one raises ends the run on all ranks, saved."""
@@ -95,6 +108,7 @@ class Hooks:
     iteration: Callable[[IterationEvent], None] | None = None
     evaluation: Callable[[EvaluationEvent], None] | None = None
     checkpoint: Callable[[CheckpointEvent], None] | None = None
+    sentinel: Callable[[SentinelEvent], None] | None = None
 
 
 class CallbackFailed(RuntimeError):

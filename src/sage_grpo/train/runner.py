@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors import SafetensorError
 
-from sage_grpo.configure import ConfigError
 from sage_grpo.models.base import Explains
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -29,11 +26,12 @@ from sage_grpo.train.events import (
     EvaluationEvent,
     Hooks,
     IterationEvent,
+    SentinelEvent,
     StopRequest,
 )
 from sage_grpo.train.folder import diary, identity, journal
 from sage_grpo.train.folder.found import FINISHED, Found, look_around
-from sage_grpo.train.folder.lock import FolderLock
+from sage_grpo.train.folder.owned import by_main, owned, write
 from sage_grpo.train.forecast.opening import opening
 from sage_grpo.train.metrics import Clips, Metrics, attempt
 from sage_grpo.train.own import Own
@@ -42,6 +40,7 @@ from sage_grpo.train.samples import Samples
 from sage_grpo.train.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Diverged
+from sage_grpo.train.watch import Watch
 
 
 class Interrupted(Exception):
@@ -60,6 +59,7 @@ class Run:
     terminal: Terminal
     hooks: Hooks
     stop: StopRequest
+    watch: Watch
 
 
 def train(config: TrainConfig, world: World | None = None) -> int:
@@ -79,10 +79,10 @@ def run(
 ) -> Ended:
     """A run from start to end; `own` is what takes the place of what the configuration names (see `own.adopt`)."""
     world, own, out = world or World(), own or Own(), Path(config.out)
-    with outliving_output(), _owned(out, world):
+    with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
         found = Found(
-            **json.loads(_by_main(world, lambda: json.dumps(dataclasses.asdict(look_around(config, own, out)))))
+            **json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(look_around(config, own, out)))))
         )
         for note in found.notes:
             terminal.say(note, style="yellow")
@@ -110,8 +110,8 @@ def _train(trainer: Trainer, found: Found, terminal: Terminal, hooks: Hooks, sto
     metrics = Metrics()
     if world.is_main:
         coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
-        _write(out / "schedule.json", json.dumps(coming.groups[0].noise()))
-        _write(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
+        write(out / "schedule.json", json.dumps(coming.groups[0].noise()))
+        write(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
         rows, notice = journal.reopen(out / journal.NAME, _recorded(trainer, out, found))
         if notice:
             terminal.say(notice, style="yellow")
@@ -123,7 +123,15 @@ def _train(trainer: Trainer, found: Found, terminal: Terminal, hooks: Hooks, sto
     try:
         with stop.listening(), terminal:
             trainer.encode_prompts()
-            return _loop(Run(trainer, out, found, metrics, samples, terminal, hooks, stop))
+
+            def tell(event: SentinelEvent) -> None:
+                _sentinel_says(run, event)
+
+            watch = Watch(
+                config, trainer.state, trainer.writer, out / "checkpoints", tell, held_out=bool(trainer.held_out)
+            )
+            run = Run(trainer, out, found, metrics, samples, terminal, hooks, stop, watch)
+            return _loop(run)
     except (
         Diverged,
         RewardFailure,
@@ -149,7 +157,7 @@ def _loop(run: Run) -> Ended:
     number = trainer.state.iteration
     if stopped:
         where = f"after iteration {number}; saved" if number else "before the first iteration"
-        cause = "as asked" if run.stop.signal is None else "by signal"
+        cause = "by the sentinel" if run.watch.stops else "as asked" if run.stop.signal is None else "by signal"
         _note(trainer, "stop", cause)
         terminal.say(f"Stopped {cause} {where}. The same command continues from here.")
         return Ended(number, stopped=True, model=trainer.model)
@@ -160,7 +168,7 @@ def _loop(run: Run) -> Ended:
             "and the same command writes them."
         )
     if trainer.world.is_main:
-        _write(out / FINISHED, f"{number}\n")
+        write(out / FINISHED, f"{number}\n")
         _note(trainer, "finish", "")
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
     return Ended(number, stopped=False, model=trainer.model)
@@ -172,8 +180,14 @@ def _iterate(run: Run) -> bool:
     config, state, world = trainer.config, trainer.state, trainer.world
     if _due(trainer):  # the first, or one that a stop cut short
         _evaluate(run)
+        run.watch.act()
+        if run.watch.mark(saving=False):
+            _save(run)
     while state.iteration < config.iterations:
         row = _step(run)
+        if row is None:  # it diverged, and the sentinel went back
+            continue
+        row |= run.watch.look(row)
         number, last = state.iteration, state.iteration == config.iterations
         run.metrics.write(number, row)
         run.terminal.iteration(number, row)
@@ -186,17 +200,38 @@ def _iterate(run: Run) -> bool:
         _tell(run, run.hooks.iteration, IterationEvent(number, row, trainer.videos, trainer.captions))
         if _due(trainer):
             _evaluate(run)
-        stopping = world.any(run.stop.asked)
+        if run.watch.act() and last and trainer.held_out:
+            _evaluate(run)  # the last figures are those of the weights that the run ends with
+        stopping = world.any(run.stop.asked) or run.watch.stops
         if trainer.writer.background and world.any(trainer.writer.failed):
             trainer.writer.finish()  # raises what went wrong
-        if last or stopping or number % config.keep.checkpoint_every == 0:
+        if run.watch.mark(saving=last or stopping or number % config.keep.checkpoint_every == 0):
             _save(run)
         if stopping and not last:
             return True
     return False
 
 
-def _step(run: Run) -> dict[str, float]:
+def _step(run: Run) -> dict[str, float] | None:
+    """One iteration; None where it diverged and the run went back to a good checkpoint instead."""
+    try:
+        return _recorded_step(run)
+    except Diverged as error:
+        wanted = run.trainer.config.sentinel.action == "rollback"
+        if not wanted or not run.watch.roll_back(f"not_finite ({error})") or run.watch.stops:
+            raise
+        return None
+
+
+def _sentinel_says(run: Run, event: SentinelEvent) -> None:
+    run.terminal.say(
+        f"sentinel: {event.name}: {event.text}" if event.action == "warn" else f"sentinel: {event.text}", style="yellow"
+    )
+    _note(run.trainer, "sentinel", event.text if event.action != "warn" else f"{event.name}: {event.text}")
+    _tell(run, run.hooks.sentinel, event)
+
+
+def _recorded_step(run: Run) -> dict[str, float]:
     """One iteration, recorded by the main process where `profile` says so."""
     trainer, number = run.trainer, run.trainer.state.iteration
     if number != trainer.config.profile or not trainer.world.is_main:
@@ -261,8 +296,8 @@ def _write_checkpoint(run: Run) -> Path:
 
 def _prune(run: Run) -> None:
     if run.trainer.world.is_main:
-        keep, number = run.trainer.config.keep.checkpoints, run.trainer.state.iteration
-        checkpoint.prune(run.out / "checkpoints", keep, number)
+        keep, state = run.trainer.config.keep.checkpoints, run.trainer.state
+        checkpoint.prune(run.out / "checkpoints", keep, state.iteration, spare=state.sentinel.good)
 
 
 def _export(trainer: Trainer, folder: Path) -> str:
@@ -295,7 +330,8 @@ def _evaluate(run: Run) -> None:
 
     result = trainer.evaluate(leave_if_asked)
     state.evaluated = number
-    run.metrics.write(number, {**result.metrics, **trainer.clock.report()})
+    seen = run.watch.look_at_clips(result.rows)
+    run.metrics.write(number, {**result.metrics, **seen, **trainer.clock.report()})
     run.terminal.evaluation(number, result.metrics)
     run.terminal.failures(result.report)
     if result.report:
@@ -360,41 +396,3 @@ def _recorded(trainer: Trainer, out: Path, found: Found) -> bytes | None:
     if copy.is_file():
         return copy.read_bytes()
     return journal.rows_until(out / journal.NAME, trainer.state.iteration, evaluated=not _due(trainer))
-
-
-@contextmanager
-def _owned(out: Path, world: World) -> Iterator[None]:
-    """The run's folder, for this run alone."""
-    lock = FolderLock(out)
-
-    def acquire() -> str:
-        lock.acquire()
-        return ""
-
-    _by_main(world, acquire)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _by_main(world: World, answer: Callable[[], str]) -> str:
-    """What the main process found out, on all; what it refuses is refused by all."""
-    said, refused = "", None
-    if world.is_main:
-        try:
-            said = f"={answer()}"
-        except (ValueError, FileNotFoundError) as error:
-            said, refused = f"!{error}", error
-    said = world.from_main(said)
-    if refused is not None:
-        raise refused
-    if said.startswith("!"):
-        raise ConfigError(said[1:])
-    return said[1:]
-
-
-def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, file)

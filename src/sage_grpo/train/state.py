@@ -15,8 +15,10 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
 from sage_grpo.train.anchor import Anchor, Ema, Old, state_of
+from sage_grpo.train.config import SentinelConfig
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.reference import Reference
+from sage_grpo.train.sentinel import Sentinel
 
 
 @dataclass
@@ -35,6 +37,7 @@ class TrainState:
     reference: Reference = field(default_factory=Reference)
     old: Old | None = None
     """The policy that samples, where it lags behind the live one."""
+    sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
     """Iterations completed."""
     updates: int = 0
@@ -57,20 +60,38 @@ class TrainState:
 
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""
+        meta = self._restore(folder, world)
+        self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
+        self.evaluated = int(meta.get("evaluated", self.iteration))
+        self.stream.position = int(meta["stream_position"])
+        self.sentinel.load_state_dict(meta.get("sentinel", {}))
+        if self.anchor is not None:
+            self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
+
+    def go_back(self, folder: Path, world: World) -> None:
+        """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
+
+        So a run that goes back still ends after its iterations, with new prompts and new noise.
+        """
+        meta = self._restore(folder, world)
+        self.sentinel.go_back(meta["sentinel"])
+        self.optimizer.pace.slow_to(self.sentinel.brake)
+        if self.anchor is not None:  # the live weights are not the anchor's unless they were then
+            was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
+            self.anchor.renewed_at = self.updates if was_live else -1
+
+    def _restore(self, folder: Path, world: World) -> dict[str, Any]:
+        """Everything that goes with the weights; returns the rest."""
         meta = checkpoint.read_meta(folder)
         self.optimizer.materialize()
         tensors = self._tensors()
         with torch.no_grad():
             checkpoint.load(folder, tensors, world)
         self.optimizer.load_tensors(tensors)
-        self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
-        self.evaluated = int(meta.get("evaluated", self.iteration))
-        self.stream.position = int(meta["stream_position"])
         self.kl.load_state_dict(meta["kl"])
         self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
         self.reference.load_state_dict(meta.get("reference", {}))
-        if self.anchor is not None:
-            self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
+        return meta
 
     def _tensors(self) -> dict[str, Tensor]:
         weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
@@ -91,6 +112,7 @@ class TrainState:
             "kl": self.kl.state_dict(),
             "pace": self.optimizer.pace.state_dict(),
             "reference": self.reference.state_dict(),
+            "sentinel": self.sentinel.state_dict(),
             "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,
         }

@@ -30,6 +30,7 @@ from sage_grpo.train.distribute import distribute
 from sage_grpo.train.evaluate import Evaluation, evaluate
 from sage_grpo.train.forecast.fitting import choose_levels
 from sage_grpo.train.keeping import kept
+from sage_grpo.train.looks import look_at
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
 from sage_grpo.train.reference import Reference, anchored
@@ -38,8 +39,10 @@ from sage_grpo.train.scoring import metadata_of, score_everywhere
 from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
+from sage_grpo.train.travel import Travel
 from sage_grpo.train.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_old
 from sage_grpo.train.vae_place import VaePlace
+from sage_grpo.train.watch import sentinel_of
 from sage_grpo.types import Conditioning
 
 
@@ -72,6 +75,7 @@ class Trainer:
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
+        self.travel = Travel(params, self.engine)
         region = config.trust_region
         needs_old = any(config.objective.old_passes(config.update.updates_per_rollout))
         self.old = Old(params, lags=config.objective.lags, offload=config.anchor.offload) if needs_old else None
@@ -98,6 +102,7 @@ class Trainer:
         for size in self.model.latent_shape():
             dims *= size
         self.objective = Objective(config.surrogate, region, dims, config.objective)
+        self.state.sentinel = sentinel_of(config, self.reward, self.objective.clip)
         self.planner = Planner(
             config=config,
             grid=Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift)),
@@ -150,8 +155,10 @@ class Trainer:
         times = self.clock.report()
         self.vae.observe(times)
         self.failures = scored.report
-        self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in self._scored(plan)]
-        return {**self.describe(scored, advantages), **metrics, **times}
+        members = self._scored(plan)
+        self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
+        seen = {**look_at(videos, members, self.world), **self.travel.measure(self.world)}
+        return {**self.describe(scored, advantages), **metrics, **seen, **times}
 
     def policy(self, group: Group) -> Policy:
         """The policy that samples a group."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.suites.common import Size, expected_seconds
-from sage_grpo.lab.suites.leash import hacking, heat, schedule, strategy, strategy_updates
+from sage_grpo.lab.suites.leash import hacking, heat, schedule, sentinel, strategy, strategy_updates
 from sage_grpo.lab.suites.methods import scaling, table2, table2_a
 from sage_grpo.lab.suites.objectives import objectives
 from sage_grpo.lab.suites.samplers import equaliser, noise
@@ -16,7 +16,7 @@ __all__ = ["SUITES", "Size", "expected_seconds"]
 SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
-        *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates),
+        *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
         objectives,
     )
 }

@@ -182,6 +182,44 @@ def hacking(size: Size) -> Suite:
     return sized(suite, size, brief=brief, smoke=("proxy, sage + dual", "proxy, branch"), shorter=45)
 
 
+def sentinel(size: Size) -> Suite:
+    """The naive proxy with a sentinel that only looks, and with one that acts; and the judge, on which it should stay silent."""
+    arms = (
+        Arm(name="proxy, sentinel warns", recipe="shapes/branch", options={"rewards": proxied()}),
+        Arm(
+            name="proxy, sentinel goes back",
+            recipe="shapes/branch",
+            options={"rewards": proxied(), "sentinel.action": "rollback"},
+        ),
+        Arm(
+            name="proxy, sentinel lowers lr",
+            recipe="shapes/branch",
+            options={"rewards": proxied(), "sentinel.action": "lower_lr"},
+        ),
+        Arm(
+            name="judge, sentinel goes back",
+            recipe="shapes/branch",
+            options={"rewards": _judge_and_proxy(), "sentinel.action": "rollback"},
+        ),
+    )
+    suite = Suite(
+        name="sentinel",
+        title="The sentinel on a reward that can be hacked",
+        question="Does the sentinel speak before the true score has lost a third of its peak gain, does going back end with a better true score than only "
+        "looking, and does it stay silent on a healthy run?",
+        arms=arms,
+        baseline="proxy, sentinel warns",
+        seeds=SEEDS,
+        options=MEASURED,
+        iterations=60,
+        points=tuple(range(0, 61, 5)),
+        columns=(OVERALL, Column(key="proxy"), DRIFT),
+        notes="What the sentinel said and did is in each row of rows.jsonl under `sentinel`: iteration, finding, action.",
+    )
+    both = ("proxy, sentinel warns", "proxy, sentinel goes back")
+    return sized(suite, size, brief=(*both, "judge, sentinel goes back"), smoke=both, shorter=45)
+
+
 def _judge_and_proxy() -> list[Any]:
     """The judge counts, the proxy only watches."""
     watching = {"name": "shapes_proxy", "weights": {"proxy": 1.0}, "metric_only": True, "batch_size": 0}

@@ -1,0 +1,246 @@
+"""What the sentinel finds, and that it finds nothing where nothing is wrong: synthetic faults, and curves of real runs replayed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from watching import clips, curves, healthy_row, names, recorded, replay
+
+from sage_grpo.train.config import SentinelConfig
+from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses, change
+
+Break = Callable[[dict[str, float]], dict[str, float]]
+FROM, LONG = 30, 60
+
+FAULTS: dict[str, tuple[str, Break]] = {
+    "constant reward": ("spread_vanished", lambda row: {"reward/group_std": 0.0}),
+    "reward tells hardly apart": ("spread_vanished", lambda row: {"reward/group_std": 0.004}),
+    "reward failing": ("rewards_failing", lambda row: {"reward/failed": 9.0}),
+    "exploding gradient": ("gradient_exploded", lambda row: {"gradient/norm": 60 * row["gradient/norm"]}),
+    "ratio": ("ratio_off", lambda row: {"ratio/largest_log": 80 * row["ratio/largest_log"]}),
+    "mean ratio": ("ratio_off", lambda row: {"ratio/mean": 0.8}),
+    "clip": ("clipped_away", lambda row: {"ratio/clip_fraction": 0.9}),
+    "KL away": ("kl_away", lambda row: {"kl/total": 1000 * row["kl/total"]}),
+    "path KL away": ("kl_away", lambda row: {"optimizer/kl": 1e3}),
+    "replay of another policy": ("replay_differs", lambda row: {"ratio/first_update": 0.5}),
+    "collapse": ("diversity_collapsed", lambda row: {"video/spread": 0.002}),
+    "NaN": ("not_finite", lambda row: {"gradient/norm": math.nan}),
+    "no reward at all": ("not_finite", lambda row: {"reward/total": None}),
+}
+
+
+def watched(fault: Break | None, *, seed: int = 0, **options) -> tuple[Sentinel, list[Finding]]:
+    """A run of 60 iterations in which something goes wrong after 30."""
+    draw, sentinel, found = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip=0.01), []
+    for number in range(1, LONG + 1):
+        row = {**healthy_row(number, draw), "optimizer/kl": 0.01 * math.exp(draw.gauss(0, 0.5))}
+        if fault is not None and number > FROM:
+            row |= fault(row)
+        found += sentinel.observe(number, row)
+    return sentinel, found
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_is_found_under_its_name_and_soon(what: str) -> None:
+    name, fault = FAULTS[what]
+    _, found = watched(fault)
+    assert names(found) == [name]
+    patience = 1 if name == "not_finite" else 3
+    assert found[0].iteration == FROM + patience
+    acted = next(finding.iteration for finding in found if finding.act)
+    assert acted == FROM + (1 if name == "not_finite" else 2 * patience)  # told first, then acted on
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_healthy_run_raises_nothing(seed: int) -> None:
+    sentinel, found = watched(None, seed=seed)
+    assert not found
+    assert sentinel.sound
+
+
+def test_a_single_outlier_is_no_finding() -> None:
+    sentinel = Sentinel(SentinelConfig(), clips=48, clip=0.01)
+    draw = random.Random(3)
+    for number in range(1, 61):
+        row = healthy_row(number, draw)
+        if number % 10 in (0, 1):  # two in a row, again and again
+            row["gradient/norm"] *= 200
+        assert not sentinel.observe(number, row)
+
+
+def test_weights_that_do_not_move_are_found_from_the_start() -> None:
+    """bfloat16 weights whose steps are rounded away: everything else looks as it should."""
+    sentinel, draw = Sentinel(SentinelConfig(), clips=48, clip=0.01), random.Random(0)
+    found = [
+        finding
+        for number in range(1, 5)
+        for finding in sentinel.observe(
+            number, {**healthy_row(number, draw), "weights/distance": 0.0, "weights/moved": 0.0}
+        )
+    ]
+    assert names(found) == ["weights_stuck"]
+    assert found[0].iteration == 3
+
+
+def test_weights_that_run_away_are_found() -> None:
+    draw, sentinel, found = random.Random(0), Sentinel(SentinelConfig(), clips=48, clip=0.01), []
+    for number in range(1, 41):
+        row = healthy_row(number, draw) | {"weights/distance": 1e-3 * number + max(0, number - 30) * 0.05}
+        found += sentinel.observe(number, row)
+    assert names(found) == ["ran_away"]
+    assert found[0].iteration == 33
+
+
+def evaluations(*means: dict[str, float], statistics: tuple[str, ...] = (), scatter: float = 0.05) -> list[Finding]:
+    """Evaluations with these means, one after the other."""
+    witnesses = Witnesses(scores={"judge": {"true": 1.0}} if "true" in means[0] else {}, statistics=statistics)
+    sentinel = Sentinel(SentinelConfig(), witnesses=witnesses)
+    return [
+        finding
+        for number, point in enumerate(means)
+        for finding in sentinel.evaluated(
+            10 * number,
+            {name: clips(mean, seed=100 * number + len(name), scatter=scatter) for name, mean in point.items()},
+        )
+    ]
+
+
+def test_hacking_is_a_witness_that_falls_while_the_total_rises() -> None:
+    rising = [{"total": 0.2 + 0.1 * n, "true": true} for n, true in enumerate((1.0, 1.2, 1.25, 1.19, 1.1))]
+    found = evaluations(*rising)
+    assert names(found) == ["decoupled", "hacking"]
+    assert all(finding.iteration >= 30 for finding in found)
+    assert [(finding.iteration, finding.act) for finding in found if finding.name == "hacking"] == [
+        (30, False),
+        (40, True),
+    ]
+    together = [{"total": 0.2 + 0.1 * n, "true": 1.0 + 0.1 * n} for n in range(5)]
+    assert not evaluations(*together)
+    both_stand = [{"total": 0.4, "true": true} for true in (1.0, 1.2, 1.25, 1.22, 1.22)]
+    assert not evaluations(*both_stand)
+
+
+def test_a_witness_that_stops_following_is_told_and_not_acted_on() -> None:
+    stalled = [{"total": 0.2 + 0.1 * n, "true": true} for n, true in enumerate((1.0, 1.2, 1.4, 1.398, 1.398))]
+    found = evaluations(*stalled)
+    assert [(finding.name, finding.iteration, finding.act) for finding in found] == [("decoupled", 30, False)]
+
+
+def test_a_witness_that_falls_from_the_start_is_hacking() -> None:
+    found = evaluations(*[{"total": 0.2 + 0.1 * n, "true": 1.0 - 0.05 * n} for n in range(3)])
+    assert names(found) == ["hacking"]
+    assert found[0].iteration == 10
+
+
+def test_what_is_within_the_scatter_of_clips_is_no_loss() -> None:
+    """The same means: the paired difference decides."""
+    points = [{"total": total} for total in (1.0, 1.2, 1.15)]
+    assert names(evaluations(*points, scatter=0.05)) == ["held_out_fell"]
+    assert not evaluations(*points, scatter=0.5)
+
+
+def test_a_statistic_that_leaves_the_clips_of_the_start_is_told_while_the_total_rises() -> None:
+    rising = [{"total": 0.2 + 0.1 * n, "blur": blur} for n, blur in enumerate((0.0, 0.2, 1.5))]
+    assert names(evaluations(*rising, statistics=("blur",))) == ["video_drift"]
+    standing = [{"total": 0.2, "blur": blur} for blur in (0.0, 0.2, 1.5)]
+    assert not evaluations(*standing, statistics=("blur",))
+
+
+def test_paired_differences_count_the_clips_that_have_both_scores() -> None:
+    by = change([1.0, None, 3.0, 5.0], [2.0, 9.0, None, 7.0])
+    assert (by.by, by.stderr) == (1.5, pytest.approx(0.5))
+    assert not change([1.0], [9.0]).surely(0.1)  # one pair has no standard error
+
+
+# ---- real runs
+
+
+@pytest.mark.parametrize("file", ["methods_h200.jsonl", "branch_270_h200.jsonl"])
+def test_held_out_curves_of_healthy_runs_raise_nothing(file: str) -> None:
+    """Sixteen runs of branch, which all learned to the end, with dips of up to a tenth of their gain."""
+    for seed, curve in curves(file, "branch"):
+        found = evaluations(*[{"total": total} for _, total in sorted(curve.items())], scatter=0.05)
+        assert not found, (seed, found)
+
+
+def test_runs_that_fell_back_are_noticed() -> None:
+    """sage, seed 6: 1.443 after 30 iterations, 1.297 after 135, near the start's 1.283; cps, seed 7."""
+    for method, wanted in (("sage", 6), ("cps", 7)):
+        curve = dict(curves("methods_h200.jsonl", method))[wanted]
+        found = evaluations(*[{"total": total} for _, total in sorted(curve.items())], scatter=0.05)
+        assert names(found) == ["held_out_fell"], method
+
+
+@pytest.mark.parametrize("name", ["healthy", "hot", "constant", "proxy"])
+def test_recorded_runs_are_there(name: str) -> None:
+    assert recorded(name)
+
+
+def test_recorded_healthy_runs_raise_nothing() -> None:
+    for run in recorded("healthy"):
+        assert not replay(run), run["seed"]
+
+
+def test_a_hacked_run_is_found_before_a_third_of_the_true_gain_is_lost() -> None:
+    for run in recorded("proxy"):
+        truth = {row["iteration"]: row["eval/Overall"] for row in run["rows"] if "eval/total" in row}
+        found = [finding for finding in replay(run) if finding.name in ("decoupled", "hacking")]
+        assert found, run["seed"]
+        peak = max(truth.values())
+        lost = peak - truth[found[0].iteration]
+        assert lost < (peak - truth[0]) / 3, run["seed"]
+
+
+def test_a_reward_that_goes_constant_is_found_within_patience() -> None:
+    for run in recorded("constant"):
+        found = replay(run)
+        first = next(row["iteration"] for row in run["rows"] if row.get("reward/group_std", 1.0) < 1e-6)
+        assert (found[0].name, found[0].iteration) == ("spread_vanished", first + 2)
+
+
+def test_a_run_that_is_too_hot_is_found() -> None:
+    for run in recorded("hot"):
+        assert names(replay(run))
+
+
+# ---- state
+
+
+def test_a_sentinel_goes_on_as_if_never_interrupted() -> None:
+    """Its state goes through JSON, as in a checkpoint."""
+    whole, found = watched(FAULTS["exploding gradient"][1])
+    draw, sentinel, again = random.Random(0), Sentinel(SentinelConfig(), clips=48, clip=0.01), []
+    for number in range(1, LONG + 1):
+        row = {**healthy_row(number, draw), "optimizer/kl": 0.01 * math.exp(draw.gauss(0, 0.5))}
+        if number > FROM:
+            row |= FAULTS["exploding gradient"][1](row)
+        again += sentinel.observe(number, row)
+        if number in (7, 32):
+            state = json.loads(json.dumps(sentinel.state_dict(), allow_nan=False))
+            sentinel = Sentinel(SentinelConfig(), clips=48, clip=0.01)
+            sentinel.load_state_dict(state)
+    assert again == found
+    assert sentinel.state_dict() == whole.state_dict()
+
+
+def test_held_out_memory_survives_too() -> None:
+    scores = [{"total": clips(mean, seed=n)} for n, mean in enumerate((1.0, 1.3, 1.1))]
+    sentinel = Sentinel(SentinelConfig())
+    for number, point in enumerate(scores):
+        state = json.loads(json.dumps(sentinel.state_dict()))
+        sentinel = Sentinel(SentinelConfig())
+        sentinel.load_state_dict(state)
+        found = sentinel.evaluated(number, point)
+    assert names(found) == ["held_out_fell"]
+    assert sentinel.falling
+    assert not sentinel.sound
+
+
+def test_off_is_off() -> None:
+    sentinel, found = watched(FAULTS["NaN"][1], action="off")
+    assert not found
+    assert not sentinel.recent

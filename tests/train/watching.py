@@ -1,0 +1,77 @@
+"""Histories for the sentinel: synthetic rows of a run, held-out scores with a given mean and scatter, and recorded curves replayed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.train.config import SentinelConfig
+from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def healthy_row(number: int, draw: random.Random) -> dict[str, float]:
+    """A row as a run of the shapes world with two updates has them: norms and KLs scatter by factors, the reward rises."""
+    return {
+        "reward/total": 1.2 + 0.3 * (1 - math.exp(-number / 40)) + draw.gauss(0, 0.08),
+        "reward/group_std": 0.15 * math.exp(draw.gauss(0, 0.25)),
+        "reward/failed": float(draw.random() < 0.1),
+        "ratio/mean": 1 + draw.gauss(0, 1e-4),
+        "ratio/largest_log": 0.02 * math.exp(draw.gauss(0, 0.4)),
+        "ratio/first_update": 0.0,
+        "ratio/clip_fraction": min(1.0, max(0.0, draw.gauss(0.2, 0.06))),
+        "gradient/norm": 1.0 * math.exp(draw.gauss(0, 0.35)),
+        "kl/total": 1e-4 * (1 + number % 5) * math.exp(draw.gauss(0, 0.4)),
+        "weights/distance": 1e-3 * math.sqrt(number) * (1 + draw.gauss(0, 0.01)),
+        "weights/moved": 0.999,
+        "video/spread": 0.05 * math.exp(draw.gauss(0, 0.15)),
+    }
+
+
+def clips(mean: float, *, seed: int, scatter: float = 0.12, count: int = 48) -> list[float | None]:
+    """Scores of held-out clips with exactly this mean; each clip differs from itself at another time by `scatter` x sqrt(2)."""
+    own, then = random.Random(7), random.Random(seed)
+    levels = [own.gauss(0, 0.3) + then.gauss(0, scatter) for _ in range(count)]
+    return [mean + level - sum(levels) / count for level in levels]
+
+
+def replay(run: Mapping[str, Any], config: SentinelConfig | None = None) -> list[Finding]:
+    """A recorded run as the sentinel would have seen it; without the rows of evaluations that have no clips."""
+    weights = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
+    judge_watches = any(reward["name"] == "shapes" and reward["metric_only"] for reward in run["rewards"])
+    witnesses = Witnesses(scores={"shapes": weights} if judge_watches else {}, statistics=("flicker", "sharpness"))
+    sentinel = Sentinel(config or SentinelConfig(), clips=48, clip=0.0108, witnesses=witnesses)
+    found, evaluations = [], iter(run["clips"])
+    for row in run["rows"]:
+        if "eval/total" in row:
+            found += sentinel.evaluated(row["iteration"], next(evaluations))
+        else:
+            found += sentinel.observe(row["iteration"], row)
+    return found
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    """Runs of benchmarks/broken_runs.py."""
+    lines = (RESULTS / "broken_runs.jsonl").read_text().splitlines()
+    return [run for run in map(json.loads, lines) if run["name"] == name]
+
+
+def curves(file: str, method: str) -> list[tuple[int, dict[int, float]]]:
+    """Held-out totals of recorded comparisons: (seed, iteration -> total). All seeds start from the same weights."""
+    rows = [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]
+    start = next(row["curve"]["0"] for row in rows if "0" in row["curve"])
+    mine = [row for row in rows if row["method"] == method]
+    return [
+        (row["seed"], {0: start["total"], **{int(at): point["total"] for at, point in row["curve"].items()}})
+        for row in mine
+    ]
+
+
+def names(found: Sequence[Finding]) -> list[str]:
+    """What was found, each once."""
+    return list(dict.fromkeys(finding.name for finding in found))
