@@ -15,7 +15,6 @@ from torch import Tensor
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.models.base import Explains
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -28,8 +27,7 @@ from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.distribute import distribute
 from sage_grpo.train.evaluate import Evaluation, evaluate
-from sage_grpo.train.forecast.fitting import choose_levels
-from sage_grpo.train.keeping import kept
+from sage_grpo.train.forecast.fitting import keep_what_fits
 from sage_grpo.train.looks import look_at
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.plan import Group, Plan, Planner
@@ -68,10 +66,7 @@ class Trainer:
     ) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.model, self.reward, self.held_out = parts.model, parts.reward, parts.held_out
-        levels = choose_levels(config, self.model, self.world)
-        self.model.keep(levels)
-        if isinstance(self.model, Explains):
-            self.model.choices["blocks keep"] = kept(levels)
+        keep_what_fits(config, self.model, self.world)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
@@ -98,9 +93,7 @@ class Trainer:
         )
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""
-        dims = 1
-        for size in self.model.latent_shape():
-            dims *= size
+        dims = math.prod(self.model.latent_shape())
         self.objective = Objective(config.surrogate, region, dims, config.objective)
         self.state.sentinel = sentinel_of(config, self.reward, self.objective.clip)
         self.planner = Planner(

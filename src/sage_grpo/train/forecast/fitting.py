@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.base import Explains, VelocityModel
 from sage_grpo.models.blocks import Keep
 from sage_grpo.parallel.world import World
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.hardware import here
-from sage_grpo.train.keeping import levels
+from sage_grpo.train.keeping import kept, levels
+
+
+def keep_what_fits(config: TrainConfig, model: VelocityModel, world: World) -> None:
+    """Set what the model's blocks keep, and note it where the model says what was decided."""
+    chosen = choose_levels(config, model, world)
+    model.keep(chosen)
+    if isinstance(model, Explains):
+        model.choices["blocks keep"] = kept(chosen)
 
 
 def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
