@@ -70,7 +70,6 @@ QUARANTINE = {
 CIRCLES_LEFT = (
     ("sage_grpo.commands.inspect_figure", "sage_grpo.commands.inspect"),
     ("sage_grpo.commands.probe_figure", "sage_grpo.commands.probe"),
-    ("sage_grpo.commands.bench", "sage_grpo.commands.generate"),
 )
 """Imports that close a circle, module and what it imports; to be emptied."""
 FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
