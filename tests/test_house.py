@@ -71,7 +71,7 @@ CIRCLES_LEFT = (
     ("sage_grpo.commands.inspect_figure", "sage_grpo.commands.inspect"),
     ("sage_grpo.commands.probe_figure", "sage_grpo.commands.probe"),
 )
-"""Imports for type checkers that close a circle, module and what it imports; to be emptied."""
+"""Imports that close a circle, module and what it imports; to be emptied."""
 FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 FRAMEWORK_METHODS = ("forward", "backward")  # documented by the class whose contract they fill
 PRIVATE_PLACES = re.compile(r"(?<![\w.])/(?:work|home|root|Users|opt)/\w|\b(?:pypi|devpi|registry)[\w.-]*\.internal\b")

@@ -48,7 +48,14 @@ def raised(findings: Sequence[Finding]) -> list[Finding]:
 
 @pytest.mark.parametrize(
     ("kind", "model"),
-    [("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}), ("hunyuan15_t2v", {}), ("wan_t2v", LORA), ("wan22_t2v", {})],
+    [
+        ("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}),
+        ("hunyuan15_t2v", {}),
+        ("wan_t2v", LORA),
+        ("wan22_t2v", {}),
+        ("sana_video", {}),
+        ("flux", LORA | {"frames": 1}),
+    ],
 )
 def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config) -> None:
     config = make_config(

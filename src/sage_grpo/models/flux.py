@@ -42,6 +42,7 @@ class Flux(FamilyModel):
             *("ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
         ),
         encoders=("text_encoder", "text_encoder_2"),
+        padded=True,
         even_sigmas=True,
         embeds_guidance=True,
         dynamic_shift=True,

@@ -40,6 +40,7 @@ class Sd3(FamilyModel):
             *("ff.net.*", "ff_context.net.*"),
         ),
         encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
+        padded=True,
         dynamic_shift=True,
     )
 

@@ -24,6 +24,8 @@ class Traits:
     """Components that only encoding needs; they load on demand."""
     ragged: tuple[tuple[str, int], ...] = ()
     """Inputs of a block (name, dimension) whose length differs between prompts."""
+    padded: bool = False
+    """The network attends to its text's padding, so that encodings hold it and all have one length."""
     even_sigmas: bool = False
     """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
     dynamic_shift: bool = False

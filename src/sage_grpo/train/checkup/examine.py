@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.stock import why_not_stock
+from sage_grpo.models.stock import why_not_stock, why_unknown
 from sage_grpo.parallel.world import World
 from sage_grpo.train.build import Parts, build
 from sage_grpo.train.checkup import conditioning, learning, machine, reward, sampling, signal
@@ -169,6 +169,10 @@ def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Findings:
         yield finding
     else:
         yield skipped("pipeline", reason, STOCK)
+    unknown = why_unknown(model)
+    if unknown is not None:
+        yield skipped("vae", unknown, STOCK)
+        return
     with trainer.vae.decoding():
         yield sampling.vae(model, latents)
 
