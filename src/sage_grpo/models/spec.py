@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from sage_grpo.models.errors import ModelError
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import is_object, refuse_object
-from sage_grpo.ranges import Count, Fps, Positive, Range, Seed, check
+from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, check
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ class ModelSpec:
     vae_tiling: bool = False
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""
-    options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Finite] = field(default_factory=dict)
     """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
     cache: str | None = "auto"
     """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
