@@ -50,16 +50,16 @@ MUTANTS = (
     ),
     Mutant(
         "Wan's latents are divided by their std instead of multiplied",
-        "models/wan.py",
-        "latents / (1.0 / channels(config.latents_std)) + channels(config.latents_mean)",
-        "latents / channels(config.latents_std) + channels(config.latents_mean)",
+        "models/decoding.py",
+        "latents / (1.0 / channels(vae.config.latents_std)) + channels(vae.config.latents_mean)",
+        "latents / channels(vae.config.latents_std) + channels(vae.config.latents_mean)",
         WAN,
     ),
     Mutant(
         "Wan's latents keep their mean at 0",
-        "models/wan.py",
-        "(1.0 / channels(config.latents_std)) + channels(config.latents_mean)",
-        "(1.0 / channels(config.latents_std))",
+        "models/decoding.py",
+        "(1.0 / channels(vae.config.latents_std)) + channels(vae.config.latents_mean)",
+        "(1.0 / channels(vae.config.latents_std))",
         WAN,
     ),
     Mutant(

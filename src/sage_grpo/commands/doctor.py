@@ -7,12 +7,10 @@ where a check fails.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from sage_grpo.commands import train
 from sage_grpo.recipes import meanings, remarks
@@ -34,14 +32,8 @@ class Options(TrainConfig):
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     """What `train` starts from; a word that is a YAML file stands for --config."""
-    words = list(argv)
-    for place, word in enumerate(words[:-1]):
-        if word == "--recipe" and Path(words[place + 1]).is_file():
-            words[place] = "--config"
-    start, words = train.defaults(words)
-    if start is None:
-        return None, words
-    return Options(**{field.name: getattr(start, field.name) for field in dataclasses.fields(start)}), words
+    start, words = train.defaults(train.with_files(argv))
+    return train.extended(Options, start), words
 
 
 def run(options: Options) -> int:
@@ -52,7 +44,7 @@ def run(options: Options) -> int:
     from sage_grpo.train.checkup import show
     from sage_grpo.train.checkup.examine import examine, over_ranks
 
-    config = TrainConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(TrainConfig)})
+    config = train.plain(options)
     world = start(config.parallel, config.model.device)
     console = Console(highlight=False, quiet=options.json or not world.is_main)
     try:

@@ -6,7 +6,6 @@ its option says. What only you can give (prompts, files from elsewhere) is liste
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +32,8 @@ class Options(TrainConfig):
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     """What `train` starts from; a word that is a YAML file stands for --config."""
-    words = list(argv)
-    for place, word in enumerate(words[:-1]):
-        if word == "--recipe" and Path(words[place + 1]).is_file():
-            words[place] = "--config"
-    start, words = train.defaults(words)
-    if start is None:
-        return None, words
-    return Options(**{field.name: getattr(start, field.name) for field in dataclasses.fields(start)}), words
+    start, words = train.defaults(train.with_files(argv))
+    return train.extended(Options, start), words
 
 
 def run(options: Options) -> int:

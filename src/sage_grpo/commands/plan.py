@@ -6,11 +6,9 @@ memory and time every phase takes on a GPU of your choice, whether that fits, an
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sage_grpo.commands import train
 from sage_grpo.configure import ConfigError
@@ -38,17 +36,8 @@ class Options(TrainConfig):
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     """What `train` starts from; a word that is a YAML file or the folder of a run stands for --config."""
-    words = list(argv)
-    for place, word in enumerate(words[:-1]):
-        file = Path(words[place + 1])
-        if word == "--recipe" and (file.is_file() or (file / "config.yaml").is_file()):
-            words[place : place + 2] = ["--config", str(file if file.is_file() else file / "config.yaml")]
-    start, words = train.defaults(words)
-    return (None if start is None else _options(start)), words
-
-
-def _options(config: TrainConfig, **more: Any) -> Options:
-    return Options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, **more)
+    start, words = train.defaults(train.with_files(argv, runs=True))
+    return train.extended(Options, start), words
 
 
 def run(options: Options) -> int:
@@ -61,7 +50,7 @@ def run(options: Options) -> int:
 
     parallel = options.parallel
     gpus = options.gpus or parallel.dp_replicate * (parallel.dp_shard or 1) * parallel.sp
-    config = TrainConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(TrainConfig)})
+    config = train.plain(options)
     architecture = find_architecture(config.model)
     if options.measure and options.gpu is not None:
         raise ConfigError(f"--measure is about this machine, --gpu {options.gpu} about another: give one of them.")

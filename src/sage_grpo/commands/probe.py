@@ -61,13 +61,9 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
         raise ValueError(f"--run {run} and --recipe both say what to start from: give one of them.")
     if run is not None:
         config = read_config(Path(run), trust=trusted(argv), rewards=given(argv, "rewards") is None)
-        return _options(config, run=run), argv
+        return train.extended(Options, config, run=run), argv
     start, argv = train.defaults(argv)
-    return (None if start is None else _options(start)), argv
-
-
-def _options(config: TrainConfig, **more: Any) -> Options:
-    return Options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, **more)
+    return train.extended(Options, start), argv
 
 
 def run(options: Options) -> int:

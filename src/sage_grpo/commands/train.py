@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from sage_grpo.configure import given, in_file
 from sage_grpo.recipes import meanings, recipe, remarks
@@ -33,6 +35,33 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
         _say_what_it_stands_on(files)
         return None, words
     return recipe(str(named)), [*words, f"--recipe={named}"]
+
+
+Extended = TypeVar("Extended", bound=Options)
+
+
+def extended(kind: type[Extended], config: Options | None, **more: Any) -> Extended | None:
+    """A configuration as the options of a command that has more of them; None stays None."""
+    if config is None:
+        return None
+    return kind(**{field.name: getattr(config, field.name) for field in fields(config)}, **more)
+
+
+def plain(options: Options) -> Options:
+    """The configuration in a command's options."""
+    return Options(**{field.name: getattr(options, field.name) for field in fields(Options)})
+
+
+def with_files(argv: list[str], *, runs: bool = False) -> list[str]:
+    """The words with --config where the word for a recipe is a YAML file or, with `runs`, the folder of a run."""
+    words = list(argv)
+    for place, word in enumerate(words[:-1]):
+        file = Path(words[place + 1])
+        if runs and (file / "config.yaml").is_file():
+            file = file / "config.yaml"
+        if word == "--recipe" and file.is_file():
+            words[place : place + 2] = ["--config", str(file)]
+    return words
 
 
 def _without_recipe(argv: list[str]) -> tuple[list[str], str | None]:

@@ -196,11 +196,14 @@ def _milliseconds(
     return start.elapsed_time(end)
 
 
-def takes_backend(network: nn.Module, *, ours: bool) -> bool:
-    """Whether the attention of a network can be computed by another backend; `ours` asks for the processors of this file."""
-    return any(
-        not ours or isinstance(processor, PackedAttention | PlainAttention) for processor in _processors(network)
-    )
+def checked_backend(asked: str, network: nn.Module) -> str:
+    """What can be asked of this network: where nothing can choose a kernel, PyTorch chooses."""
+    ours = PackedAttention | PlainAttention
+    if any(asked != "auto" or isinstance(processor, ours) for processor in _processors(network)):
+        return asked
+    if asked not in ("auto", "native"):
+        raise ModelError(f'model.attention "{asked}": this network knows PyTorch\'s own choice only. Use "auto".')
+    return "native"
 
 
 def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:

@@ -58,6 +58,15 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
             yield _up(decoder, chunk, first=number == 0)
 
 
+def wan_latents(vae: Any, latents: Tensor) -> Tensor:
+    """Latents as the decoders of Wan and Qwen-Image expect them; written as their pipelines do, so that float32 gives their bits."""
+
+    def channels(values: list[float]) -> Tensor:
+        return torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
+
+    return latents / (1.0 / channels(vae.config.latents_std)) + channels(vae.config.latents_mean)
+
+
 def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
     """What `vae.decode(z)` gives, one latent frame after the other, as its decoder works."""
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm, WanUpsample, unpatchify

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import export, lora
-from sage_grpo.models.attention import Shape, choose_backend, set_backend, takes_backend
+from sage_grpo.models.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.blocks import Keep, compile_blocks, keep_activations
@@ -54,7 +54,6 @@ class FamilyModel(ABC):
         network: nn.Module | None = None,
         others: Sequence[nn.Module] = (),
         boundary: float | None = None,
-        dead: set[str] | None = None,
         takes_images: bool = False,
         device: str | torch.device | None = None,
     ) -> None:
@@ -79,7 +78,7 @@ class FamilyModel(ABC):
         self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
         self._cache = self._open_cache()
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
-        self._prepare_training(dead or set())
+        self._prepare_training()
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
         self.choices: dict[str, str] = {}
@@ -91,14 +90,9 @@ class FamilyModel(ABC):
                 compile_blocks(other, self._blocks_of(other), train=False, ragged=self.traits.ragged)
 
     def _set_attention(self) -> None:
-        config, asked = self.transformer.config, self.spec.attention
+        config = self.transformer.config
         shape = Shape(self.tokens, config.num_attention_heads, config.attention_head_dim)
-        if not takes_backend(self.network, ours=asked == "auto"):
-            if asked not in ("auto", "native"):
-                raise ModelError(
-                    f'model.attention "{asked}": this network knows PyTorch\'s own choice only. Use "auto".'
-                )
-            asked = "native"
+        asked = checked_backend(self.spec.attention, self.network)
         backend, self.choices["attention"] = choose_backend(asked, self.device, self.dtype, shape)
         for module in (self.network, *self.others):
             set_backend(module, backend)
@@ -308,7 +302,12 @@ class FamilyModel(ABC):
 
     # ---- training
 
-    def _prepare_training(self, dead: set[str]) -> None:
+    def _unread(self) -> set[str]:
+        """Parameters of the trained network that never receive a gradient; they stay frozen."""
+        return set()
+
+    def _prepare_training(self) -> None:
+        dead = self._unread() if self.spec.train else set()
         for module in (*self._modules("network"), *self._modules("vae")):
             module.requires_grad_(False)
             module.eval()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.packing import pack, unpack
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
@@ -26,7 +25,7 @@ SIDE = 2
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Flux:
     """Load the checkpoint of a spec."""
     folder, index = open_folder(spec, Flux.traits, ["FluxPipeline"], PARTS)
-    return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device)
+    return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device=device)
 
 
 class Flux(FamilyModel):
@@ -36,11 +35,7 @@ class Flux(FamilyModel):
         video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
         guidance_scale=3.5,
         blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
-        lora_targets=(
-            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
-            *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
-            *("ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
-        ),
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
         encoders=("text_encoder", "text_encoder_2"),
         padded=True,
         even_sigmas=True,
@@ -48,11 +43,8 @@ class Flux(FamilyModel):
         dynamic_shift=True,
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        dead = _dead(pipe.transformer) if spec.train else set()
-        super().__init__(spec, folder, index, pipe, dead=dead, device=device)
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
 
     def _grid(self) -> Grid:
         channels = self.transformer.config.in_channels // SIDE**2

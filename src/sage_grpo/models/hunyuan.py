@@ -16,7 +16,7 @@ from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
@@ -54,11 +54,7 @@ class Hunyuan(FamilyModel):
         video=VideoSpec(frames=129, height=720, width=1280, fps=24.0),
         guidance_scale=6.0,
         blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
-        lora_targets=(
-            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
-            *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
-            *("ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
-        ),
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
         encoders=("text_encoder", "text_encoder_2"),
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
@@ -68,11 +64,13 @@ class Hunyuan(FamilyModel):
     def __init__(
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
-        dead = _dead(pipe.transformer) if spec.train else set()
         for blocks in Hunyuan.traits.blocks:
             for block in getattr(pipe.transformer, blocks):
                 block.attn.set_processor(Unmasked())
-        super().__init__(spec, folder, index, pipe, dead=dead, device=device)
+        super().__init__(spec, folder, index, pipe, device=device)
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
 
     def _grid(self) -> Grid:
         config = self.transformer.config

@@ -22,7 +22,7 @@ from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.sequence import SequenceSplit, split_rotary
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 LAYERS_TO_SKIP = 2
@@ -104,11 +104,7 @@ class Hunyuan15(FamilyModel):
         video=VideoSpec(frames=81, height=480, width=848, fps=24.0),
         guidance_scale=6.0,
         blocks={"transformer_blocks": "num_layers"},
-        lora_targets=(
-            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
-            *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
-            *("ff.net.*", "ff_context.net.*"),
-        ),
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
@@ -126,9 +122,11 @@ class Hunyuan15(FamilyModel):
             index,
             pipe,
             network=PackedTransformer(pipe.transformer),
-            dead=_dead(pipe.transformer, "ImageToVideo" in index["_class_name"]) if spec.train else set(),
             device=device,
         )
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer, self.image_to_video)
 
     def _grid(self) -> Grid:
         config = self.transformer.config

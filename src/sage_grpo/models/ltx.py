@@ -17,7 +17,7 @@ from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.packing import pack, unpack
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 
@@ -34,11 +34,7 @@ class Ltx(FamilyModel):
         video=VideoSpec(frames=161, height=512, width=704, fps=25.0),
         guidance_scale=3.0,
         blocks={"transformer_blocks": "num_layers"},
-        lora_targets=(
-            *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
-            *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
-            "ff.net.*",
-        ),
+        lora_targets=(*CROSS_ATTENTION, "ff.net.*"),
         encoders=("text_encoder",),
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
@@ -56,8 +52,10 @@ class Ltx(FamilyModel):
                 f'model.options: the VAE of "{folder}" takes no timestep, so decode_timestep and decode_noise_scale mean nothing to '
                 "it. Leave them out."
             )
-        dead = _dead(pipe.transformer) if spec.train else set()
-        super().__init__(spec, folder, index, pipe, dead=dead, device=device)
+        super().__init__(spec, folder, index, pipe, device=device)
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
 
     def _grid(self) -> Grid:
         pipe = self.pipe

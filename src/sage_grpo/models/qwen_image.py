@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.models.checkpoint import read_config
+from sage_grpo.models.decoding import wan_latents
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import unread_queries, without_gradient
@@ -17,7 +17,7 @@ from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.packing import pack, unpack
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 SIDE = 2
@@ -35,7 +35,7 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> QwenImage
             raise ModelError(
                 f'transformer/config.json of "{folder}" sets {name}, as Qwen-Image does not: not supported.'
             )
-    return QwenImage(spec, folder, index, open_pipeline(spec, QwenImage.traits, folder, index, device), device)
+    return QwenImage(spec, folder, index, open_pipeline(spec, QwenImage.traits, folder, index, device), device=device)
 
 
 class QwenImage(FamilyModel):
@@ -45,22 +45,15 @@ class QwenImage(FamilyModel):
         video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
         guidance_scale=4.0,
         blocks={"transformer_blocks": "num_layers"},
-        lora_targets=(
-            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
-            *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
-            *("img_mlp.net.*", "txt_mlp.net.*"),
-        ),
+        lora_targets=(*JOINT_ATTENTION, "img_mlp.net.*", "txt_mlp.net.*"),
         encoders=("text_encoder",),
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        dead = _dead(pipe.transformer) if spec.train else set()
-        super().__init__(spec, folder, index, pipe, dead=dead, device=device)
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
 
     def _grid(self) -> Grid:
         channels = self.transformer.config.in_channels // SIDE**2
@@ -87,12 +80,7 @@ class QwenImage(FamilyModel):
         return unpack(tokens, x, SIDE)
 
     def _to_vae(self, latents: Tensor) -> Tensor:
-        config = self.pipe.vae.config
-
-        def channels(values: list[float]) -> Tensor:
-            return torch.tensor(values).view(1, config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
-
-        return latents / (1.0 / channels(config.latents_std)) + channels(config.latents_mean)
+        return wan_latents(self.pipe.vae, latents)
 
 
 def _dead(transformer: Any) -> set[str]:

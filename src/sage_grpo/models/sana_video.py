@@ -5,21 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.models.checkpoint import read_config
-from sage_grpo.models.decoding import wan_pixels
+from sage_grpo.models.decoding import wan_latents, wan_pixels
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 
@@ -35,7 +34,7 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> SanaVideo
         raise ModelError(
             f'"{folder}" has a guidance input or predicts variances, which its pipeline does not use here.'
         )
-    return SanaVideo(spec, folder, index, open_pipeline(spec, SanaVideo.traits, folder, index, device), device)
+    return SanaVideo(spec, folder, index, open_pipeline(spec, SanaVideo.traits, folder, index, device), device=device)
 
 
 class SanaVideo(FamilyModel):
@@ -45,19 +44,13 @@ class SanaVideo(FamilyModel):
         video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
         guidance_scale=6.0,
         blocks={"transformer_blocks": "num_layers"},
-        lora_targets=(
-            *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
-            *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
-        ),
+        lora_targets=CROSS_ATTENTION,
         encoders=("text_encoder",),
         ragged=(("encoder_hidden_states", 1),),
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        dead = _dead(pipe.transformer) if spec.train else set()
-        super().__init__(spec, folder, index, pipe, dead=dead, device=device)
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
 
     def _grid(self) -> Grid:
         return Grid(
@@ -97,12 +90,7 @@ class SanaVideo(FamilyModel):
         )[0]
 
     def _to_vae(self, latents: Tensor) -> Tensor:
-        config = self.pipe.vae.config
-
-        def channels(values: list[float]) -> Tensor:
-            return torch.tensor(values).view(1, config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
-
-        return latents / (1.0 / channels(config.latents_std)) + channels(config.latents_mean)
+        return wan_latents(self.pipe.vae, latents)
 
     def _pixels(self, z: Tensor) -> Iterable[Tensor]:
         vae = self.pipe.vae

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from sage_grpo.models.gradients import unread_queries, without_gradient
 from sage_grpo.models.opening import open_folder, open_pipeline
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
@@ -24,7 +23,7 @@ PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Sd3:
     """Load the checkpoint of a spec."""
     folder, index = open_folder(spec, Sd3.traits, ["StableDiffusion3Pipeline"], PARTS)
-    return Sd3(spec, folder, index, open_pipeline(spec, Sd3.traits, folder, index, device), device)
+    return Sd3(spec, folder, index, open_pipeline(spec, Sd3.traits, folder, index, device), device=device)
 
 
 class Sd3(FamilyModel):
@@ -34,21 +33,14 @@ class Sd3(FamilyModel):
         video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
         guidance_scale=7.0,
         blocks={"transformer_blocks": "num_layers"},
-        lora_targets=(
-            *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
-            *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
-            *("ff.net.*", "ff_context.net.*"),
-        ),
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
         padded=True,
         dynamic_shift=True,
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        dead = _dead(pipe.transformer) if spec.train else set()
-        super().__init__(spec, folder, index, pipe, dead=dead, device=device)
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
 
     def _grid(self) -> Grid:
         config = self.transformer.config

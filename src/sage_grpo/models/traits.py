@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 
 from sage_grpo.types import VideoSpec
 
+JOINT_ATTENTION = (
+    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+"""Attention of two streams that attend together: modules that a LoRA adapts."""
+CROSS_ATTENTION = (
+    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+)
+"""Attention of the video to itself and then to the text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:

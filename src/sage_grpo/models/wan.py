@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from sage_grpo.models.attention import PlainAttention
 from sage_grpo.models.checkpoint import check_components, load_pipeline, read_config, read_index, require_ftfy, resolve
-from sage_grpo.models.decoding import wan_pixels
+from sage_grpo.models.decoding import wan_latents, wan_pixels
 from sage_grpo.models.devices import load_dtypes
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
@@ -23,7 +23,7 @@ from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.sequence import SequenceSplit, split_rotary
 from sage_grpo.models.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import Traits
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512
@@ -63,11 +63,7 @@ class Wan(FamilyModel):
         video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
         guidance_scale=5.0,
         blocks={"blocks": "num_layers"},
-        lora_targets=(
-            *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
-            *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
-            "ffn.net.*",
-        ),
+        lora_targets=(*CROSS_ATTENTION, "ffn.net.*"),
         encoders=("text_encoder", "image_encoder"),
     )
 
@@ -92,10 +88,12 @@ class Wan(FamilyModel):
             component=component,
             others=others,
             boundary=boundary,
-            dead=_dead(getattr(pipe, component)) if spec.train else set(),
             takes_images=self.expand_timesteps,
             device=device,
         )
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
 
     def _grid(self) -> Grid:
         return Grid(
@@ -191,13 +189,7 @@ class Wan(FamilyModel):
         )[0]
 
     def _to_vae(self, latents: Tensor) -> Tensor:
-        config = self.pipe.vae.config
-
-        def channels(values: list[float]) -> Tensor:
-            return torch.tensor(values).view(1, config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
-
-        # Written as the pipeline does, so that float32 gives its bits.
-        return latents / (1.0 / channels(config.latents_std)) + channels(config.latents_mean)
+        return wan_latents(self.pipe.vae, latents)
 
     def _pixels(self, z: Tensor) -> Iterable[Tensor]:
         vae = self.pipe.vae
