@@ -157,3 +157,29 @@ def test_backend_is_the_models_own(model) -> None:
         with pytest.raises(ModelError, match=r"native"):
             choose_backend(name, cuda, torch.bfloat16, shape)
     set_backend(nn.Linear(1, 1), AttentionBackendName.NATIVE)  # nothing to set is fine
+
+
+def test_prompts_of_several_lengths_are_one_batch(fresh_model) -> None:
+    """Padding that nothing attends to changes neither values nor gradients, and one pass serves all prompts that fit."""
+    plain = fresh_model("hunyuan15_t2v", guidance_scale=1.0)
+    prompts = ["a cat", "a cat and a dog that run", "a bird", 'a dog holds "hi" up', "a " * 30]
+    conditions = plain.encode(prompts)
+    lengths = [len(condition.tensors["text"]) for condition in conditions]
+    assert len({*lengths[:3]}) == 3 and max(lengths[:4]) < lengths[4]
+    padded = fresh_model("hunyuan15_t2v", guidance_scale=1.0, options={"pad_text": max(lengths[:4])})
+    passes = []
+    padded.network.register_forward_hook(lambda module, given, v: passes.append(len(v)))
+    x = torch.randn(5, *plain.latent_shape())
+    v, v_padded = plain.velocity(x, SIGMA, conditions), padded.velocity(x, SIGMA, conditions)
+    assert sorted(passes) == [1, 1, 3]  # glyphs and what is too long are apart
+    torch.testing.assert_close(v_padded, v, rtol=1e-5, atol=1e-5)
+    probe = torch.randn_like(v)
+    (v * probe).sum().backward()
+    (v_padded * probe).sum().backward()
+    for (name, ours), theirs in zip(padded.trainable().items(), plain.trainable().values()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_padding_is_refused_where_it_cannot_be(fresh_model) -> None:
+    with pytest.raises(ModelError, match="pad_text is for model.packed"):
+        fresh_model("hunyuan15_t2v", packed=False, options={"pad_text": 8})

@@ -24,8 +24,13 @@ SET_ELSEWHERE = {
 """Fields that an arm cannot set, and why."""
 NO_MATTER = ("out", "resume", "allow_changes", "keep", "log", "parallel", "evaluate.every", "evaluate.show", "seed")
 """Fields that do not count in a run's key: they change nothing, or stand in it by themselves."""
-MINIATURE = {"model.vae_slicing": False, "model.cache": None}
-"""For the embedded model, which is small: decode many clips at once, and keep no files of encoded prompts."""
+MINIATURE = {
+    "model.vae_slicing": False,
+    "model.cache": None,
+    "model.options": {"pad_text": 20},
+    "batch.micro_batch": 128,
+}
+"""For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,9 @@ class PackedAttention:
     """Joint attention of video and text tokens in which every token is valid.
 
     The stock processor pads the text mask to a dense N x N mask even where nothing is masked: at 480p x 81 frames that is
-    33,000 x 33,000, and it rules out the fast kernels. With padding dropped there is nothing to mask. A call with a mask
-    goes to the stock processor, so the stock forward still works on the same modules.
+    33,000 x 33,000, and it rules out the fast kernels. With padding dropped there is nothing to mask. A call with the stock
+    mask (batch x text tokens) goes to the stock processor, so the stock forward still works on the same modules; a mask
+    over all keys (batch x 1 x 1 x tokens) is ours.
     """
 
     # Names that diffusers sets from outside (context parallelism, backends).
@@ -46,7 +47,7 @@ class PackedAttention:
         image_rotary_emb: tuple[Tensor, Tensor] | SplitRotary | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attend; returns the video and the text stream."""
-        if attention_mask is not None:
+        if attention_mask is not None and attention_mask.ndim == 2:
             return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
 
         def heads(tokens: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ class PackedAttention:
         key = torch.cat([key, attn.norm_added_k(heads(attn.add_k_proj(encoder_hidden_states)))], dim=1)
         value = torch.cat([heads(attn.to_v(hidden_states)), heads(attn.add_v_proj(encoder_hidden_states))], dim=1)
 
-        kernel = partial(attend, backend=self._attention_backend)
+        kernel = partial(attend, backend=self._attention_backend, mask=attention_mask)
         if self.sequence is None:
             attended = kernel(query, key, value).flatten(2, 3)
         else:
@@ -117,9 +118,13 @@ KERNELS = {
 """PyTorch's own kernels, called without the copies that diffusers makes around them."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, backend: AttentionBackendName | None) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, backend: AttentionBackendName | None, mask: Tensor | None = None
+) -> Tensor:
     """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast)."""
     query, key = query.to(value.dtype), key.to(value.dtype)
+    if mask is not None:  # of the fast kernels none takes one
+        return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=AttentionBackendName.NATIVE)
     if backend not in KERNELS:
         return dispatch_attention_fn(query, key, value, backend=backend)
     with sdpa_kernel(KERNELS[backend]):

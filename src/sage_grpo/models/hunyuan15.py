@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class PackedTransformer(nn.Module):
     """The stock transformer's modules on valid tokens only.
 
     The stock forward reorders padding in a Python loop over the batch and then masks it. Here a batch has text of one
-    length and no padding, so tokens are concatenated and nothing is masked; results agree to float32 round-off.
+    length and no padding, so tokens are concatenated and nothing is masked; results agree to float32 round-off. With
+    `valid` the text has padding after all, which nothing attends to: prompts of several lengths are then one batch.
     """
 
     def __init__(self, transformer: Any) -> None:
@@ -65,14 +66,22 @@ class PackedTransformer(nn.Module):
         self.sequence: SequenceSplit | None = None
 
     def forward(
-        self, x: Tensor, timestep: Tensor, text: Tensor, glyphs: Tensor | None = None, image: Tensor | None = None
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        glyphs: Tensor | None = None,
+        image: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
-        """x: latents, condition and mask, B x C x F x H x W; text, glyphs, image: B x tokens x channels."""
+        """x: latents, condition and mask, B x C x F x H x W; text, glyphs, image: B x tokens x channels; valid: B x text tokens."""
         model = self.transformer
         frequencies = model.rope(x)
         # The sinusoid in float32, as the model was trained; only its projection in the network's dtype.
         temb = model.time_embed.timestep_embedder(model.time_embed.time_proj(timestep).to(x.dtype))
-        context = [model.context_embedder(text, timestep) + model.cond_type_embed.weight[0].to(text.dtype)]
+        context = [
+            refined(model.context_embedder, text, timestep, valid) + model.cond_type_embed.weight[0].to(text.dtype)
+        ]
         if glyphs is not None:
             context.insert(0, model.context_embedder_2(glyphs) + model.cond_type_embed.weight[1].to(text.dtype))
         if image is not None:
@@ -82,8 +91,9 @@ class PackedTransformer(nn.Module):
         if self.sequence is not None:
             frequencies = split_rotary(self.sequence, frequencies, dim=0, extra=context_tokens.shape[1])
             tokens, context_tokens = self.sequence.split(tokens), self.sequence.split(context_tokens)
+        seen = None if valid is None else seen_keys(valid, total + context_tokens.shape[1])
         for block in model.transformer_blocks:
-            tokens, context_tokens = block(tokens, context_tokens, temb, None, frequencies)
+            tokens, context_tokens = block(tokens, context_tokens, temb, seen, frequencies)
         tokens = model.proj_out(model.norm_out(tokens, temb))
         if self.sequence is not None:
             tokens = self.sequence.merge(tokens, total)
@@ -108,11 +118,14 @@ class Hunyuan15(FamilyModel):
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
+        options={"pad_text": 0.0},
     )
 
     def __init__(
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
+        if spec.options.get("pad_text") and not spec.packed:
+            raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
         _pack(pipe.transformer)
         for block in vae_attention(pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
@@ -128,6 +141,17 @@ class Hunyuan15(FamilyModel):
     def _unread(self) -> set[str]:
         return _dead(self.transformer, self.image_to_video)
 
+    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths.
+
+        For small networks, which wait for the GPU's next kernel rather than for its arithmetic. What is longer is a batch of its own.
+        """
+        text, length = inputs["text"], int(self.options["pad_text"] or 0)
+        if len(text) > length:
+            return inputs
+        valid = (torch.arange(length, device=text.device) < len(text)).float()
+        return {**inputs, "text": F.pad(text, (0, 0, 0, length - len(text))), "valid": valid}
+
     def _grid(self) -> Grid:
         config = self.transformer.config
         return Grid(
@@ -139,6 +163,8 @@ class Hunyuan15(FamilyModel):
 
     def split_sequence(self, sequence: SequenceSplit) -> None:
         """From now on run only this rank's part of every clip's tokens."""
+        if self.options["pad_text"]:
+            raise ModelError("parallel.sp > 1 takes no padding: leave model.options pad_text out.")
         if not self.spec.packed:
             raise ModelError(
                 "parallel.sp > 1 needs model.packed: the stock forward masks padding across the whole clip."
@@ -246,6 +272,25 @@ class Hunyuan15(FamilyModel):
     def _pixels(self, z: Tensor) -> Iterable[Tensor]:
         vae = self.pipe.vae
         return super()._pixels(z) if vae.use_tiling else hunyuan15_pixels(vae, z)
+
+
+def refined(embedder: Any, text: Tensor, timestep: Tensor, valid: Tensor | None) -> Tensor:
+    """The stock token refiner. Its own mask leaves padding without any key, which some kernels answer with NaN; here it sees the text."""
+    if valid is None:
+        return embedder(text, timestep)
+    weight = valid[..., None].to(text.dtype)
+    temb = embedder.time_text_embed(timestep, (text * weight).sum(dim=1) / weight.sum(dim=1))
+    tokens = embedder.proj_in(text)
+    for block in embedder.token_refiner.refiner_blocks:
+        tokens = block(tokens, temb, seen_keys(valid, text.shape[1]))
+    return tokens
+
+
+def seen_keys(valid: Tensor, tokens: int) -> Tensor:
+    """Of video tokens and then context, text last: which of them every token attends to, for all heads and queries alike."""
+    seen = valid.new_ones(len(valid), tokens, dtype=torch.bool)
+    seen[:, tokens - valid.shape[1] :] = valid > 0
+    return seen[:, None, None]
 
 
 def causal_mask(

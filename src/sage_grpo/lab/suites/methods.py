@@ -66,7 +66,7 @@ def table2(size: Size) -> Suite:
         seeds=SEEDS,
         options={**MEASURED, "rewards": judged(SETTING_B)},
         iterations=45,
-        points=(0, 45),
+        points=(0, 15, 45),
         columns=COLUMNS,
         figures=("bars", "curves"),
         notes="Kernels marked `matched` inject as much variance over a rollout as sage does at eta 0.5; all others run at eta 0.5, branch at its own.",
@@ -86,7 +86,7 @@ def table2_a(size: Size) -> Suite:
         seeds=SEEDS,
         options={**MEASURED, "rewards": judged(SETTING_A)},
         iterations=45,
-        points=(0, 45),
+        points=(0, 15, 45),
         columns=COLUMNS,
         figures=("bars", "curves"),
         notes="Trained on TA + MQ + VQ; Overall is TA + MQ/2 + VQ/2 as everywhere, so that settings can be compared.",
@@ -105,7 +105,6 @@ def scaling(size: Size) -> Suite:
             options={
                 "batch.prompts": prompts,
                 "batch.group_size": clips // prompts,
-                "batch.micro_batch": clips // prompts,
             },
         )
         for prompts in splits
@@ -135,3 +134,31 @@ def scaling(size: Size) -> Suite:
     )
     brief = ("branch 2 x 24", "branch 4 x 12", "branch 8 x 6", "branch 16 x 3")
     return sized(suite, size, brief=brief, smoke=("branch 2 x 4", "branch 4 x 2"), shorter=45)
+
+
+def distance(size: Size) -> Suite:
+    """How far a long run gets: one exploring step or two, few prompts or many, and averaged weights."""
+    wide = {"batch.prompts": 8, "optimizer.lr": 1e-4}
+    two = {**wide, "rollout.window.at": [2, 3]}
+    arms = (
+        Arm(name="8 prompts, steps 2 and 3", recipe="shapes/branch", options=two),
+        Arm(name="8 prompts, steps 2 and 3, averaged", recipe="shapes/branch", options={**two, "optimizer.ema": 0.98}),
+        Arm(name="8 prompts, step 2", recipe="shapes/branch", options=wide),
+        Arm(name="4 prompts, step 2", recipe="shapes/branch", options={"optimizer.lr": 5e-5}),
+    )
+    suite = Suite(
+        name="distance",
+        title="How far a long run gets",
+        question="Methods stop at 40% of the way from the base to the ceiling. When one step of six explores, VQ stops rising first: does exploring a later "
+        "step too take a run further, and does it stay on the manifold?",
+        arms=arms,
+        baseline="4 prompts, step 2",
+        seeds=SEEDS,
+        options={**MEASURED, "rewards": judged()},
+        iterations=400,
+        points=(0, 100, 200, 300, 400),
+        columns=COLUMNS,
+        notes="An iteration of 8 prompts costs twice the passes of one of 4.",
+    )
+    brief = ("8 prompts, steps 2 and 3", "4 prompts, step 2")
+    return sized(suite, size, brief=brief, smoke=brief)
