@@ -18,7 +18,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.recipes import recipe
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.plan import Planner
+from sage_grpo.train.planner import Planner
 
 
 def configurations() -> dict[str, TrainConfig]:

@@ -28,10 +28,9 @@ class Gaussian:
         return self.mean + self._spread(self.std) * noise
 
     def expand(self, count: int) -> Gaussian:
-        """The same law for `count` samples, from one of them; or itself where there are that many."""
-        if len(self.mean) == count:
-            return self
-        return Gaussian(self.mean.expand(count, *self.mean.shape[1:]), self.std, self.batch_ndim)
+        """The laws of `count` samples, equally many consecutive ones from each; itself where there are that many."""
+        std = self.std if self.std.ndim == 0 else expanded(self.std, count)
+        return Gaussian(expanded(self.mean, count), std, self.batch_ndim)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Mean log-density over latent dimensions, with the full normalisation, one value per sample."""
@@ -67,6 +66,17 @@ class Gaussian:
                 f"Gaussian.{operation} needs std > 0, got a step with std = 0. Deterministic steps are sampled but "
                 "never trained: leave them out of the trained steps (Policy.trained_steps)."
             )
+
+
+def expanded(rows: Tensor, count: int) -> Tensor:
+    """`count` rows, of which equally many consecutive ones are each of the given. Their gradients are summed in a fixed order."""
+    if len(rows) == count:
+        return rows
+    if count % len(rows):
+        raise ValueError(f"{count} samples cannot be shared out evenly to {len(rows)} rows.")
+    if len(rows) == 1:
+        return rows.expand(count, *rows.shape[1:])  # no copy
+    return rows.unsqueeze(1).expand(len(rows), count // len(rows), *rows.shape[1:]).flatten(0, 1)
 
 
 def _same_shape(given: Tensor, expected: Tensor, name: str) -> None:

@@ -19,7 +19,7 @@ from sage_grpo.lab.prepare import Job, key_of, prepare
 from sage_grpo.lab.suites import SUITES, common, expected_seconds
 from sage_grpo.lab.suites.methods import MATCHED
 from sage_grpo.recipes import recipe
-from sage_grpo.train.plan import Planner
+from sage_grpo.train.planner import Planner
 
 ROOT = Path(__file__).parents[2]
 SHIFT = json.loads((ROOT / "src/sage_grpo/shapes/assets/scheduler/scheduler_config.json").read_text())["shift"]

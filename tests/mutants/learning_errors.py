@@ -147,8 +147,8 @@ MUTANTS = (
     Mutant(
         "the position term compares with the rollout's policy",
         "rl/trust_region.py",
-        "position = self.beta_position * closed_form_kl(v, v_anchor, sensitivity)",
-        "position = self.beta_position * closed_form_kl(v, v_old, sensitivity)",
+        "position = self.beta_position * kl_to(v_anchor)",
+        "position = self.beta_position * kl_to(v_old)",
         REGION,
     ),
     Mutant(

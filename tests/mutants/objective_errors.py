@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "every iteration learns at the same levels",
-        "train/plan.py",
+        "train/planner.py",
         'f"levels/{config.seed}/{iteration}/{place}"',
         'f"levels/{config.seed}/{place}"',
         LEVELS,
@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "a micro-batch mixes prompts that have other levels",
-        "train/plan.py",
+        "train/planner.py",
         "or self._together or self.config.objective.fresh",
         "or self._together",
         (f"{TRAINED}test_micro_batches_are_a_matter_of_memory",),

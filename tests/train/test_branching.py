@@ -160,15 +160,40 @@ def test_the_network_runs_as_often_as_the_plan_says(micro, branches, make_config
     calls = counted(trainer)
     # And the anchor's, from the second update on: in the first it is the live policy.
     assert calls["plain"] == plan.rollout_passes(0).total() + sum(plan.rounds[1:])
-    assert calls["graph"] == sum(plan.rounds) == 2 * 3 * branches
     # By hand: branch points of every prompt, its trunk once, and each member's own steps.
-    trunk = members = 0
+    trunk = members = replays = 0
     for place in range(3):
         points = [group.branch - 1 for group in plan.groups if group.place == place]
         assert len(points) == branches
         trunk += max(points) + 1
         members += sum((6 - point - 1) * math.ceil(4 / micro) for point in points)
+        replays += branches
+    if branches == 1:  # prompts that branch at the same step go side by side
+        together = Counter(group.branch - 1 for group in plan.groups)
+        trunk = sum((point + 1) * math.ceil(count / micro) for point, count in together.items())
+        members = sum((6 - point - 1) * math.ceil(4 * count / micro) for point, count in together.items())
+        replays = sum(math.ceil(count / micro) for count in together.values())
+    assert calls["graph"] == sum(plan.rounds) == 2 * replays
     assert plan.rollout_passes(0).total() == trunk + members
+
+
+@pytest.mark.parametrize("mode", ["none", "dual", "stepwise"])
+@pytest.mark.parametrize("estimator", ["closed_form", "log_ratio"])
+def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config, make_trainer) -> None:
+    """The same noise, losses, metrics and weights, whether a pass holds one group or all that go the same way."""
+    runs = []
+    for micro in (1, 8):
+        batch = BatchConfig(prompts=4, group_size=4, micro_batch=micro)
+        config = branching(
+            make_config, share=True, updates=2, window=Window(kind="drawn", at=[1, 2]), batch=batch,
+            trust_region=TrustRegion(mode=mode, estimator=estimator), surrogate=SurrogateConfig(centred=mode == "none"),
+            optimizer=OptimizerConfig(lr=3e-3, eps=1e-4, weight_decay=0.0, max_kl=1e4),
+        )  # fmt: skip
+        trainer = make_trainer(config)
+        plan = plan_of(trainer)
+        assert max(replay.rows for replay in plan.replays(0, 0)) == (1 if micro == 1 else 2)
+        runs.append(watch(trainer, 2))
+    assert_same_run(*runs)
 
 
 def test_the_plain_path_makes_every_pass(make_config, make_trainer) -> None:
@@ -185,10 +210,9 @@ def test_members_of_a_group_share_what_comes_before_the_branch_and_nothing_after
     trainer = make_trainer(branching(make_config, share=True, window=Window(kind="drawn", at=[2])))
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
-    assert len(rollout.records) == 2
+    assert sum(len(record.x) for record in rollout.records.values()) == 2
     for record in rollout.records.values():
-        assert len(record.x) == 1
-        assert len(record.x_next) == 4
+        assert len(record.x_next) == 4 * len(record.x)
     for _, latents in rollout.latents:
         assert not any(torch.equal(a, b) for a, b in itertools.combinations(latents, 2))
 
@@ -244,7 +268,11 @@ def test_a_window_of_several_steps_shares_its_first(make_config, make_trainer) -
         trainer = make_trainer(config)
         if share:
             plan = plan_of(trainer)
-            assert Counter((r.step, r.shared) for r in plan.replays(0, 0)) == {(1, True): 2, (2, False): 2}
+            replays = plan.replays(0, 0)
+            assert {(r.step, r.shared): sum(o.rows for o in replays if o.step == r.step) for r in replays} == {
+                (1, True): 2,
+                (2, False): 8,
+            }
         runs.append(watch(trainer, 1))
     assert_same_run(*runs)
 

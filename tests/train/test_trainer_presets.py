@@ -16,7 +16,7 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.train.config import BatchConfig, UpdateConfig
-from sage_grpo.train.plan import Planner
+from sage_grpo.train.planner import Planner
 
 MODES = ("none", "fixed", "stepwise", "moving", "dual")
 KINDS = ("constant", "two_stage", "paper", "ppo")

@@ -250,7 +250,10 @@ class FamilyModel(ABC):
             with self._autocast():
                 return self._forward(x, sigma, told.to(self.device).expand(len(x)), batch).to(torch.float32)
 
-        return in_equal_batches(run, x.to(torch.float32), [self._batchable(tensors) for tensors in inputs], x.device)
+        ready = {
+            id(tensors): self._batchable(tensors) for tensors in {id(tensors): tensors for tensors in inputs}.values()
+        }
+        return in_equal_batches(run, x.to(torch.float32), [ready[id(tensors)] for tensors in inputs], x.device)
 
     def _timestep(self, sigma: Tensor | float) -> Tensor:
         """The network's timestep, always in float32: bfloat16 would round 954.5 to 956, differently in each place."""

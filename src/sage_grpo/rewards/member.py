@@ -179,9 +179,10 @@ class _Record:
         for part, value in result.items():
             mean, std = self.member.spec.standardize.get(part, (0.0, 1.0))
             self.values[part][chunk.start : chunk.stop] = torch.where(value.isfinite(), (value - mean) / std, torch.nan)
+        numbers = {part: value.tolist() for part, value in result.items()}
         for offset, index in enumerate(chunk):
-            bad = [part for part in result if not result[part][offset].isfinite()]
-            shown = ", ".join(f"{part} = {result[part][offset].item()}" for part in bad)
+            bad = [part for part in numbers if not math.isfinite(numbers[part][offset])]
+            shown = ", ".join(f"{part} = {numbers[part][offset]}" for part in bad)
             if bad:
                 self.failures.append(self._about(index, result.reasons.get(offset, f"returned {shown}")))
             elif offset in result.reasons:

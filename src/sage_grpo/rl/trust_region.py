@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sage_grpo.gaussian import expanded
 from sage_grpo.ranges import NotNegative, check
 
 Mode = Literal["none", "fixed", "stepwise", "moving", "dual"]
@@ -84,16 +85,21 @@ class TrustRegion:
         log_prob: Tensor,
         log_prob_old: Tensor,
     ) -> KlTerms:
-        """The terms at one step. The loss is surrogate PLUS lambda times `total`."""
+        """The terms at one step, one value per log-probability; of these, equally many consecutive ones may share a velocity. The loss is
+        surrogate PLUS lambda times `total`."""
         position = velocity = None
+
+        def kl_to(other: Tensor) -> Tensor:
+            return expanded(closed_form_kl(v, other, sensitivity), len(log_prob))
+
         if self.uses_anchor:
             if v_anchor is None:
                 raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
-            position = self.beta_position * closed_form_kl(v, v_anchor, sensitivity)
+            position = self.beta_position * kl_to(v_anchor)
         if self.uses_stepwise:
             weight = self.beta_velocity if self.mode == "dual" else 1.0
             if self.estimator == "closed_form":
-                velocity = weight * closed_form_kl(v, v_old, sensitivity)
+                velocity = weight * kl_to(v_old)
             else:
                 velocity = weight * log_ratio_kl(log_prob_old, log_prob)
         if position is None or velocity is None:

@@ -5,24 +5,16 @@ Rollout and update execute it, the terminal prints it, tests count it. It holds 
 
 from __future__ import annotations
 
-import random
-from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
-import torch
-
-from sage_grpo.data.groups import Member, MicroBatch, deal, split_updates
+from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.rl.equalizer import equalizing_weights
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.levels import Levels, draw_levels
+from sage_grpo.train.levels import Levels
 
 
 @dataclass(frozen=True)
@@ -70,6 +62,12 @@ class Group:
         """Where a trained step is replayed."""
         return float((self.schedule if self.levels is None else self.levels.schedule).sigmas[step])
 
+    @property
+    def way(self) -> Hashable:
+        """What groups have in common that can go through the network together, from noise to their replays."""
+        schedule = self.schedule
+        return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
+
     def noise(self) -> dict[str, Any]:
         """The noise levels that it visits and where it explores, for readers of the run: only the model knows its grid."""
         schedule = self.schedule
@@ -95,12 +93,12 @@ class Replay:
     """Index in the schedule (or the levels) of its members' groups."""
     members: tuple[Member, ...]
     shared: bool
-    """One state stands for all members."""
+    """One state stands for all members of a group."""
 
     @property
     def rows(self) -> int:
         """States that go through the network together."""
-        return 1 if self.shared else len(self.members)
+        return len({member.group for member in self.members}) if self.shared else len(self.members)
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,8 @@ class Plan:
     """Micro-batches of every data-parallel rank."""
     trains: Callable[[float], bool] = field(default=lambda sigma: True, compare=False)
     """Whether the trained network runs at sigma; another expert may run elsewhere."""
+    abreast: int = 1
+    """Up to so many groups that go the same way run what their members share in one pass."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -158,11 +158,23 @@ class Plan:
         sigmas = group.schedule.sigmas.tolist()
         return [(group.place, tuple(sigmas[: step + 1])) for step in range(group.branch)]
 
+    def trunks(self, rank: int) -> list[tuple[Group, ...]]:
+        """A rank's groups whose members share their beginning; those that walk it side by side are together."""
+        ways: dict[Hashable, list[Group]] = {}
+        for index in self.members(rank):
+            if self.groups[index].shared:
+                ways.setdefault(self.groups[index].way, []).append(self.groups[index])
+        return [
+            tuple(groups[start : start + self.abreast])
+            for groups in ways.values()
+            for start in range(0, len(groups), self.abreast)
+        ]
+
     def sampled(self, rank: int) -> Iterator[Pass]:
         """The network's passes of a rank's rollout: what groups share, each once, and then what members run for themselves."""
-        own = [self.groups[index] for index in self.members(rank)]
-        for key in dict.fromkeys(key for group in own for key in self.trunk(group)):
-            yield Pass(key[-1][-1], rows=1, shared=True)
+        keys = (key for groups in self.trunks(rank) for key in zip(*map(self.trunk, groups)))
+        for key in dict.fromkeys(keys):
+            yield Pass(key[0][-1][-1], rows=len(key), shared=True)
         for batch in self.batches(rank):
             group = self.group_of(batch)
             for sigma in group.schedule.sigmas[group.branch : -1].tolist():
@@ -183,13 +195,16 @@ class Plan:
 
     def replays(self, rank: int, update: int) -> list[Replay]:
         """What a rank replays in an update, step by step."""
-        groups = [self.groups[index] for index in self.members(rank)]
+        own_members = self.members(rank)
+        groups, trunks = [self.groups[index] for index in own_members], self.trunks(rank)
         steps = dict.fromkeys(step for group in groups for step in group.trained[update])
         result = []
         for step in steps:
             here = [group for group in groups if step in group.trained[update]]
-            together = [group for group in here if step < group.branch]
-            result += [Replay(step, self.members(rank)[group.index], shared=True) for group in together]
+            for together in trunks:
+                if step in together[0].trained[update] and step < together[0].branch:
+                    rows = tuple(member for group in together for member in own_members[group.index])
+                    result.append(Replay(step, rows, shared=True))
             own = {group.index for group in here if step >= group.branch}
             apart = [batch for batch in self.batches(rank) if self.group_of(batch).index in own]
             result += [Replay(step, batch.members, shared=False) for batch in apart]
@@ -205,7 +220,8 @@ class Plan:
             for place, member in enumerate(replay.members):
                 gauge = self.groups[member.group].gauge
                 if gauge is not None and member.index == 0 and gauge.step == replay.step:
-                    found.setdefault(replay, []).append((0 if replay.shared else place, gauge.weight))
+                    row = place * replay.rows // len(replay.members)
+                    found.setdefault(replay, []).append((row, gauge.weight))
         return found
 
     @cached_property
@@ -222,179 +238,3 @@ class Plan:
         """Replays of every update on the rank that has most; the others fill up with passes of weight 0."""
         ranks = range(len(self.shares))
         return [max(len(self.replays(rank, update)) for rank in ranks) for update in range(self.updates)]
-
-
-@dataclass(frozen=True)
-class Planner:
-    """Makes the plans of a run."""
-
-    config: TrainConfig
-    grid: Schedule
-    """The run's own grid."""
-    kernel: Kernel
-    trains: Callable[[float], bool]
-    ranks: int = 1
-    """Data-parallel ranks."""
-
-    def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
-        """The plan of an iteration over these prompts."""
-        config, window = self.config, self.config.rollout.window
-        if config.objective.fresh:
-            return self._fresh(iteration, prompts)
-        if window.kind == "drawn":
-            allowed = self.candidates()
-            rows = window.draw(allowed, len(prompts), iteration, config.seed)
-            firsts = [(place, first) for place, row in enumerate(rows) for first in row]
-            flags = [window.flags(first, config.rollout.steps) for _, first in firsts]
-            weighted = [step for first in allowed for step in self.trainable(window.flags(first, config.rollout.steps))]
-        else:
-            same = window.steps(config.rollout.steps, iteration, config.seed)
-            firsts, flags = [(place, 0) for place in range(len(prompts))], [same] * len(prompts)
-            weighted = self.trainable(same)
-        groups = tuple(
-            self._group(index, place, prompts[place], flags[index], iteration)
-            for index, (place, _) in enumerate(firsts)
-        )
-        return Plan(
-            iteration=iteration,
-            groups=groups,
-            group_size=config.batch.group_size,
-            equalizer=self._weights(sorted(set(weighted))),
-            shares=self.shares,
-            trains=self.trains,
-        )
-
-    def _fresh(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
-        """The plan of an iteration without exploration: every prompt draws the noise levels at which its clips are learned."""
-        config, schedule = self.config, self.grid.exploring((False,) * self.grid.num_steps)
-        groups = []
-        for place, prompt in enumerate(prompts):
-            draw = random.Random(f"levels/{config.seed}/{iteration}/{place}")
-            levels = draw_levels(config.objective, self.grid, self.trains, draw)
-            trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
-            groups.append(Group(place, place, prompt, schedule, 0, trained, shared=False, levels=levels))
-        ones = dict.fromkeys(range(self.grid.num_steps), 1.0)
-        return Plan(iteration, tuple(groups), config.batch.group_size, ones, self.shares, self.trains)
-
-    @cached_property
-    def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
-        """Micro-batches of every rank; prompts that explore at different steps do not share one."""
-        batch, window = self.config.batch, self.config.rollout.window
-        return deal(
-            batch.prompts * window.branches,
-            batch.group_size,
-            batch.micro_batch,
-            world_size=self.ranks,
-            apart=window.kind == "drawn" or self._together or self.config.objective.fresh,
-        )
-
-    def places(self, rank: int) -> list[int]:
-        """Which of an iteration's prompts a rank samples, in every iteration."""
-        branches = self.config.rollout.window.branches
-        return sorted({member.group // branches for batch in self.shares[rank] for member in batch.members})
-
-    @property
-    def _together(self) -> bool:
-        return self.config.rollout.same_noise and self.config.rollout.share
-
-    def trainable(self, flags: Sequence[bool]) -> list[int]:
-        """The steps with noise whose velocity depends on the trainable parameters, in the run's own grid."""
-        schedule = self._exploring(flags)
-        return [
-            step
-            for step, flag in enumerate(schedule.stochastic)
-            if flag and float(self.kernel(*schedule.pair(step)).std) > 0 and self.trains(float(schedule.sigmas[step]))
-        ]
-
-    def candidates(self) -> list[int]:
-        """Where a drawn window may start."""
-        window, steps = self.config.rollout.window, self.config.rollout.steps
-        if window.at is not None:
-            for first in window.at:
-                if not self.trainable(window.flags(first, steps)):
-                    raise ValueError(
-                        f"window.at names step {first}, but no step of a window there can be trained: it is deterministic, "
-                        f"or another expert's. {_look()}"
-                    )
-            return list(window.at)
-        allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
-        if len(allowed) < window.branches:
-            raise ValueError(
-                f"window.branches is {window.branches}, but only steps {allowed} can be trained. {_look()}"
-            )
-        return allowed
-
-    def check(self) -> None:
-        """A plan that cannot work fails before the first rollout, also where the fault is in a window of a late iteration."""
-        config, window = self.config, self.config.rollout.window
-        if config.objective.fresh:
-            self._fresh(0, [Prompt("")])
-            return
-        first_seen: dict[tuple[bool, ...], int] = {}
-        if window.kind == "drawn":
-            first_seen = {window.flags(first, config.rollout.steps): 0 for first in self.candidates()}
-        for iteration in range(config.iterations) if window.kind != "drawn" else ():
-            first_seen.setdefault(window.steps(config.rollout.steps, iteration, config.seed), iteration)
-        for flags, iteration in first_seen.items():
-            self._group(0, 0, Prompt(""), flags, iteration)
-        self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
-
-    def _exploring(self, flags: Sequence[bool]) -> Schedule:
-        asked = self.config.rollout.deterministic_last
-        return self.grid.exploring(flags, deterministic_last=self.kernel.leaves_noise if asked is None else asked)
-
-    def _group(self, index: int, place: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
-        rollout, steps = self.config.rollout, self.trainable(flags)
-        if not steps:
-            raise ValueError(
-                "No step of the rollout can be trained: kernel.eta is 0, or the window only covers deterministic steps. "
-                f"Set kernel.eta > 0 (0.3 to 0.7). {_look()}"
-            )
-        schedule = self._exploring(flags)
-        first = schedule.exploring_range()[0]
-        schedule = schedule.around(rollout.before_steps, rollout.after_steps)
-        offset = first - schedule.exploring_range()[0]
-        own = f"/{index}" if rollout.window.kind == "drawn" else ""
-        parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
-        trained = tuple(tuple(step - offset for step in part) for part in parts)
-        gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
-        return Group(index, place, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
-
-    def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> Gauge:
-        """One of the trained steps, drawn in proportion to its sensitivity squared, which is most of how the KLs of steps differ:
-        what is left is the change of the velocity. The groups' draws are evenly spaced, so that together they cover the steps."""
-        groups = self.config.batch.prompts * self.config.rollout.window.branches
-        steps = sorted({step for part in trained for step in part})
-        squares = [float(self.kernel(*self.grid.pair(step + offset)).sensitivity) ** 2 for step in steps]
-        edges = list(accumulate(squares))
-        draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
-        place = bisect(edges, (draw + index) % groups / groups * edges[-1])
-        place = min(place, len(steps) - 1)  # rounding
-        return Gauge(steps[place], edges[-1] / squares[place])
-
-    def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
-        """The trained steps of a group, one list per optimizer update."""
-        config = self.config.update
-        least = 1 if config.repeat else config.updates_per_rollout
-        count = max(least, round(config.step_fraction * len(steps)))
-        return self._deal(sorted(draw.sample(steps, min(count, len(steps)))), draw)
-
-    def _deal(self, chosen: list[int], draw: random.Random) -> list[list[int]]:
-        """What is trained, dealt out to the updates."""
-        config = self.config.update
-        if config.permute_steps:
-            draw.shuffle(chosen)
-        if config.repeat:
-            return [chosen] * config.updates_per_rollout
-        return split_updates(chosen, config.updates_per_rollout)
-
-    def _weights(self, steps: list[int]) -> dict[int, float]:
-        surrogate = self.config.surrogate
-        if not surrogate.equalize:
-            return dict.fromkeys(steps, 1.0)
-        sensitivity = torch.stack([self.kernel(*self.grid.pair(step)).sensitivity for step in steps])
-        return dict(zip(steps, equalizing_weights(sensitivity, cap=surrogate.equalize_cap).tolist()))
-
-
-def _look() -> str:
-    return "Look at `sage-grpo inspect`."

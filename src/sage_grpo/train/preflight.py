@@ -15,7 +15,7 @@ from sage_grpo.objects import refuse_object
 from sage_grpo.rewards.needs import Need, reward_needs
 from sage_grpo.rewards.spec import BUILT_IN, find_reward
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.plan import Planner
+from sage_grpo.train.planner import Planner
 from sage_grpo.train.sources import NAMES, load_sources
 
 

@@ -21,7 +21,8 @@ from sage_grpo.parallel.world import World
 from sage_grpo.ranges import Folder, Natural, Positive, Range, check
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import BatchConfig, TrainConfig, UpdateConfig
-from sage_grpo.train.plan import Group, Plan, Planner
+from sage_grpo.train.plan import Group, Plan
+from sage_grpo.train.planner import Planner
 from sage_grpo.train.probe import CORRELATION, QUADRUPLE, Advice, Effect
 from sage_grpo.train.rollout import NoiseKeys, Sampler, Storage
 from sage_grpo.train.scoring import score_everywhere

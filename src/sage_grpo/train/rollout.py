@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,7 +26,7 @@ class Record:
     conditions: tuple[Conditioning, ...]
     """One per row of `x`."""
     x: Tensor
-    """State before the step: one row per member, or one row for all where they share it."""
+    """State before the step: one row per member, or one per group where its members share it."""
     x_next: Tensor
     """State after the step, one row per member; at a fresh noise level the target velocity."""
     v_old: Tensor | None
@@ -108,7 +108,8 @@ class Sampler:
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
         self.gauged = plan.gauged(rank)
         self.result = Rollout()
-        self._known: dict[tuple[int, tuple[float, ...]], Tensor] = {}
+        self._known: dict[Hashable, Tensor] = {}
+        """Velocities of passes that several trunks have in common."""
         self._forked: dict[Member, Tensor] = {}
         """States of members at the first step that is their own."""
 
@@ -118,8 +119,8 @@ class Sampler:
 
         Where two networks share the schedule, all ranks first run the one for high noise: sharded networks take all ranks to run.
         """
-        trunks = [_Trunk(self, self.plan.groups[index]) for index in self.plan.members(self.rank)]
-        trunks = sorted((trunk for trunk in trunks if trunk.group.shared), key=lambda trunk: trunk.group.branch)
+        trunks = [_Trunk(self, groups) for groups in self.plan.trunks(self.rank)]
+        trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
         paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
         idle = self.plan.idle_passes(self.rank)
         for network in dict.fromkeys((self.plan.trains(1.0), not self.plan.trains(1.0))):
@@ -193,14 +194,16 @@ class Sampler:
 
 
 class _Trunk:
-    """The common part of a group: one row until its members part at the first exploring step."""
+    """The common part of groups that go the same way: one row each until their members part at the first exploring step."""
 
-    def __init__(self, sampler: Sampler, group: Group) -> None:
-        self.sampler, self.group, self.index = sampler, group, 0
-        self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
-        self.members = sampler.plan.members(sampler.rank)[group.index]
-        self.conditions = (sampler.conditions[group.index],)
-        self.keys = sampler.plan.trunk(group)
+    def __init__(self, sampler: Sampler, groups: tuple[Group, ...]) -> None:
+        self.sampler, self.group, self.index = sampler, groups[0], 0
+        self.policy, self.stepper = sampler.policies(self.group), Stepper(sampler.solver)
+        own = sampler.plan.members(sampler.rank)
+        self.members = tuple(member for group in groups for member in own[group.index])
+        self.first = [own[group.index][0] for group in groups]
+        self.conditions = tuple(sampler.conditions[group.index] for group in groups)
+        self.keys = list(zip(*map(sampler.plan.trunk, groups)))
         self.x = torch.empty(0)
         """The state; it starts with the first step, so that noise is drawn while the device is busy with other clips."""
         self.kept: Tensor | None = None
@@ -216,7 +219,7 @@ class _Trunk:
     def step(self) -> None:
         """One step; groups of one prompt share the network's passes."""
         if not len(self.x):
-            self.x = self.sampler.start(self.group, self.members[:1])
+            self.x = self.sampler.start(self.group, self.first)
         key, known = self.keys[self.index], self.sampler._known
         if key not in known:
             known[key] = self.policy.step(self.index, self.x, self.conditions).velocity

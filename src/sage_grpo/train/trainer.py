@@ -30,7 +30,8 @@ from sage_grpo.train.evaluate import Evaluation, evaluate
 from sage_grpo.train.forecast.fitting import keep_what_fits
 from sage_grpo.train.looks import look_at
 from sage_grpo.train.optim import Optimizer
-from sage_grpo.train.plan import Group, Plan, Planner
+from sage_grpo.train.plan import Group, Plan
+from sage_grpo.train.planner import Planner
 from sage_grpo.train.reference import Reference, anchored
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.train.scoring import metadata_of, score_everywhere

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sage_grpo.gaussian import expanded
 from sage_grpo.models.policy import Step
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.nft import nft_loss, optimality
@@ -171,7 +172,7 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
     if log_prob_old is None:
         log_prob_old = log_prob.detach()
-    kl_old = closed_form_kl(v, v_old, sensitivity) if objective.needs_v_old else None
+    kl_old = expanded(closed_form_kl(v, v_old, sensitivity), len(x_next)) if objective.needs_v_old else None
     if objective.spec.kind == "nft":
         terms = objective.matching_terms(v, v_old, x_next, item.advantage, record.policy.sigma(item.step))
     else:
@@ -201,13 +202,16 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
 
 def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor) -> Tensor:
     """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next - mean) / (std D)."""
-    noise = ((x_next - step.gaussian.mean.detach()) / step.gaussian.std.to(x_next.device)).flatten(1)
+    law = step.gaussian.expand(len(x_next))
+    noise = ((x_next - law.mean.detach()) / law.std.to(x_next.device)).flatten(1)
     return (slope * sensitivity / noise.shape[1]).square().dot(noise.square().sum(1))
 
 
 def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
-    """Sum of the squared norms of the members' parts of a gradient that is the same for all but for their weights."""
-    return trust.square().sum() * weight.square().sum() / weight.sum().square().clamp(min=1e-30)
+    """Sum of the squared norms of the members' parts of a gradient that is the same for all of a row but for their weights."""
+    own = weight.unflatten(0, (len(trust), -1))
+    spread = own.square().sum(1) / own.sum(1).square().clamp(min=1e-30)
+    return trust.square().flatten(1).sum(1).dot(spread)
 
 
 def replay(item: Item, device: torch.device) -> Step:

@@ -36,7 +36,8 @@ from sage_grpo.train.forecast.architecture import Architecture, find_architectur
 from sage_grpo.train.forecast.hardware import Hardware
 from sage_grpo.train.forecast.passes import Guiding, Passes, count, evaluation, evaluations, references
 from sage_grpo.train.keeping import levels
-from sage_grpo.train.plan import Plan, Planner
+from sage_grpo.train.plan import Plan
+from sage_grpo.train.planner import Planner
 from sage_grpo.train.update import Objective
 from sage_grpo.train.vae_place import SHARE as STAYS
 
