@@ -336,7 +336,7 @@ def test_a_tuned_model_beside_its_base(config, own) -> None:
     assert (gain.change != 0, gain.prompts) == (True, 2)
     with pytest.raises(ConfigError, match="no model object"):
         evaluate_pairs(result.out, model=result.model, **given)
-    with pytest.raises(ConfigError, match="evaluate_pairs has no option 'weight'.*Did you mean 'weights'"):
+    with pytest.raises(ConfigError, match=r"evaluate_pairs has no option 'weight'.*Did you mean 'weights'"):
         evaluate_pairs(result.out, weight="best", **given)
 
 

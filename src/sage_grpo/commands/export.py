@@ -54,7 +54,7 @@ def run(options: Options) -> int:
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     model = spec.load()
-    weights = load_weights(folder, model.trainable(), ema=options.ema)
+    weights = load_weights(folder, model, ema=options.ema)
     if options.dtype == "bfloat16" and spec.lora is not None and not options.merged:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     model.save(options.out, weights=weights, merged=options.merged)

@@ -304,7 +304,7 @@ class FamilyModel(ABC):
         return set()
 
     def _prepare_training(self) -> None:
-        dead = self._unread() if self.spec.train or self.spec.lora is not None else set()
+        self.unread = dead = self._unread() if self.spec.train or self.spec.lora is not None else set()
         for module in (*self._modules("network"), *self._modules("vae")):
             module.requires_grad_(False)
             module.eval()
