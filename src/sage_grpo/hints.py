@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,7 +109,9 @@ def _stray(words: str, keys: Sequence[str]) -> str:
     option = re.search(r"--([\w.+-]+)", words)
     if option:
         return _no_option(option.group(1), keys)
-    return f"{words.split()[0]!r} belongs to no option: options are written --name value, lists --name [a, b]."
+    word = words.split()[0]
+    run = f" Did you mean --run {word}?" if "run" in keys and os.path.isfile(f"{word}/config.yaml") else ""
+    return f"{word!r} belongs to no option: options are written --name value, lists --name [a, b].{run}"
 
 
 def _wrong_value(message: str, place: str) -> str:

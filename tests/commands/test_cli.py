@@ -64,6 +64,15 @@ def test_every_command_has_help(name, capsys) -> None:
     assert f"usage: sage-grpo {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["evaluate", "export", "generate"])
+def test_the_folder_of_a_run_without_its_option(command: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    assert main([command, str(tmp_path)]) == 2
+    assert f"Did you mean --run {tmp_path}?" in capsys.readouterr().err
+    assert main([command, "--run", str(tmp_path)]) == 2
+    assert "config.yaml is no configuration: it is empty." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [

@@ -44,7 +44,9 @@ def test_the_first_word_is_a_recipe_or_a_file(tmp_path: Path, capsys) -> None:
     """As for plan and doctor."""
     file = tmp_path / "run.yaml"
     file.write_text("recipe: shapes/cps\nseed: 7\n")
-    assert printed(capsys, "shapes/branch", "--seed", "3") == printed(capsys, "--recipe", "shapes/branch", "--seed", "3")
+    assert printed(capsys, "shapes/branch", "--seed", "3") == printed(
+        capsys, "--recipe", "shapes/branch", "--seed", "3"
+    )
     assert printed(capsys, str(file)) == printed(capsys, "--config", str(file))
     assert main(["train", "shapes/brunch"]) == 2
     assert "Did you mean 'shapes/branch'?" in capsys.readouterr().err

@@ -159,7 +159,8 @@ def _check_sections(file: Path) -> None:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} is no configuration: it holds a {type(content).__name__}, not options with values.")
+        what = "is empty" if content is None else f"holds a {type(content).__name__}, not options with values"
+        raise ConfigError(f"{file} is no configuration: it {what}.")
     keys = [key for key, _ in leaves(TrainConfig)]
     for section in (key for key in keys if any(other.startswith(f"{key}.") for other in keys)):
         value: Any = content

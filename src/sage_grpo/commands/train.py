@@ -35,7 +35,7 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     if named in (None, "None", "null"):
         _say_what_it_stands_on(files)
         return None, words
-    if (Path(str(named)) / "config.yaml").is_file():
+    if os.path.isfile(f"{named}/config.yaml"):
         raise ConfigError(f"{named} is the folder of a run, no recipe: --config {named}/config.yaml has its settings.")
     return recipe(str(named)), [*words, f"--recipe={named}"]
 
