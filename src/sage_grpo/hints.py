@@ -7,8 +7,8 @@ import difflib
 import os
 import re
 import types
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 ALSO_CALLED = {
     "batch.group_size": ("num_generations", "generations", "samples_per_prompt", "num_samples", "group"),
@@ -97,12 +97,20 @@ def explain(message: str, options: type) -> str:
         return _no_option(inner + name, keys)
     if words:
         return _stray(words.group(1), keys)
+    missing = re.search(r"following arguments are required: (.+)", message)
+    if missing:
+        return " ".join(_needed(name.strip(), dict(leaves(options))) for name in missing.group(1).split(","))
     return _wrong_value(message, place) or " ".join(message.split())
 
 
 def _no_option(name: str, keys: Sequence[str]) -> str:
     near = nearest_key(name, keys)
     return f"There is no option {name!r}." + (f" Did you mean {near!r}?" if near else " --help lists all.")
+
+
+def _needed(name: str, kinds: Mapping[str, Any]) -> str:
+    choices = get_args(kinds.get(name)) if get_origin(kinds.get(name)) is Literal else ()
+    return f"--{name} is needed" + (f": one of {', '.join(choices)}." if choices else ".")
 
 
 def _stray(words: str, keys: Sequence[str]) -> str:
@@ -121,9 +129,6 @@ def _wrong_value(message: str, place: str) -> str:
         return f"--config {file.group(1)}: there is no such file to read."
     if "Problems parsing config" in message or "Unexpected config" in message:
         return f"The configuration is no YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
-    missing = re.search(r"following arguments are required: (.+)", message)
-    if missing:
-        return " ".join(f"--{name.strip()} is needed." for name in missing.group(1).split(","))
     alone = re.search(r"argument (--[\w.]+): expected one argument", message)
     if alone:
         return f"{alone.group(1)} needs a value."

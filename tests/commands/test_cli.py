@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -64,6 +65,25 @@ def test_every_command_has_help(name, capsys) -> None:
     assert f"usage: sage-grpo {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "it is empty"),
+        (b"- a\n", r"it holds no options with values \(name: value\)"),
+        (b"recipe: shapes/sage\nseed: 1\n  lr: 2\n", r"it is no YAML: .* in \"bad\.yaml\", line 3"),
+        (b"out: r\xe9sum\xe9\n", "byte 0xe9 at 6 is no UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: Path, capsys) -> None:
+    """Named with its fault, and nothing is said of a recipe that it would have named."""
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    assert main(["train", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"sage-grpo: {re.escape(str(file))} is no configuration: {fault}", said)
+    assert "no recipe is named" not in said
+
+
 @pytest.mark.parametrize("command", ["evaluate", "export", "generate"])
 def test_the_folder_of_a_run_without_its_option(command: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "config.yaml").write_text("")
@@ -82,6 +102,12 @@ def test_the_folder_of_a_run_without_its_option(command: str, tmp_path: Path, ca
         (["export", "--run", "nowhere"], "is not the folder of a run"),
         (["evaluate", "--videos", "nowhere"], "needs --prompts FILE"),
         (["launch"], "needs a command to run"),
+        (
+            ["launch", "--nproc", "2", "trian", "--out", "x"],
+            "There is no command 'trian' to launch. Did you mean 'train'?",
+        ),
+        (["study"], "--action is needed: one of create, links, serve, results, export."),
+        (["convert", "nowhere"], "There is no file or folder nowhere to convert."),
     ],
 )
 def test_mistakes_exit_with_2_and_an_answer(argv, answer, capsys) -> None:
