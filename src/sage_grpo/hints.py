@@ -83,6 +83,8 @@ def _by_tail(tail: str, keys: Sequence[str]) -> str:
 def explain(message: str, options: type) -> str:
     """A parser's message in one line, with the nearest valid key or value."""
     keys = [key for key, _ in leaves(options)]
+    items = {key: get_args(kind)[0] for key, kind in leaves(options) if _lists_parts(kind)}
+    keys += [f"{key}.{inner}" for key, item in items.items() for inner, _ in leaves(item)]
     place = "".join(re.findall(r'Parser key "([\w.\[\]]+)"', message)[-1:])
     wrong_key = re.search(
         r"[Oo]ption '([\w.+-]+)' is not accepted|[Kk]ey ['\"]?([\w.]+)['\"]? is not expected", message
@@ -100,7 +102,16 @@ def explain(message: str, options: type) -> str:
     missing = re.search(r"following arguments are required: (.+)", message)
     if missing:
         return " ".join(_needed(name.strip(), dict(leaves(options))) for name in missing.group(1).split(","))
-    return _wrong_value(message, place) or " ".join(message.split())
+    wrong = _wrong_value(message, place)
+    if place in items and "must be a list" in wrong:
+        first = dataclasses.fields(items[place])[0].name
+        return f"{wrong} Each is a mapping: --{place} '[{{\"{first}\": ...}}]'."
+    return wrong or " ".join(message.split())
+
+
+def _lists_parts(kind: Any) -> bool:
+    """Whether a value is a list of dataclasses, as rewards are."""
+    return get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
 
 
 def _no_option(name: str, keys: Sequence[str]) -> str:

@@ -101,6 +101,14 @@ def test_the_folder_of_a_run_without_its_option(command: str, tmp_path: Path, ca
         (["train", "--kernel.nam", "sage"], "Did you mean 'kernel.name'?"),
         (["export", "--run", "nowhere"], "is not the folder of a run"),
         (["evaluate", "--videos", "nowhere"], "needs --prompts FILE"),
+        (
+            ["train", "--rewards", "video_stats"],
+            """got 'video_stats'. Each is a mapping: --rewards '[{"name": ...}]'.""",
+        ),
+        (["train", "--rewards", '[{"name": "clip", "weight": {"a": 1}}]'], "Did you mean 'rewards.weights'?"),
+        (["train", "--rewards", '[{"nam": "clip"}]'], "Did you mean 'rewards.name'?"),
+        (["generate", "--prompts", "  "], "Prompt 1 of 1 is empty"),
+        (["generate", "--prompts", '["a cat", ""]'], "Prompt 2 of 2 is empty"),
         (["launch"], "needs a command to run"),
         (
             ["launch", "--nproc", "2", "trian", "--out", "x"],

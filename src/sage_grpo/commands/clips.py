@@ -177,6 +177,9 @@ def _prompts(options: Options) -> list[Prompt]:
     given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
     if not given or given == [""]:
         raise ValueError('There is nothing to generate: give --prompts "a red ball rolls" or --prompts file.txt.')
+    blank = [place for place, text in enumerate(given, 1) if not text.strip()]
+    if blank:
+        raise ValueError(f"Prompt {blank[0]} of {len(given)} is empty: write what is to be seen, or leave it out.")
     if len(given) == 1 and (given[0] in SETS or _names_a_file(given[0])):
         return load_prompts(given[0])
     return [Prompt(text) for text in given]

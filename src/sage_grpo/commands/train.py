@@ -108,7 +108,9 @@ def run(options: Options) -> int:
 
     with outliving_output():
         world = start(options.parallel, options.model.device)
-        preflight(options, world.size)
+        for remark in preflight(options, world.size):
+            if world.is_main:
+                print(f"sage-grpo: {remark}", file=sys.stderr, flush=True)
         try:
             with world.watching():
                 status = train(options, world)
