@@ -28,6 +28,7 @@ RANKS = {
     "hints": -1,
     "named": -1,
     "captions": -1,
+    "tables": -1,
     "manual": 0,
     "types": 0,
     "gaussian": 0,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("Clips", "TrainResult", "evaluate", "generate"),
+    "api": ("Clips", "Pairs", "TrainResult", "evaluate", "evaluate_pairs", "generate"),
     "configure": ("ConfigError",),
     "data.prompts": ("Prompt", "load_prompts"),
     "flow.kernels": ("KernelSpec",),
@@ -49,8 +49,10 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 if TYPE_CHECKING:
     from sage_grpo.api import Clips as Clips
+    from sage_grpo.api import Pairs as Pairs
     from sage_grpo.api import TrainResult as TrainResult
     from sage_grpo.api import evaluate as evaluate
+    from sage_grpo.api import evaluate_pairs as evaluate_pairs
     from sage_grpo.api import generate as generate
     from sage_grpo.api import train as train
     from sage_grpo.configure import ConfigError as ConfigError

@@ -16,11 +16,14 @@ from sage_grpo.configure import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sage_grpo.commands.evaluate import Options as EvaluateOptions
+    from sage_grpo.commands.pairs import Difference
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
     from sage_grpo.train.config import TrainConfig
     from sage_grpo.train.evaluate import Evaluation
     from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
+    from sage_grpo.train.own import Own
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,16 @@ class TrainResult:
     """The rows of metrics.jsonl: one per iteration (`reward/total`, ...) and one per evaluation (`eval/total`, ...)."""
     model: VelocityModel | None
     """The model with its weights as training left them; None where the run was finished before and nothing was loaded."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A tuned model beside its base, on the same prompts and noises."""
+
+    base: Evaluation
+    tuned: Evaluation
+    differences: dict[str, Difference]
+    """By score, the total first: `base`, `tuned`, `change`, its 95% interval `low` to `high`, `win_share` and more."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +145,43 @@ def evaluate(
     options: weights, checkpoint, ema, lora, settings (an EvalConfig), micro_batch, max_failed_fraction, trust_run.
     """
     from sage_grpo.commands import evaluate as command
+
+    return command.measure(*_evaluation("evaluate", run, model, rewards, prompts, options))
+
+
+def evaluate_pairs(
+    run: str | Path | None = None,
+    *,
+    model: ModelSpec | None = None,
+    rewards: Any = None,
+    prompts: str | Iterable[Any] | None = None,
+    **options: Any,
+) -> Pairs:
+    """A run's weights, or a LoRA, against the base model, clip by clip, as `sage-grpo evaluate --pairs` does.
+
+    Arguments are those of `evaluate`, but no model object: nobody knows what its weights were before.
+    """
+    from sage_grpo.commands import evaluate as command
+    from sage_grpo.commands.pairs import compare
+
+    if _either(model)[1] is not None:
+        raise ConfigError(
+            "evaluate_pairs loads the base and the tuned model one after the other: give a ModelSpec, a run or a LoRA, no model object."
+        )
+    base, tuned = command.measure_pair(*_evaluation("evaluate_pairs", run, model, rewards, prompts, options))
+    return Pairs(base, tuned, compare(base, tuned))
+
+
+def _evaluation(
+    function: str, run: Any, model: Any, rewards: Any, prompts: Any, options: dict[str, Any]
+) -> tuple[EvaluateOptions, Own]:
+    """The command's options, and what takes the place of what they name."""
+    from sage_grpo.commands import evaluate as command
     from sage_grpo.train.config import TrainConfig
     from sage_grpo.train.own import adopt
 
     allowed = ("weights", "checkpoint", "ema", "lora", "settings", "micro_batch", "max_failed_fraction", "trust_run")
-    _check_names("evaluate", options, allowed)
+    _check_names(function, options, allowed)
     trust = bool(options.get("trust_run", False))
     base = command.Options() if run is None else command.of_run(str(run), trust=trust, rewards=rewards is None)
     if isinstance(prompts, str):
@@ -148,7 +193,7 @@ def evaluate(
     if run is None and own.prompts is not None:  # all that were given; a run has a number of its own
         options.setdefault("settings", replace(base.settings, prompts=len(own.prompts)))
     chosen = replace(base, model=replace(config.model, train=start.train), rewards=config.rewards, **options)
-    return command.measure(chosen, own)
+    return chosen, own
 
 
 def generate(

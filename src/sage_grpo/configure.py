@@ -193,9 +193,9 @@ def _lookup(file: str, key: str) -> object:
 
 
 def check_yaml(file: Path) -> None:
-    """Refuse a file that is small on disk and enormous in memory, before anything builds it.
+    """Refuse a file that is no YAML of options with values, or small on disk and enormous in memory, before anything builds it.
 
-    What is no YAML at all is the parser's to complain about.
+    A file that is not there is the parser's to complain about.
     """
     import yaml
 
@@ -203,11 +203,27 @@ def check_yaml(file: Path) -> None:
         if file.is_file() and file.stat().st_size > MAX_YAML_BYTES:
             fault = f"it has {file.stat().st_size} bytes, more than {MAX_YAML_BYTES}"
         else:
-            fault = _yaml_fault(yaml.parse(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            text = file.read_text(encoding="utf-8")
+            fault = _yaml_fault(yaml.parse(text, Loader=yaml.SafeLoader)) or _no_mapping(
+                yaml.compose(text, Loader=yaml.SafeLoader)
+            )
+    except OSError:
         return
+    except UnicodeDecodeError as error:
+        fault = f"byte {error.object[error.start]:#04x} at {error.start} is no UTF-8"
+    except yaml.YAMLError as error:
+        fault = f"it is no YAML: {' '.join(str(error).replace('<unicode string>', file.name).split())}"
     if fault:
         raise ConfigError(f"{file} is no configuration: {fault}.")
+
+
+def _no_mapping(node: Any) -> str:
+    """What a document is that holds no options with values; empty where it does."""
+    import yaml
+
+    if node is None:
+        return "it is empty"
+    return "" if isinstance(node, yaml.MappingNode) else "it holds no options with values (name: value)"
 
 
 def _yaml_fault(events: Iterable[Any]) -> str:

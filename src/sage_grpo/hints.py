@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import types
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 ALSO_CALLED = {
     "batch.group_size": ("num_generations", "generations", "samples_per_prompt", "num_samples", "group"),
@@ -82,6 +83,8 @@ def _by_tail(tail: str, keys: Sequence[str]) -> str:
 def explain(message: str, options: type) -> str:
     """A parser's message in one line, with the nearest valid key or value."""
     keys = [key for key, _ in leaves(options)]
+    items = {key: get_args(kind)[0] for key, kind in leaves(options) if _lists_parts(kind)}
+    keys += [f"{key}.{inner}" for key, item in items.items() for inner, _ in leaves(item)]
     place = "".join(re.findall(r'Parser key "([\w.\[\]]+)"', message)[-1:])
     wrong_key = re.search(
         r"[Oo]ption '([\w.+-]+)' is not accepted|[Kk]ey ['\"]?([\w.]+)['\"]? is not expected", message
@@ -96,7 +99,19 @@ def explain(message: str, options: type) -> str:
         return _no_option(inner + name, keys)
     if words:
         return _stray(words.group(1), keys)
-    return _wrong_value(message, place) or " ".join(message.split())
+    missing = re.search(r"following arguments are required: (.+)", message)
+    if missing:
+        return " ".join(_needed(name.strip(), dict(leaves(options))) for name in missing.group(1).split(","))
+    wrong = _wrong_value(message, place)
+    if place in items and "must be a list" in wrong:
+        first = dataclasses.fields(items[place])[0].name
+        return f"{wrong} Each is a mapping: --{place} '[{{\"{first}\": ...}}]'."
+    return wrong or " ".join(message.split())
+
+
+def _lists_parts(kind: Any) -> bool:
+    """Whether a value is a list of dataclasses, as rewards are."""
+    return get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
 
 
 def _no_option(name: str, keys: Sequence[str]) -> str:
@@ -104,11 +119,18 @@ def _no_option(name: str, keys: Sequence[str]) -> str:
     return f"There is no option {name!r}." + (f" Did you mean {near!r}?" if near else " --help lists all.")
 
 
+def _needed(name: str, kinds: Mapping[str, Any]) -> str:
+    choices = get_args(kinds.get(name)) if get_origin(kinds.get(name)) is Literal else ()
+    return f"--{name} is needed" + (f": one of {', '.join(choices)}." if choices else ".")
+
+
 def _stray(words: str, keys: Sequence[str]) -> str:
     option = re.search(r"--([\w.+-]+)", words)
     if option:
         return _no_option(option.group(1), keys)
-    return f"{words.split()[0]!r} belongs to no option: options are written --name value, lists --name [a, b]."
+    word = words.split()[0]
+    run = f" Did you mean --run {word}?" if "run" in keys and os.path.isfile(f"{word}/config.yaml") else ""
+    return f"{word!r} belongs to no option: options are written --name value, lists --name [a, b].{run}"
 
 
 def _wrong_value(message: str, place: str) -> str:
@@ -118,9 +140,6 @@ def _wrong_value(message: str, place: str) -> str:
         return f"--config {file.group(1)}: there is no such file to read."
     if "Problems parsing config" in message or "Unexpected config" in message:
         return f"The configuration is no YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
-    missing = re.search(r"following arguments are required: (.+)", message)
-    if missing:
-        return " ".join(f"--{name.strip()} is needed." for name in missing.group(1).split(","))
     alone = re.search(r"argument (--[\w.]+): expected one argument", message)
     if alone:
         return f"{alone.group(1)} needs a value."

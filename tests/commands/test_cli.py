@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -65,6 +66,34 @@ def test_every_command_has_help(name, capsys) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "it is empty"),
+        (b"- a\n", r"it holds no options with values \(name: value\)"),
+        (b"recipe: shapes/sage\nseed: 1\n  lr: 2\n", r"it is no YAML: .* in \"bad\.yaml\", line 3"),
+        (b"out: r\xe9sum\xe9\n", "byte 0xe9 at 6 is no UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: Path, capsys) -> None:
+    """Named with its fault, and nothing is said of a recipe that it would have named."""
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    assert main(["train", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"sage-grpo: {re.escape(str(file))} is no configuration: {fault}", said)
+    assert "no recipe is named" not in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export", "generate"])
+def test_the_folder_of_a_run_without_its_option(command: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    assert main([command, str(tmp_path)]) == 2
+    assert f"Did you mean --run {tmp_path}?" in capsys.readouterr().err
+    assert main([command, "--run", str(tmp_path)]) == 2
+    assert "config.yaml is no configuration: it is empty." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argv", "answer"),
     [
         (["tran"], "Did you mean 'train'?"),
@@ -72,7 +101,21 @@ def test_every_command_has_help(name, capsys) -> None:
         (["train", "--kernel.nam", "sage"], "Did you mean 'kernel.name'?"),
         (["export", "--run", "nowhere"], "is not the folder of a run"),
         (["evaluate", "--videos", "nowhere"], "needs --prompts FILE"),
+        (
+            ["train", "--rewards", "video_stats"],
+            """got 'video_stats'. Each is a mapping: --rewards '[{"name": ...}]'.""",
+        ),
+        (["train", "--rewards", '[{"name": "clip", "weight": {"a": 1}}]'], "Did you mean 'rewards.weights'?"),
+        (["train", "--rewards", '[{"nam": "clip"}]'], "Did you mean 'rewards.name'?"),
+        (["generate", "--prompts", "  "], "Prompt 1 of 1 is empty"),
+        (["generate", "--prompts", '["a cat", ""]'], "Prompt 2 of 2 is empty"),
         (["launch"], "needs a command to run"),
+        (
+            ["launch", "--nproc", "2", "trian", "--out", "x"],
+            "There is no command 'trian' to launch. Did you mean 'train'?",
+        ),
+        (["study"], "--action is needed: one of create, links, serve, results, export."),
+        (["convert", "nowhere"], "There is no file or folder nowhere to convert."),
     ],
 )
 def test_mistakes_exit_with_2_and_an_answer(argv, answer, capsys) -> None:

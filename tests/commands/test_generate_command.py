@@ -89,6 +89,21 @@ def test_prompts_and_seeds(wan, tmp_path) -> None:
         Options(steps=0)
 
 
+def test_a_name_of_a_file_is_no_prompt(wan, tmp_path, monkeypatch) -> None:
+    """Of whatever kind, and whether it is there or not; a long prompt is no name, and neither is one that ends with a stop."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words").write_text("a cat\n")
+    for name, says in (
+        ("notes.md", "no prompt file notes.md"),
+        ("p.TXT", "no prompt file p.TXT"),
+        ("words", "unknown kind"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=says):
+            plan(options(wan, tmp_path, prompts=name))
+    for text in ("a cat " * 100, "a cat.", "Mr.Smith", "words of love"):
+        assert [clip.prompt for clip in plan(options(wan, tmp_path, prompts=text))] == [text]
+
+
 def test_command_line(wan, tmp_path, capsys) -> None:
     from sage_grpo.cli import main
 

@@ -40,6 +40,22 @@ def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, 
     assert printed(capsys, "--config", str(tmp_path / "short.yaml"))["rewards"][0]["name"] == "shapes"
 
 
+def test_the_first_word_is_a_recipe_or_a_file(tmp_path: Path, capsys) -> None:
+    """As for plan and doctor."""
+    file = tmp_path / "run.yaml"
+    file.write_text("recipe: shapes/cps\nseed: 7\n")
+    assert printed(capsys, "shapes/branch", "--seed", "3") == printed(
+        capsys, "--recipe", "shapes/branch", "--seed", "3"
+    )
+    assert printed(capsys, str(file)) == printed(capsys, "--config", str(file))
+    assert main(["train", "shapes/brunch"]) == 2
+    assert "Did you mean 'shapes/branch'?" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("seed: 7\n")
+    for command in ("train", "probe"):
+        assert main([command, str(tmp_path)]) == 2
+        assert f"--config {tmp_path}/config.yaml has its settings" in capsys.readouterr().err
+
+
 def test_a_file_without_a_recipe_says_what_it_stands_on(tmp_path: Path, capsys) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("seed: 7\n")

@@ -75,6 +75,19 @@ def test_a_column_that_looks_misspelt_is_pointed_out(tmp_path: Path) -> None:
         ("p.csv", "prompt,seed\na cat,1\n,2\n", "line 3: the prompt is empty"),
         ("p.csv", "text\na cat\n", "no column prompt, only text"),
         ("p.csv", "prompt\na cat, sitting\n", 'line 2: more values than columns .* "double quotes"'),
+        ("p.csv", "prompt,seed,prompt\na cat,1,a dog\n", "two columns are called 'prompt'"),
+        (
+            "p.csv",
+            'prompt\n"a cat\na dog\n',
+            r"p\.csv, in the row from line 2 on: unexpected end of data. A prompt in quotes ends with a quote",
+        ),
+        (
+            "p.csv",
+            'prompt\n"a\ncat"\n"a dog" runs\n',
+            r"p\.csv, in the row from line 4 on: .* a quote inside it is written twice",
+        ),
+        ("p.csv", f"prompt\n{'x' * 200_000}\n", r"p\.csv, in the row from line 2 on: field larger than"),
+        ("p.txt", "a cat\na\0 dog\n", r"p\.txt, line 2 has a zero byte, .* \(not UTF-16\)"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
         ("p.jsonl", "[1, 2]\n", "line 1: expected an object"),
         ("p.jsonl", "3\n", "line 1: expected an object"),
@@ -85,6 +98,24 @@ def test_a_column_that_looks_misspelt_is_pointed_out(tmp_path: Path) -> None:
 def test_faults_are_named_with_their_line(name: str, text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=says):
         load_prompts(write(tmp_path, name, text))
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.json", "p.jsonl"])
+def test_a_file_that_is_not_utf8_is_named_with_its_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes("prompt\na café\n".encode("latin1"))
+    with pytest.raises(ValueError, match=rf"{name}, line 2: byte 0xe9 is no UTF-8. Save the file as UTF-8"):
+        load_prompts(tmp_path / name)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"], ids=repr)
+def test_only_ends_of_lines_end_a_prompt(ends: str, tmp_path: Path) -> None:
+    """A prompt copied from a page may hold a line separator, which Python would split at."""
+    odd = "a cat\u2028sits\x85down\x0cand up"
+    texts = {"p.txt": [odd, "a dog"], "p.csv": ["prompt", odd, "a dog"], "p.jsonl": [f'"{odd[:12]}"', '"a dog"']}
+    for name, lines in texts.items():
+        file = tmp_path / name
+        file.write_bytes(ends.join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
+        assert load_prompts(file) == [Prompt(odd[:12] if name == "p.jsonl" else odd), Prompt("a dog")], name
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sage_grpo.models import blocks
+from sage_grpo.models import attention, blocks
 from sage_grpo.models.adapted import AdaptedLinear, adapted_linear
 from sage_grpo.models.attention import AttentionBackendName, PlainAttention, attend
-from sage_grpo.models.blocks import keep_activations, keep_one_graph
+from sage_grpo.models.blocks import WORTH, keep_activations, keep_one_graph, worth_compiling
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 
 SIGMA = torch.tensor(0.7)
@@ -237,3 +237,66 @@ def test_attention_without_copies_is_attention(backend) -> None:
     scores = torch.einsum("bqhc,bkhc->bhqk", query, key) / 8**0.5
     expected = torch.einsum("bhqk,bkhc->bqhc", scores.softmax(-1), value)
     torch.testing.assert_close(attend(query, key, value, backend), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [None, AttentionBackendName._NATIVE_FLASH], ids=str)
+@pytest.mark.parametrize(("kind", "calls"), [("hunyuan15_t2v", ["set"] * 2), ("wan_t2v", ["set", None] * 2)])
+def test_diffusers_own_division_of_tokens_reaches_its_dispatcher(
+    kind, calls, backend, fresh_model, monkeypatch
+) -> None:
+    """With any backend; Wan divides self-attention only, as its stock processor does."""
+    seen, dispatch = [], attention.dispatch_attention_fn
+
+    def spy(*tokens, parallel_config=None, **named):
+        seen.append(parallel_config)
+        return dispatch(*tokens, **named)
+
+    monkeypatch.setattr(attention, "dispatch_attention_fn", spy)
+    ours = fresh_model(kind, guidance_scale=1.0, train=False)
+    attention.set_backend(ours.network, backend)
+    for module in ours.network.modules():
+        if "_parallel_config" in dir(type(getattr(module, "processor", None))):
+            module.processor._parallel_config = "set"
+    with torch.no_grad():
+        ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a cat"]))
+    taken = [call for call in calls if call == "set" or backend is None]  # our own path to a kernel needs no dispatcher
+    assert seen == taken
+
+
+def test_a_masked_call_is_divided_as_well(monkeypatch, fresh_model) -> None:
+    """A call with a mask, or with a picture beside the text, is the stock processor's, with what diffusers has set."""
+    from diffusers.models.transformers import transformer_hunyuan_video15, transformer_wan
+
+    for module, kind in ((transformer_hunyuan_video15, "hunyuan15_t2v"), (transformer_wan, "wan_i2v")):
+        seen, dispatch = [], module.dispatch_attention_fn
+
+        def spy(*tokens, parallel_config=None, seen=seen, dispatch=dispatch, **named):
+            seen.append(parallel_config)
+            return dispatch(*tokens, **named)
+
+        monkeypatch.setattr(module, "dispatch_attention_fn", spy)
+        ours = fresh_model(kind, guidance_scale=1.0, train=False, packed=False)
+        layer = ours.blocks()[0].attn if kind == "hunyuan15_t2v" else ours.blocks()[0].attn1
+        layer.processor._parallel_config = "set"
+        if kind == "wan_i2v":  # self-attention has no picture; a mask sends it there
+            layer(torch.randn(1, 4, layer.inner_dim), None, torch.ones(4, 4, dtype=torch.bool), None)
+        else:
+            ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a cat"]))
+        assert "set" in seen, kind
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "dtype", "passes", "told"),
+    [
+        (True, "cpu", "float32", 1, "yes, as asked"),
+        (False, "cuda", "bfloat16", 10 * WORTH, "no, as asked"),
+        (None, "cpu", "bfloat16", 10 * WORTH, "no: it pays on CUDA in bfloat16 only"),
+        (None, "cuda", "float32", 10 * WORTH, "no: it pays on CUDA in bfloat16 only"),
+        (None, "cuda", "bfloat16", WORTH - 1, f"no: {WORTH - 1} passes are fewer than the {WORTH} from which it pays"),
+        (None, "cuda", "bfloat16", 4000, f"yes: 4,000 passes are more than the {WORTH} from which it pays; the first"),
+    ],
+)
+def test_when_compiling_pays(asked, device, dtype, passes, told) -> None:
+    decided, why = worth_compiling(asked, torch.device(device), dtype, passes)
+    assert decided == told.startswith("yes")
+    assert why.startswith(told)

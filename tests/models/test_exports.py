@@ -167,7 +167,9 @@ def exported(checkpoint, tmp_path, monkeypatch):
         monkeypatch.setattr(checkpoints, "find_fault", lambda folder: None)
         torch.manual_seed(0)
         monkeypatch.setattr(
-            state, "load_weights", lambda folder, params, **options: {n: torch.randn_like(p) for n, p in params.items()}
+            state,
+            "load_weights",
+            lambda folder, model, **options: {n: torch.randn_like(p) for n, p in model.trainable().items()},
         )
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+import tiny
+from sage_grpo.models import family
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import one_after_another
+from sage_grpo.models.guidance import TOGETHER, runs_together
+from sage_grpo.models.lora import match_targets
 from sage_grpo.models.spec import ModelSpec
 
 SIGMA = torch.tensor(0.9)
@@ -51,6 +56,55 @@ def test_guided_velocities_use_it(model) -> None:
     handle.remove()
     ours.network.zero_grad(set_to_none=True)
     assert len(arrivals) == 2
+
+
+def test_small_batches_on_a_gpu_run_together() -> None:
+    asked = [(place, tokens) for place in ("cuda", "cpu") for tokens in (TOGETHER, TOGETHER + 1)]
+    assert [runs_together(torch.device(place), tokens) for place, tokens in asked] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("negative", "forwards"), [("a dog", [4]), ("blurred and shaken", [2, 2])])
+def test_branches_in_one_batch_are_the_two_passes(negative, forwards, model, monkeypatch) -> None:
+    """Velocity and gradients, for texts of equal and of unequal lengths."""
+    ours = model("hunyuan15_t2v", guidance_scale=3.0, negative_prompt=negative)
+    x, conditions, rows, asked = torch.randn(2, *ours.latent_shape()), ours.encode(["a cat", "a bat"]), [], []
+    forward, probe = ours._forward, torch.randn(2, *ours.latent_shape())
+    monkeypatch.setattr(ours, "_forward", lambda x, *rest: rows.append(len(x)) or forward(x, *rest))
+
+    def results(together: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        monkeypatch.setattr(family, "runs_together", lambda device, tokens: asked.append(tokens) or together)
+        ours.network.zero_grad()
+        v = ours.velocity(x, SIGMA, conditions)
+        v.backward(probe)
+        gradients = {name: p.grad.clone() for name, p in ours.trainable().items()}
+        ours.network.zero_grad()
+        return v.detach(), gradients
+
+    (v, gradients), (expected, expected_gradients) = results(True), results(False)
+    assert rows == [*forwards, 2, 2]
+    assert asked == [4 * ours.tokens] * 2
+    torch.testing.assert_close(v, expected, rtol=1e-5, atol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+FAMILIES = ("hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v")
+OTHERS = ("ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
+
+
+@pytest.mark.parametrize("kind", [*FAMILIES, *OTHERS])
+def test_adapted_modules_without_gradient_are_known(kind: str, fresh_model) -> None:
+    """Also those whose gradient is exactly zero: the last block may compute what nothing reads. And no other is left out."""
+    ours = fresh_model(kind, guidance_scale=1.0)
+    ours.transformer.requires_grad_(True)
+    images = [tiny.image()] if ours.image_to_video else None
+    v = ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a dog runs"], images))
+    v.backward(torch.randn_like(v))
+    silent = {name for name, p in ours.transformer.named_parameters() if p.grad is None or not p.grad.any()}
+    targets = match_targets(ours.transformer, ours.traits.lora_targets, ours.traits.blocks)
+    unread, adapted = ours._unread(), {f"{name}.weight" for name in targets}
+    assert unread & adapted == silent & adapted
+    assert unread <= silent
 
 
 def test_the_expert_that_is_not_trained_is_kept_in_half_the_bytes(fresh_model) -> None:

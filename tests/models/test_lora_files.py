@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import tiny
 from sage_grpo.models.lora import load_lora
@@ -151,6 +152,30 @@ def test_every_adapter_weight_gets_a_gradient(fresh_model) -> None:
     names = set(ours.trainable())
     assert any("transformer_blocks.0.ff_context" in name for name in names)
     assert not any("transformer_blocks.1.ff_context" in name for name in names)
+
+
+def test_a_lora_with_adapters_that_nothing_reads_still_loads(fresh_model, tmp_path) -> None:
+    """Earlier versions also adapted the last block's text queries, which stayed at zero."""
+    ours = fresh_model("hunyuan15_t2v", lora=LORA, guidance_scale=1.0)
+    x, conditions = train_a_step(ours)
+    ours.save(tmp_path)
+    file = tmp_path / "pytorch_lora_weights.safetensors"
+    saved = load_file(file)
+    like = "transformer.transformer_blocks.0.attn.add_q_proj.lora_{}.weight"
+    more = {like.replace(".0.", ".1.").format(half): saved[like.format(half)].clone() for half in "AB"}
+    assert not saved.keys() & more.keys()
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    save_file({**saved, **more}, file, metadata=metadata)
+    with torch.no_grad():
+        trained = ours.velocity(x, SIGMA, conditions)
+        lora = LoraSpec(rank=3, alpha=5.0, path=str(tmp_path))
+        for train in (True, False):
+            again = fresh_model("hunyuan15_t2v", lora=lora, guidance_scale=1.0, train=train)
+            assert torch.equal(again.velocity(x, SIGMA, conditions), trained)
+        inference = fresh_model("hunyuan15_t2v", train=False, guidance_scale=1.0)
+        inference.load_lora(tmp_path)
+        assert torch.equal(inference.velocity(x, SIGMA, conditions), trained)
 
 
 def test_targets_stay_out_of_the_token_refiner_unless_asked(fresh_model) -> None:

@@ -61,7 +61,9 @@ def test_dead_parameters_of_a_deeper_network(image: bool) -> None:
     v = PackedTransformer(network)(torch.randn(1, 5, 1, 2, 2), torch.tensor([500.0]), **inputs)
     names, parameters = zip(*network.named_parameters())
     gradients = torch.autograd.grad(v.sum(), parameters, allow_unused=True)
-    assert {name for name, gradient in zip(names, gradients) if gradient is None} == expected
+    silent = {name for name, gradient in zip(names, gradients) if gradient is None or not gradient.any()}
+    assert {name for name, gradient in zip(names, gradients) if gradient is None} <= expected <= silent
+    assert "transformer_blocks.3.attn.add_q_proj.weight" in expected
     assert any("transformer_blocks.3.ff_context" in name for name in expected)
 
 
@@ -182,5 +184,5 @@ def test_prompts_of_several_lengths_are_one_batch(fresh_model) -> None:
 
 
 def test_padding_is_refused_where_it_cannot_be(fresh_model) -> None:
-    with pytest.raises(ModelError, match="pad_text is for model"):
+    with pytest.raises(ModelError, match=r"pad_text is for model\.packed"):
         fresh_model("hunyuan15_t2v", packed=False, options={"pad_text": 8})

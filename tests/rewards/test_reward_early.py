@@ -9,7 +9,6 @@ import torch
 from test_reward_base import FPS, LEVELS, PROMPTS, clips, toy
 
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.early import Early
 from sage_grpo.rewards.functions import RewardConfigError
 
 
@@ -64,8 +63,8 @@ def test_those_that_do_not_overlap_see_all_clips_at_once() -> None:
         [toy("mean_level", batch_size=0), toy("as_list", weights={"length": 1.0}, overlap=True)]
     )
     with composite.early(FPS) as early:
-        assert "as_list" in early
-        assert "mean_level" not in early
+        early.add(clips(), PROMPTS, [{}] * 5)
+        assert list(early.outcomes()) == ["as_list"]
 
 
 def test_one_that_shares_the_policys_device_waits() -> None:
@@ -82,7 +81,8 @@ def test_one_that_shares_the_policys_device_waits() -> None:
         spec = toy("mean_level", overlap=True, device=device)
         composite = CompositeReward([spec], objects={spec.name: Weighty()})
         with composite.early(FPS) as early:
-            assert ("mean_level" in early) == begins
+            early.add(clips(), PROMPTS, [{}] * 5)
+            assert ("mean_level" in early.outcomes()) == begins
 
 
 def test_what_is_wrong_with_a_reward_is_said_and_nothing_is_waited_for() -> None:
@@ -92,6 +92,10 @@ def test_what_is_wrong_with_a_reward_is_said_and_nothing_is_waited_for() -> None
 
 
 def test_no_clips_at_all() -> None:
-    composite = CompositeReward([toy("mean_level", overlap=True)])
+    """More ranks than micro-batches: one of them has nothing to hand on, and still answers with every part."""
+    composite = CompositeReward([toy("mean_level", overlap=True), toy("as_list", weights={"length": 3.0})])
     with composite.early(FPS) as early:
-        assert isinstance(early, Early)
+        assert not early.outcomes()
+        scores, report = composite.score(clips()[:0], [], FPS, early=early)
+    assert {name: len(part) for name, part in scores.parts.items()} == dict.fromkeys(composite.names, 0)
+    assert (len(scores.total), report.total) == (0, 0)

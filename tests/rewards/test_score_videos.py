@@ -184,6 +184,21 @@ def test_prompt_files(tmp_path):
         read_prompts(tmp_path / "bad.csv", names)
 
 
+def test_prompts_of_files_are_read_as_those_of_a_run(tmp_path):
+    """Comments and line separators alike; a second row for a video and what is no UTF-8 are refused by line."""
+    (tmp_path / "p.txt").write_text("# by hand\na\u2028cat\na dog\n")
+    assert [prompt.text for prompt in read_prompts(tmp_path / "p.txt", ["a.mp4", "b.mp4"])] == ["a\u2028cat", "a dog"]
+    (tmp_path / "twice.csv").write_text("video,prompt\na,one\na,two\n")
+    with pytest.raises(ValueError, match=r"twice\.csv, line 3 is the second row for a"):
+        read_prompts(tmp_path / "twice.csv", ["a.mp4"])
+    (tmp_path / "p.txt").write_bytes("a café".encode("latin1"))
+    with pytest.raises(ValueError, match=r"p\.txt, line 1: byte 0xe9 is no UTF-8"):
+        read_prompts(tmp_path / "p.txt", ["a.mp4"])
+    (tmp_path / "p.json").write_text("{")
+    with pytest.raises(ValueError, match=r"p\.json is not JSON"):
+        read_prompts(tmp_path / "p.json", ["a.mp4"])
+
+
 def test_a_broken_reward_stops_before_any_file_is_read(folder, tmp_path, monkeypatch):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("bad\nb\nc\nd\n")

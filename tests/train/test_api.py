@@ -19,7 +19,7 @@ from trainer_toys import bright
 from trainer_zoo.toy import ToyModel
 
 import sage_grpo
-from sage_grpo import StopRequest, evaluate, generate, own_reward
+from sage_grpo import StopRequest, evaluate, evaluate_pairs, generate, own_reward
 from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
 from sage_grpo.models.spec import ModelSpec
@@ -322,6 +322,22 @@ def test_a_run_with_objects_is_evaluated_with_them(ran) -> None:
 
     evaluate(model=toy(), rewards=own_reward(count, try_out=False), prompts=WORDS * 15)
     assert len(seen) == 75  # more than a run evaluates by default
+
+
+def test_a_tuned_model_beside_its_base(config, own) -> None:
+    """Each as an evaluation alone has it, with rewards and prompts of a program's own."""
+    result = sage_grpo.train(config, rewards=own["rewards"])
+    given = {"rewards": own["rewards"], "prompts": WORDS[:2], "trust_run": True}
+    pairs = evaluate_pairs(result.out, **given)
+    assert pairs.tuned.metrics == evaluate(result.out, **given).metrics
+    assert pairs.base.metrics == evaluate(result.out, weights="base", **given).metrics
+    gain = pairs.differences["total"]
+    assert gain.change == pytest.approx(pairs.tuned.metrics["eval/total"] - pairs.base.metrics["eval/total"])
+    assert (gain.change != 0, gain.prompts) == (True, 2)
+    with pytest.raises(ConfigError, match="no model object"):
+        evaluate_pairs(result.out, model=result.model, **given)
+    with pytest.raises(ConfigError, match=r"evaluate_pairs has no option 'weight'.*Did you mean 'weights'"):
+        evaluate_pairs(result.out, weight="best", **given)
 
 
 def test_a_model_object_decodes_where_it_computes(ran) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from sage_grpo.cli import main
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import GIB, HUNYUAN15, LEVELS, Job, decoding_memory, memory, sampling_memory, trainable
+from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import BatchConfig
-from sage_grpo.train.forecast import hardware, show
+from sage_grpo.train.forecast import fitting, hardware, show
 from sage_grpo.train.forecast.architecture import PUBLISHED, find_architecture
 from sage_grpo.train.forecast.changes import changes, way_to_fit
 from sage_grpo.train.forecast.costs import forecast
@@ -62,8 +64,8 @@ def test_trained_parameters_of_a_folder(kind, rank, checkpoint, monkeypatch) -> 
     said = trainable(network, Job(lora_rank=rank))
     if rank is None or kind != "hunyuan15_t2v":
         assert said == real
-    else:  # the last block makes nothing of the text that anybody reads, and gets no adapter there
-        assert said - real == rank * round(2 + 2 * (1 + network.feed_forward)) * network.width
+    else:  # the last block makes nothing of the text that anybody reads: no adapters of queries, output and feed-forward there
+        assert said - real == rank * round(2 + 2 + 2 * (1 + network.feed_forward)) * network.width
 
 
 def test_the_model_is_not_here(tmp_path) -> None:
@@ -267,3 +269,23 @@ def test_a_run_starts_with_the_short_form(make_config, monkeypatch, capsys) -> N
     assert said[0] == "passes of the network in an iteration: 56 shared, 416 sampling, 8 replay"
     assert said[-1].startswith("fits: ")
     assert "GPU-hours" in said[-2]
+
+
+def test_blocks_of_a_loaded_model_keep_what_the_plan_says(monkeypatch) -> None:
+    """For "auto" on CUDA by the GPU's size; otherwise, and for a network that the plan does not know, what is right anywhere."""
+    gpu, asked = replace(hardware.find("h200"), gib=80.0), []
+    monkeypatch.setattr(fitting, "here", lambda gpus: asked.append(gpus) or gpu)
+    config, world = recipe("hunyuan15_lora/sage"), World()
+    assert config.update.gradient_checkpointing == "auto"
+
+    def chosen(device: str, blocks: int = 54, **update) -> list[str]:
+        model = SimpleNamespace(device=torch.device(device), blocks=lambda: [None] * blocks)
+        return fitting.choose_levels(replace(config, update=replace(config.update, **update)), model, world)
+
+    found = chosen("cuda")
+    assert found == forecast(config, gpu, gpus=1).levels
+    assert len(set(found)) > 1
+    assert asked == [world.processes]
+    assert chosen("cuda", blocks=3) == ["attention"] * 3
+    assert chosen("cpu") == ["all"] * 54
+    assert chosen("cuda", gradient_checkpointing=True) == ["input"] * 54

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
 
+from sage_grpo.cli import main
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelError
 from sage_grpo.recipes import names, recipe
@@ -120,3 +122,24 @@ def test_the_start_names_model_device_precision_and_what_is_trained() -> None:
         "trains": "1,234,567 parameters: a LoRA of rank 32",
     }
     assert "all weights" in dict(model_rows(recipe("shapes/sage"), "cpu", 5))["trains"]
+
+
+def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Scores that are called held-out are not, and nothing else would say so."""
+    (tmp_path / "train.txt").write_text("a cat\na dog\na bird\n")
+    (tmp_path / "apart.txt").write_text("a tree\nthe sea\n")
+    (tmp_path / "mixed.txt").write_text("a tree\na dog\n")
+    config = recipe("shapes/sage")
+
+    def remarks(name: str) -> list[str]:
+        files = {"prompts": str(tmp_path / "train.txt"), "eval_prompts": str(tmp_path / name)}
+        return preflight(dataclasses.replace(config, data=dataclasses.replace(config.data, **files)))
+
+    assert remarks("apart.txt") == []
+    assert [text.partition(":")[0] for text in remarks("mixed.txt")] == [
+        "1 of 2 held-out prompts are trained on as well"
+    ]
+    monkeypatch.setattr("sage_grpo.train.runner.train", lambda config, world: 0)
+    words = ["--data.prompts", str(tmp_path / "train.txt"), "--data.eval_prompts", str(tmp_path / "mixed.txt")]
+    assert main(["train", "shapes/sage", "--out", str(tmp_path / "run"), *words]) == 0
+    assert "sage-grpo: 1 of 2 held-out prompts are trained on as well" in capsys.readouterr().err

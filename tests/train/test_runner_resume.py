@@ -17,12 +17,14 @@ import trainer_toys
 from safetensors.torch import load_file
 
 import sage_grpo.train.trainer as trainer_module
+from sage_grpo.models import hunyuan15
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.checkpoint import CheckpointError
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
 from sage_grpo.train.runner import train
+from sage_grpo.train.state import load_weights
 
 
 def rows(config: TrainConfig) -> list[dict]:
@@ -224,6 +226,30 @@ def test_a_checkpoint_of_another_lora_rank_is_refused(make_config) -> None:
     wider = replace(config, iterations=2, model=replace(config.model, lora=LoraSpec(rank=4)), allow_changes=["model"])
     with pytest.raises(CheckpointError, match=r"does not fit this configuration"):
         train(wider)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=2)], ids=["full", "lora"])
+def test_a_run_that_trained_what_nothing_reads_is_continued_and_exported(
+    lora, make_config, tmp_path, monkeypatch
+) -> None:
+    """Earlier versions did not know that the last text queries of HunyuanVideo-1.5 never learn, and saved them."""
+    config = make_config(
+        kind="hunyuan15_t2v", model={"lora": lora}, rollout={"steps": 3}, iterations=1, trust_region=TrustRegion(mode="dual"),
+        optimizer=OptimizerConfig(lr=1e-2, ema=0.9),
+    )  # fmt: skip
+    with monkeypatch.context() as older:
+        older.setattr(hunyuan15, "unread_queries", lambda transformer: set())
+        assert train(config) == 0
+    saved = json.loads((Path(config.out) / "checkpoints" / "000001" / "state.json").read_text())["tensors"]
+    assert any("weights/transformer_blocks.1.attn.add_q_proj" in name for name in saved)
+    # Another name of the same device: the tests keep one model a spec.
+    now = replace(config, iterations=2, model=replace(config.model, device="cpu"))
+    model = now.model.load()
+    assert not any("transformer_blocks.1.attn.add_q_proj" in name for name in model.trainable())
+    weights = load_weights(Path(config.out) / "checkpoints" / "000001", model, ema=True)
+    assert weights.keys() == model.trainable().keys()
+    assert train(now) == 0
+    assert [row["iteration"] for row in rows(now)][-1] == 2
 
 
 def test_compatible_changes_are_announced(full: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ class Command:
 
 COMMANDS = {
     "demo": Command("demo", "train the miniature video model here and show what changed", slow=True),
-    "train": Command("train", "align a video model with a reward", recipes=True, slow=True),
+    "train": Command("train", "align a video model with a reward", positional="recipe", recipes=True, slow=True),
     "plan": Command(
         "plan",
         "what a run will do and cost, before any weights are there",
@@ -60,6 +60,7 @@ COMMANDS = {
     "probe": Command(
         "probe",
         "which steps to branch at and with how much noise, from a few clips of a model",
+        positional="recipe",
         recipes=True,
         slow=True,
     ),

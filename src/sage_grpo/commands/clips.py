@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.policy import Policy
     from sage_grpo.types import Conditioning
+
+
+MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".yml", ".parquet", ".xlsx", ".ndjson")
+"""Endings of what can only be meant as a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +172,22 @@ def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip
 
 
 def _prompts(options: Options) -> list[Prompt]:
-    from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
+    from sage_grpo.data.prompts import SETS, Prompt, load_prompts
 
     given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
     if not given or given == [""]:
         raise ValueError('There is nothing to generate: give --prompts "a red ball rolls" or --prompts file.txt.')
-    if len(given) == 1 and (given[0] in SETS or Path(given[0]).suffix in SUFFIXES):
+    blank = [place for place, text in enumerate(given, 1) if not text.strip()]
+    if blank:
+        raise ValueError(f"Prompt {blank[0]} of {len(given)} is empty: write what is to be seen, or leave it out.")
+    if len(given) == 1 and (given[0] in SETS or _names_a_file(given[0])):
         return load_prompts(given[0])
     return [Prompt(text) for text in given]
+
+
+def _names_a_file(text: str) -> bool:
+    """Whether a file is meant, of whatever kind: its name must not become a clip."""
+    return Path(text).suffix.lower() in MEANT or os.path.isfile(text)
 
 
 def _read(path: Path) -> Tensor:

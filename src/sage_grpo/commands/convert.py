@@ -37,6 +37,10 @@ def run(options: Options) -> int:
     if not options.source:
         raise ValueError("convert needs what to convert: sage-grpo convert FILE_OR_FOLDER --out FOLDER.")
     out = Path(options.out)
+    if (
+        options.to == "diffusers" and not Path(options.source).expanduser().exists()
+    ):  # before the base is asked for at the hub
+        raise FileNotFoundError(f"There is no file or folder {options.source} to convert.")
     if out.exists():
         raise ValueError(f"{out} exists already: choose another --out, or remove it.")
     import torch

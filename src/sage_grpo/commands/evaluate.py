@@ -121,14 +121,14 @@ def measure(options: Options, own: Own | None = None) -> Evaluation:
     return result
 
 
-def measure_pair(options: Options) -> tuple[Evaluation, Evaluation]:
+def measure_pair(options: Options, own: Own | None = None) -> tuple[Evaluation, Evaluation]:
     """The base and the tuned model, each as `measure` finds it alone."""
     choice = _choice(options)
     if not choice.tunes:
         raise ValueError(
             "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
         )
-    base, tuned = _measure(options, [choice.base(), choice])
+    base, tuned = _measure(options, [choice.base(), choice], own)
     return base, tuned
 
 

@@ -54,7 +54,7 @@ def run(options: Options) -> int:
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     model = spec.load()
-    weights = load_weights(folder, model.trainable(), ema=options.ema)
+    weights = load_weights(folder, model, ema=options.ema)
     if options.dtype == "bfloat16" and spec.lora is not None and not options.merged:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     model.save(options.out, weights=weights, merged=options.merged)
@@ -159,7 +159,8 @@ def _check_sections(file: Path) -> None:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} is no configuration: it holds a {type(content).__name__}, not options with values.")
+        what = "is empty" if content is None else f"holds a {type(content).__name__}, not options with values"
+        raise ConfigError(f"{file} is no configuration: it {what}.")
     keys = [key for key, _ in leaves(TrainConfig)]
     for section in (key for key in keys if any(other.startswith(f"{key}.") for other in keys)):
         value: Any = content

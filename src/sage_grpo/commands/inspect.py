@@ -14,6 +14,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.inspector import KernelReport, inspect_kernel
 from sage_grpo.ranges import Count, Positive, Range, check
+from sage_grpo.tables import narrow_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,24 +117,9 @@ def _print_tables(options: Options, reports: Sequence[KernelReport]) -> None:
     _print_warnings(console, reports)
 
 
-def _table(title: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    # Narrow padding: eight columns fit an 80-column terminal.
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-    )
-
-
 def _step_table(report: KernelReport) -> Table:
     title = report.kernel if report.eta is None else f"{report.kernel}  eta = {report.eta:g}"
-    table = _table(title)
+    table = narrow_table(title)
     peak = max(row.share for row in report.rows)
     for name in ("step", "sigma", "next", "std", "sensitivity", "equaliser", "variance"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -155,7 +141,7 @@ def _step_table(report: KernelReport) -> Table:
 
 def _summary_table(options: Options, reports: Sequence[KernelReport]) -> Table:
     title = f"{options.steps} steps, shift {options.shift:g}"
-    table = _table(title)
+    table = narrow_table(title)
     table.add_column("kernel", no_wrap=True)
     for name in (
         "steps\ntrained",

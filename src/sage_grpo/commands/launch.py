@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from sage_grpo.hints import did_you_mean
 from sage_grpo.ranges import Natural, check
 
 
@@ -29,7 +30,13 @@ class Options:
 def arguments(argv: list[str], commands: Collection[str]) -> list[str]:
     """Launch's own words, and the command that follows them as one value: `--nproc 2 train --out x`."""
     at = next((place for place, word in enumerate(argv) if word in commands), None)
-    return argv if at is None else [*argv[:at], "--command", json.dumps(argv[at:])]
+    if at is None:
+        # a word that is no option's value was meant as the command
+        for before, word in zip(["", *argv], argv):
+            if not word.startswith("-") and (not before.startswith("--") or "=" in before):
+                raise ValueError(f"There is no command {word!r} to launch.{did_you_mean(word, commands)}")
+        return argv
+    return [*argv[:at], "--command", json.dumps(argv[at:])]
 
 
 def run(options: Options) -> int:

@@ -21,6 +21,7 @@ from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.ranges import Natural
 from sage_grpo.recipes import meanings, remarks
+from sage_grpo.tables import narrow_table
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.probe import Effect, advise, best_step, effect, spread
 from sage_grpo.train.prober import Clips, Finding, Prober, ProbeSpec, passes
@@ -276,10 +277,7 @@ def _print(finding: Finding, options: Options, text: str | None) -> None:
 
 
 def _table(title: str, first: str, rows: Sequence[tuple[str, Effect]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table = narrow_table(title)
     names = [name for name in ("start", "explored", "linear", "std", "reward", "drift") if getattr(rows[0][1], name)]
     for name in (first, *names):
         table.add_column("R" if name == "linear" else name, justify="right", no_wrap=True)

@@ -154,7 +154,7 @@ class Found:
         if self.checkpoint is not None:
             params = model.trainable()
             ema = has_ema(self.checkpoint) if self.ema is None else self.ema
-            weights = load_weights(self.checkpoint, params, ema=ema)
+            weights = load_weights(self.checkpoint, model, ema=ema)
             with torch.no_grad():
                 for name, parameter in params.items():
                     parameter.copy_(weights[name])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.data.prompts import Prompt, prompt_of, read_rows
+from sage_grpo.data.prompts import Prompt, lines_of, prompt_of, read_rows, text_of
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.train.scoring import metadata_of
@@ -65,9 +65,9 @@ def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
     video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix. Other columns are
     metadata that rewards receive.
     """
-    text = path.read_text(encoding="utf-8-sig")
+    text = text_of(path)
     if path.suffix == ".txt":
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = lines_of(text)
         if len(lines) != len(names):
             raise ValueError(f"{path} has {len(lines)} prompts for {len(names)} videos; name them in a .csv instead.")
         return [Prompt(line) for line in lines]
@@ -89,7 +89,10 @@ def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
 
 def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
     if path.suffix == ".json":
-        table = json.loads(text)
+        try:
+            table = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not JSON: {error}.") from error
         if not isinstance(table, dict):
             raise ValueError(f"{path} must hold an object from video to prompt.")
         return {str(video): Prompt(str(prompt)) for video, prompt in table.items()}
@@ -99,7 +102,10 @@ def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
     for number, row in read_rows(text, path):
         if not {"video", "prompt"} <= row.keys():
             raise ValueError(f"{path}, line {number} needs video and prompt, it has {', '.join(row)}.")
-        prompts[str(row.pop("video"))] = prompt_of(row, f"{path}, line {number}", path.parent)
+        video = str(row.pop("video"))
+        if video in prompts:
+            raise ValueError(f"{path}, line {number} is the second row for {video}: keep one of them.")
+        prompts[video] = prompt_of(row, f"{path}, line {number}", path.parent)
     return prompts
 
 

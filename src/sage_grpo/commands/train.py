@@ -1,4 +1,4 @@
-"""Align a video model with a reward. `--recipe NAME` (or `recipe: NAME` in a YAML file) starts from a whole configuration."""
+"""Align a video model with a reward: `sage-grpo train RECIPE` (or FILE.yaml, which may name its `recipe`) starts from a whole configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sage_grpo.configure import given, in_file
+from sage_grpo.configure import ConfigError, given, in_file
 from sage_grpo.recipes import meanings, recipe, remarks
 from sage_grpo.train.config import TrainConfig as Options
 
@@ -19,12 +19,13 @@ EMBEDDED = "shapes/sage"
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What the options start from, and the words with the recipe, if there is one, at their end.
+    """What the options start from, and the words with the recipe, if there is one, at their end; a YAML file in its place stands
+    for --config.
 
     A recipe on the command line wins over that of a file. Without a recipe, a file or a model it is the embedded world's, which
     runs on any machine; with a model or a file, the options' own defaults, which are the paper's.
     """
-    words, named = _without_recipe(argv)
+    words, named = _without_recipe(with_files(argv))
     if named is None:
         named = given(words, "recipe")
     files = [value for value in (given(words, "config"),) if value]
@@ -34,6 +35,8 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     if named in (None, "None", "null"):
         _say_what_it_stands_on(files)
         return None, words
+    if os.path.isfile(f"{named}/config.yaml"):
+        raise ConfigError(f"{named} is the folder of a run, no recipe: --config {named}/config.yaml has its settings.")
     return recipe(str(named)), [*words, f"--recipe={named}"]
 
 
@@ -105,7 +108,9 @@ def run(options: Options) -> int:
 
     with outliving_output():
         world = start(options.parallel, options.model.device)
-        preflight(options, world.size)
+        for remark in preflight(options, world.size):
+            if world.is_main:
+                print(f"sage-grpo: {remark}", file=sys.stderr, flush=True)
         try:
             with world.watching():
                 status = train(options, world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import json
 import random
 import warnings
@@ -50,10 +51,9 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
             f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file, or one of {', '.join(names)}."
             + did_you_mean(str(source), names)
         )
-    text = path.read_text(encoding="utf-8-sig")
+    text = text_of(path)
     if path.suffix == ".txt":
-        lines = (line.strip() for line in text.splitlines())
-        prompts = [Prompt(line) for line in lines if line and not line.startswith("#")]
+        prompts = [Prompt(line) for line in lines_of(text)]
     elif path.suffix == ".json":
         prompts = [prompt_of(row, where, path.parent) for where, row in _entries(text, path)]
     elif path.suffix in (".csv", ".jsonl"):
@@ -64,6 +64,30 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
         raise ValueError(f"{path} holds no prompts.")
     warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, str(path))
     return prompts
+
+
+def lines_of(text: str) -> list[str]:
+    """The prompts of the text of a .txt file: lines that are neither empty nor comments."""
+    lines = (line.strip() for line in text.split("\n"))
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def text_of(path: Path) -> str:
+    """What a file holds, with \\n at the ends of its lines; a prompt may contain the other characters that `splitlines` splits at."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{path}, line {line}: byte {error.object[error.start]:#04x} is no UTF-8. Save the file as UTF-8, for example with "
+            f"iconv -f latin1 -t utf8 (or -f utf16) {path}."
+        ) from error
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise ValueError(
+            f"{path}, line {line} has a zero byte, which no prompt has: save the file as UTF-8 (not UTF-16)."
+        )
+    return text
 
 
 def set_file(name: str) -> Path:
@@ -92,18 +116,31 @@ def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """The rows of the text of a .csv or .jsonl file, with their line numbers."""
     if path.suffix == ".jsonl":
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield number, _from_json(line, path, number)
         return
-    reader = csv.DictReader(text.splitlines(keepends=True), skipinitialspace=True)
-    for number, row in enumerate(reader, 2):
-        if None in row:
-            raise ValueError(
-                f"{path}, line {number}: more values than columns ({', '.join(map(str, reader.fieldnames or ()))}). "
-                'Put a prompt with commas into "double quotes".'
-            )
-        yield number, {name.strip(): value for name, value in row.items()}
+    # strict: a quote that is never closed would take all rows after it into one prompt
+    reader = csv.DictReader(io.StringIO(text, newline="\n"), skipinitialspace=True, strict=True)
+    start = 1
+    try:
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        start = reader.line_num + 1
+        twice = sorted({name for name in columns if name and columns.count(name) > 1})
+        if twice:
+            raise ValueError(f"{path}: two columns are called {twice[0]!r}; which one counts? Rename one of them.")
+        for row in reader:
+            if None in row:
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: more values than columns ({', '.join(columns)}). "
+                    'Put a prompt with commas into "double quotes".'
+                )
+            yield reader.line_num, {name.strip(): value for name, value in row.items()}
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, in the row from line {start} on: {error}. A prompt in quotes ends with a quote; a quote inside it is written twice."
+        ) from error
 
 
 def _from_json(line: str, path: Path, number: int) -> dict[str, Any]:

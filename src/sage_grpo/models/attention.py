@@ -48,6 +48,7 @@ class PackedAttention:
     ) -> tuple[Tensor, Tensor]:
         """Attend; returns the video and the text stream."""
         if attention_mask is not None and attention_mask.ndim == 2:
+            self._stock._parallel_config = self._parallel_config
             return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
 
         def heads(tokens: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class PackedAttention:
         key = torch.cat([key, attn.norm_added_k(heads(attn.add_k_proj(encoder_hidden_states)))], dim=1)
         value = torch.cat([heads(attn.to_v(hidden_states)), heads(attn.add_v_proj(encoder_hidden_states))], dim=1)
 
-        kernel = partial(attend, backend=self._attention_backend, mask=attention_mask)
+        kernel = partial(attend, backend=self._attention_backend, mask=attention_mask, parallel=self._parallel_config)
         if self.sequence is None:
             attended = kernel(query, key, value).flatten(2, 3)
         else:
@@ -95,6 +96,7 @@ class PlainAttention:
         """Attend."""
         if attn.add_k_proj is not None or attention_mask is not None:
             self._stock._attention_backend = self._attention_backend
+            self._stock._parallel_config = self._parallel_config
             return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
         source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         query = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
@@ -102,7 +104,9 @@ class PlainAttention:
         value = attn.to_v(source).unflatten(2, (attn.heads, -1))
         if rotary_emb is not None:
             query, key = rotate_pairs(query, rotary_emb), rotate_pairs(key, rotary_emb)
-        kernel = partial(attend, backend=self._attention_backend)
+        # Text is whole on every rank: only attention among the video's own tokens is divided.
+        parallel = self._parallel_config if encoder_hidden_states is None else None
+        kernel = partial(attend, backend=self._attention_backend, parallel=parallel)
         if self.sequence is None or encoder_hidden_states is not None:
             attended = kernel(query, key, value)
         else:
@@ -119,14 +123,22 @@ KERNELS = {
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, backend: AttentionBackendName | None, mask: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    backend: AttentionBackendName | None,
+    mask: Tensor | None = None,
+    parallel: Any = None,
 ) -> Tensor:
-    """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast)."""
+    """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast).
+
+    parallel: diffusers' own division of the tokens over ranks, which its dispatcher carries out.
+    """
     query, key = query.to(value.dtype), key.to(value.dtype)
     if mask is not None:  # of the fast kernels none takes one
-        return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=AttentionBackendName.NATIVE)
-    if backend not in KERNELS:
-        return dispatch_attention_fn(query, key, value, backend=backend)
+        backend = AttentionBackendName.NATIVE
+    if backend not in KERNELS or parallel is not None:
+        return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=backend, parallel_config=parallel)
     with sdpa_kernel(KERNELS[backend]):
         attended = F.scaled_dot_product_attention(*(tokens.transpose(1, 2) for tokens in (query, key, value)))
     return attended.transpose(1, 2)

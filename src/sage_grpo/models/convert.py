@@ -49,7 +49,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
                         f'{file} holds {min(twice)}, as another file of "{folder}" does: give one of the files.'
                     )
                 weights |= {name: content.get_tensor(name) for name in names}
-        except SafetensorError as error:  # noqa: PERF203  each file has its own name in the message
+        except SafetensorError as error:
             raise ModelError(f"{file} is no safetensors file ({error}). Download it again.") from error
     return weights
 

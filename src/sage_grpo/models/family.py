@@ -24,15 +24,12 @@ from sage_grpo.models.decoding import to_uint8
 from sage_grpo.models.devices import DTYPES, choose_device
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.gradients import one_after_another
-from sage_grpo.models.guidance import Guidance, read_guidance
+from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
 from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.sizes import Grid, check_image, choose_video, first_given
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import Traits
 from sage_grpo.types import Conditioning
-
-TOGETHER = 4096
-"""On CUDA both branches of guidance are one batch up to so many tokens; a GPU that is busy gains nothing by more rows."""
 
 
 class FamilyModel(ABC):
@@ -239,7 +236,7 @@ class FamilyModel(ABC):
                 f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. "
                 "Set model.guidance_scale."
             )
-        if self.device.type == "cuda" and 2 * len(x) * self.tokens <= TOGETHER:
+        if runs_together(self.device, 2 * len(x) * self.tokens):
             both = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives]).chunk(2)
         else:
             both = one_after_another(self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives))
@@ -310,13 +307,13 @@ class FamilyModel(ABC):
         return set()
 
     def _prepare_training(self) -> None:
-        dead = self._unread() if self.spec.train else set()
+        self.unread = dead = self._unread() if self.spec.train or self.spec.lora is not None else set()
         for module in (*self._modules("network"), *self._modules("vae")):
             module.requires_grad_(False)
             module.eval()
         if self.spec.lora is not None:
             names = lora.match_targets(self.transformer, self._lora_targets, self.traits.blocks, dead)
-            lora.add_lora(self.transformer, self.spec.lora, names, self._expert)
+            lora.add_lora(self.transformer, self.spec.lora, names, self._expert, dead)
             if not self.spec.train:
                 self.transformer.requires_grad_(False)
         elif self.spec.train:

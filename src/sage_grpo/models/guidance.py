@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.spec import ModelSpec
+
+TOGETHER = 4096
+"""On CUDA both branches are one batch up to so many tokens; a GPU that is busy gains nothing by more rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,11 @@ class Guidance:
         dims = list(range(1, v.ndim))
         ratio = v.std(dim=dims, keepdim=True) / guided.std(dim=dims, keepdim=True)
         return self.rescale * (guided * ratio) + (1 - self.rescale) * guided
+
+
+def runs_together(device: torch.device, tokens: int) -> bool:
+    """Whether both branches of guidance, so many tokens in all, run as one batch."""
+    return device.type == "cuda" and tokens <= TOGETHER
 
 
 def token_norm(v: Tensor, side: int) -> Tensor:

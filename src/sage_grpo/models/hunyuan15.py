@@ -16,7 +16,7 @@ from sage_grpo.models.decoding import hunyuan15_pixels
 from sage_grpo.models.devices import load_dtypes
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.gradients import without_gradient
+from sage_grpo.models.gradients import unread_queries, without_gradient
 from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.sequence import SequenceSplit, split_rotary
@@ -336,4 +336,4 @@ def _dead(transformer: Any, image_to_video: bool) -> set[str]:
         x = torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta")
         return PackedTransformer(network)(x, torch.empty(1, device="meta"), **inputs)
 
-    return without_gradient(transformer, Hunyuan15.traits.blocks, run)
+    return without_gradient(transformer, Hunyuan15.traits.blocks, run) | unread_queries(transformer)

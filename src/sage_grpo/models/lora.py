@@ -83,8 +83,13 @@ def _is_plain(layer: Any) -> bool:
     return plain and without_dropout and not layer.lora_variant and type(layer.base_layer) is nn.Linear
 
 
-def add_lora(network: nn.Module, lora: LoraSpec, names: list[str], expert: Expert = None) -> None:
-    """Add a trainable float32 adapter to the named modules; everything else is frozen."""
+def add_lora(
+    network: nn.Module, lora: LoraSpec, names: list[str], expert: Expert = None, dead: Collection[str] = ()
+) -> None:
+    """Add a trainable float32 adapter to the named modules; everything else is frozen.
+
+    dead: parameters that nothing reads. A saved LoRA that it starts from may have adapters there, which are passed over.
+    """
     from peft import LoraConfig
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha or lora.rank, target_modules=names)
@@ -100,7 +105,7 @@ def add_lora(network: nn.Module, lora: LoraSpec, names: list[str], expert: Exper
     if lora.path is not None:
         folder = pinned_folder(lora.path, option="model.lora.path")
         check_expert(folder, expert)
-        _start_from(network, folder)
+        _start_from(network, folder, dead)
 
 
 def is_lora(name: str) -> bool:
@@ -108,10 +113,11 @@ def is_lora(name: str) -> bool:
     return f".lora_A.{ADAPTER}." in name or f".lora_B.{ADAPTER}." in name
 
 
-def _start_from(network: nn.Module, folder: Path) -> None:
+def _start_from(network: nn.Module, folder: Path, dead: Collection[str]) -> None:
     from safetensors.torch import load_file
 
-    saved = {key.removeprefix(f"{PREFIX}."): tensor for key, tensor in load_file(_file(folder)).items()}
+    whole = {key.removeprefix(f"{PREFIX}."): tensor for key, tensor in load_file(_file(folder)).items()}
+    saved = {key: tensor for key, tensor in whole.items() if f"{key.partition('.lora_')[0]}.weight" not in dead}
     own = {_plain(name): parameter for name, parameter in network.named_parameters() if is_lora(name)}
     wrong = {key for key in saved.keys() & own.keys() if saved[key].shape != own[key].shape}
     if saved.keys() != own.keys() or wrong:

@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -229,9 +229,9 @@ def _exchange(world: World, text: str, size: int = 500) -> list[str]:
     return [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in parts]
 
 
-def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Fill `tensors` (which have the right shapes and shards) in place."""
-    saved, asked = set(read_meta(folder)["tensors"]), set(tensors)
+def load(folder: Path, tensors: Mapping[str, Tensor], world: World, useless: Collection[str] = ()) -> None:
+    """Fill `tensors` (which have the right shapes and shards) in place; `useless` are some of the checkpoint's that nobody needs."""
+    saved, asked = set(read_meta(folder)["tensors"]) - set(useless), set(tensors)
     if saved != asked:
         missing, extra = sorted(asked - saved)[:3], sorted(saved - asked)[:3]
         raise CheckpointError(

@@ -192,17 +192,14 @@ class CompositeReward:
 
     def _run(self, clips: Clips, early: Early | None) -> list[Outcome]:
         """The outcomes in the order of the rewards; those that may overlap work in threads while the others work here."""
-        begun = {title for title in self.titles if early is not None and title in early and clips.prompts}
-        waiting = [member for member in self._members if member.spec.overlap and member.spec.title not in begun]
-        executor = ThreadPoolExecutor(max_workers=len(waiting) or 1, thread_name_prefix="reward")
+        coming = {} if early is None else early.outcomes()  # none where there were no clips to begin with
+        late = [member for member in self._members if member.spec.overlap and member.spec.title not in coming]
+        executor = ThreadPoolExecutor(max_workers=len(late) or 1, thread_name_prefix="reward")
         try:
-            coming = {member.spec.title: executor.submit(member.score, clips) for member in waiting}
-            here = {m.spec.title: m.score(clips) for m in self._members if m.spec.title not in {*coming, *begun}}
-            begun_ones = {title: early.outcome(title) for title in begun} if early is not None else {}
-            return [
-                coming[title].result() if title in coming else here.get(title) or begun_ones[title]
-                for title in self.titles
-            ]
+            coming |= {member.spec.title: executor.submit(member.score, clips).result for member in late}
+            here = {m.spec.title: m.score(clips) for m in self._members if m.spec.title not in coming}
+            outcomes = here | {title: wait() for title, wait in coming.items()}
+            return [outcomes[title] for title in self.titles]
         finally:
             executor.shutdown(wait=False, cancel_futures=True)  # an error here does not wait for a slow server
 

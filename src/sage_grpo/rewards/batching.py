@@ -156,7 +156,7 @@ class Batcher:
                     clips += job.count
                 else:
                     others.append(job)
-        except (asyncio.TimeoutError, TimeoutError):
+        except TimeoutError:
             pass
         except asyncio.CancelledError:
             others.extendleft(reversed(jobs))  # close() answers them

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,36 +20,31 @@ class Early:
 
     def __init__(self, members: Sequence[Member], fps: float) -> None:
         self.fps = fps
-        self._members = {member.spec.title: member for member in members}
-        self._threads = {
-            title: ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward") for title in self._members
-        }
-        self._coming: dict[str, list[Future[Outcome]]] = {title: [] for title in self._members}
+        self._lines = [(member, ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")) for member in members]
+        self._coming: dict[str, list[Future[Outcome]]] = {}
 
     def __enter__(self) -> Early:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for thread in self._threads.values():
+        for _, thread in self._lines:
             thread.shutdown(wait=False, cancel_futures=True)  # an error does not wait for a slow server
-
-    def __contains__(self, title: str) -> bool:
-        return title in self._members
 
     def add(self, videos: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> None:
         """Clips that are decoded; they are scored from now on."""
         check_clips(videos, prompts, self.fps)
         clips = Clips(videos, list(prompts), self.fps, list(metadata))
-        for title, member in self._members.items():
-            self._coming[title].append(self._threads[title].submit(member.score, clips))
+        for member, thread in self._lines:
+            self._coming.setdefault(member.spec.title, []).append(thread.submit(member.score, clips))
 
-    def outcome(self, title: str) -> Outcome:
-        """All clips' scores of one reward, when they are there."""
-        return joined([coming.result() for coming in self._coming[title]])
+    def outcomes(self) -> dict[str, Callable[[], Outcome]]:
+        """For every reward that has got clips, by its title, what waits for all their scores."""
+        return {title: partial(_joined, coming) for title, coming in self._coming.items()}
 
 
-def joined(outcomes: Sequence[Outcome]) -> Outcome:
+def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
     """Outcomes of consecutive clips as one."""
+    outcomes = [one.result() for one in coming]
     values: dict[str, list[Tensor]] = {part: [] for part in outcomes[0].values}
     failures, remarks, count = [], [], 0
     for outcome in outcomes:

@@ -125,7 +125,7 @@ class RewardServer:
         try:
             try:
                 await asyncio.wait_for(self._receive(request, body, received), self.limits.read_timeout_s)
-            except (asyncio.TimeoutError, TimeoutError) as error:
+            except TimeoutError as error:
                 raise _Refused(408, "The request took too long to arrive.") from error
             if self._open >= self.limits.max_queue:
                 raise _Refused(503, f"The server already has {self._open} requests.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoint import detect_family
@@ -19,8 +20,9 @@ from sage_grpo.train.planner import Planner
 from sage_grpo.train.sources import NAMES, load_sources
 
 
-def preflight(config: TrainConfig, ranks: int = 1) -> None:
-    """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do.
+def preflight(config: TrainConfig, ranks: int = 1) -> list[str]:
+    """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns what is worth a
+    remark, for people.
 
     What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
     """
@@ -29,9 +31,20 @@ def preflight(config: TrainConfig, ranks: int = 1) -> None:
     for source in (config.data.prompts, config.data.eval_prompts):
         refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
     check_files(config)
-    load_sources(config)  # prompts that cannot be read
+    prompts, held_out = load_sources(config)  # prompts that cannot be read
     check_model(config.model)
     check_code(config)
+    return list(_remarks(prompts, held_out))
+
+
+def _remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> Iterator[str]:
+    trained = {(prompt.text, prompt.image) for prompt in prompts}
+    seen = sum((prompt.text, prompt.image) in trained for prompt in held_out)
+    if seen:
+        yield (
+            f"{seen} of {len(held_out)} held-out prompts are trained on as well: their scores say little about prompts that the model "
+            "has not seen. Keep data.eval_prompts apart from data.prompts."
+        )
 
 
 def check_model(model: ModelSpec) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.data.prompts import PromptStream
+from sage_grpo.models.base import VelocityModel, unread_of
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
@@ -38,6 +40,8 @@ class TrainState:
     old: Old | None = None
     """The policy that samples, where it lags behind the live one."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
+    unread: Collection[str] = ()
+    """Parameters that nothing reads, which an older checkpoint may hold."""
     iteration: int = 0
     """Iterations completed."""
     updates: int = 0
@@ -86,7 +90,7 @@ class TrainState:
         self.optimizer.materialize()
         tensors = self._tensors()
         with torch.no_grad():
-            checkpoint.load(folder, tensors, world)
+            checkpoint.load(folder, tensors, world, _useless(meta["tensors"], self.unread))
         self.optimizer.load_tensors(tensors)
         self.kl.load_state_dict(meta["kl"])
         self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
@@ -123,14 +127,20 @@ def has_ema(folder: Path) -> bool:
     return any(name.startswith("ema/") for name in checkpoint.read_meta(folder)["tensors"])
 
 
-def load_weights(folder: Path, params: dict[str, nn.Parameter], *, ema: bool = False) -> dict[str, Tensor]:
+def _useless(names: Iterable[str], unread: Collection[str]) -> set[str]:
+    """Of a checkpoint's tensors (weights/NAME, optimizer/NAME/...) those of parameters that nothing reads, or of adapters there."""
+    return {name for name in names if re.sub(r"\.lora_[AB]\..+", ".weight", name.split("/")[1]) in unread}
+
+
+def load_weights(folder: Path, model: VelocityModel, *, ema: bool = False) -> dict[str, Tensor]:
     """The trainable weights (or their EMA) of a checkpoint, by parameter name."""
     meta = checkpoint.read_meta(folder)
     prefix = "ema" if ema else "weights"
     if ema and not has_ema(folder):
         raise ValueError(f"{folder} has no EMA: the run was trained without optimizer.ema.")
-    wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in params.items()}
+    wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in model.trainable().items()}
     saved = {name for name in meta["tensors"] if name.startswith(f"{prefix}/")}
+    saved -= _useless(saved, unread_of(model))
     different = sorted(saved ^ set(wanted))
     if different:
         name, where = different[0].partition("/")[2], "the checkpoint" if different[0] in saved else "the model"

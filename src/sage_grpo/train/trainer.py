@@ -15,6 +15,7 @@ from torch import Tensor
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.base import unread_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -91,6 +92,7 @@ class Trainer:
             stream=PromptStream(parts.prompts, config.seed),
             reference=Reference.of(config),
             old=self.old if config.objective.lags else None,
+            unread=unread_of(self.model),
         )
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""

@@ -205,7 +205,7 @@ class StudyServer:
 
         try:
             await asyncio.wait_for(read(), self.limits.body_timeout_s)
-        except (asyncio.TimeoutError, TimeoutError) as error:
+        except TimeoutError as error:
             raise Refused(408, "The vote took too long to arrive.") from error
         except ClientDisconnect as error:
             raise Refused(400, "The connection broke before the vote was complete.") from error

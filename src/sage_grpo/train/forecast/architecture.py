@@ -272,7 +272,9 @@ def _hunyuan(known: Published) -> Network:
     unread = 2 * glyphs + glyphs * 2048 + 2048 + 2048 * 2048 + 2048 + 2048 * d + d  # quoted text
     unread += 2 * image + image * image + image + image * d + d + 2 * d  # a picture
     other += unread
-    unread += round((1 + 2 * inner) * d * d + (2 + inner) * d)  # what the last block makes of the text
+    unread += (
+        round((2 + 2 * inner) * d * d + (3 + inner) * d) + head
+    )  # what the last block makes of the text, and its queries
     volume = c["patch_size"] ** 2 * c["patch_size_t"]
     other += c["in_channels"] * volume * d + d + 2 * d * d + 2 * d + c["out_channels"] * volume * (d + 1) + 3 * d
     v = {"spatial_compression_ratio": 16, "temporal_compression_ratio": 4, "block_out_channels": [128], **known.vae}

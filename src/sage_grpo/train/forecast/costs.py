@@ -13,7 +13,7 @@ import torch
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.blocks import Keep
-from sage_grpo.models.family import TOGETHER
+from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import (
     COMPUTE,

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from sage_grpo.parallel.memory import GIB, tokens, trainable
+from sage_grpo.tables import narrow_table
 from sage_grpo.train.forecast.changes import Change
 from sage_grpo.train.forecast.costs import Forecast
 from sage_grpo.train.forecast.passes import PHASES, Passes, evaluations
@@ -88,7 +88,7 @@ def _left_idle(forecast: Forecast) -> str:
 
 def passes_table(forecast: Forecast) -> Table:
     """Passes of the first iteration by phase: on the busiest rank, and on all."""
-    table = _table("passes of the first iteration")
+    table = narrow_table("passes of the first iteration")
     for name in ("phase", "velocities", "network", "clips", "all ranks", ""):
         table.add_column(name, justify="left" if name in ("phase", "") else "right")
     for phase in PHASES:
@@ -107,7 +107,7 @@ def _most(rows: Sequence[Passes]) -> list[str]:
 
 def phases_table(forecast: Forecast) -> Table:
     """Seconds and memory of a mean iteration."""
-    table = _table(f"one GPU of {forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})")
+    table = narrow_table(f"one GPU of {forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})")
     names = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
     for name in names:
         table.add_column(name, justify="left" if name == "phase" else "right")
@@ -129,7 +129,7 @@ def phases_table(forecast: Forecast) -> Table:
 def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
     """What every change buys."""
     title = "what would make it faster" if now.fits else "what to change, best first"
-    table = _table(title)
+    table = narrow_table(title)
     for name in ("change", "GiB", "fits", "s / iteration", "GPU-hours", "run"):
         table.add_column(name, justify="left" if name == "change" else "right")
     rows = [("(as it is)", "", now), *((one.option, one.run, one.after) for one in found[:most])]
@@ -143,17 +143,6 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
             run,
         )
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-    )
 
 
 def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console) -> None:
