@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 FAMILIES = "models/test_families.py::"
-METHODS = "train/test_trainer_families.py::test_every_method_trains_every_family"
+METHODS = "train/test_trainer_families.py::test_methods_of_every_kind_train_every_family"
 
 
 def parity(kind: str, scale: float = 4.0) -> tuple[str, ...]:
