@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import tiny
+from sage_grpo.models.family import FamilyModel
+
+
+def pytest_collection_finish() -> None:
+    """What the libraries have made stays: without this every collection of garbage looks at all of it again (a quarter of a second)."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -26,4 +33,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traced_once() -> Iterator[None]:
+    """Which parameters a network never reads is traced at its first loading, not at each: that was half of what loading takes."""
+    known: dict[tuple[type, str, str], set[str]] = {}
+    prepare = FamilyModel._prepare_training
+
+    def prepared(self: FamilyModel) -> None:
+        key = (type(self), str(self.folder), repr(self.transformer.config))
+        if self.spec.train and key not in known:
+            known[key] = self._unread()
+        self._unread = lambda: set(known[key])  # type: ignore[method-assign]
+        prepare(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FamilyModel, "_prepare_training", prepared)
         yield

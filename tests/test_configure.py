@@ -48,6 +48,36 @@ def test_defaults_are_the_dataclass() -> None:
     assert run() == Options()
 
 
+def test_a_parser_that_was_used_before_starts_from_the_same_defaults(tmp_path) -> None:
+    """It is kept: neither what was given before, nor what was refused, nor who changes what he got may be seen in it."""
+    file = tmp_path / "options.yaml"
+    file.write_text("names: [z]\nweights: {MQ: 3.0}\nadapters: [{seed: 7}]\n")
+    recipe = Options(names=["a"], weights={"VQ": 0.5}, adapters=[Adapter(rank=9)], adapter=Adapter(seed=3))
+    for defaults in (None, recipe):
+        given = [
+            "--adapter.rank",
+            "8",
+            "--weights.TA",
+            "2",
+            "--names",
+            "b",
+            "c",
+            "--adapters",
+            "[{rank: 1}]",
+            "--quiet",
+        ]
+        assert run(*given, defaults=defaults).weights == {**(defaults.weights if defaults else {}), "TA": 2.0}
+        assert run("--config", str(file), defaults=defaults).names == ["z"]
+        with pytest.raises(ConfigError):
+            run("--weights.TA", "2", "--kernel.name", "no", defaults=defaults)
+        got = run(defaults=defaults)
+        got.names.append("x")
+        got.weights["x"] = 1.0
+        got.adapters.append(Adapter())
+        assert run(defaults=defaults) == (defaults or Options())
+    assert recipe == Options(names=["a"], weights={"VQ": 0.5}, adapters=[Adapter(rank=9)], adapter=Adapter(seed=3))
+
+
 def test_dotted_overrides_and_bare_flags() -> None:
     options = run("--kernel.name", "cps", "--quiet", "--adapter.rank", "8", "--weights.VQ", "0.5")
     assert options == Options(kernel=KernelSpec(name="cps"), quiet=True, adapter=Adapter(rank=8), weights={"VQ": 0.5})

@@ -30,16 +30,8 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
     `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right. With `recipes`
     the words and files may name a recipe: whoever made `defaults` has read it.
     """
-    from jsonargparse import ArgumentParser
-    from jsonargparse import set_parsing_settings as settings
-
-    settings(docstring_parse_attribute_docstrings=False)  # manual.py writes the help
-    parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
-    parser.add_argument("--config", action="config")
-    if recipes:
-        parser.add_argument("--recipe", type=str | None)
-    parser.add_class_arguments(options)  # type: ignore[type-var]
-    parser.set_defaults(_lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults))  # type: ignore[call-overload]
+    plain = _lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
+    parser = _parser(options, prog, recipes, plain)
     try:
         given = parser.parse_args(_friendly(argv, options))
         wrong = list(faults(options, given))  # here, because a part does not know its place in the whole
@@ -51,6 +43,28 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
         raise
     except (argparse.ArgumentError, ValueError, TypeError) as error:
         raise ConfigError(explain(str(error), options)) from error
+
+
+_PARSERS: dict[tuple[type, str, bool, str], Any] = {}
+"""Parsers by all that they are made of: one takes a tenth of a second, and a comparison parses the settings of every run."""
+
+
+def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
+    """A parser of the options with these defaults, made once. Parsing changes nothing in it."""
+    from jsonargparse import ArgumentParser
+    from jsonargparse import set_parsing_settings as settings
+
+    key = (options, prog, recipes, repr(defaults))
+    if key not in _PARSERS:
+        settings(docstring_parse_attribute_docstrings=False)  # manual.py writes the help
+        parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
+        parser.add_argument("--config", action="config")
+        if recipes:
+            parser.add_argument("--recipe", type=str | None)
+        parser.add_class_arguments(options)
+        parser.set_defaults(defaults)
+        _PARSERS[key] = parser
+    return _PARSERS[key]
 
 
 def _lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:

@@ -7,7 +7,8 @@ import difflib
 import os
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 ALSO_CALLED = {
@@ -163,12 +164,14 @@ def _wrong_value(message: str, place: str) -> str:
     return ""
 
 
-def leaves(options: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+@cache
+def leaves(options: type, prefix: str = "") -> tuple[tuple[str, Any], ...]:
     """Every dotted key of an options dataclass with its type."""
-    hints = get_type_hints(options)
+    hints, found = get_type_hints(options), []
     for field in dataclasses.fields(options):
         key, kind = prefix + field.name, hints[field.name]
-        yield key, kind
+        found.append((key, kind))
         for inner in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
             if dataclasses.is_dataclass(inner) and isinstance(inner, type):
-                yield from leaves(inner, key + ".")
+                found += leaves(inner, key + ".")
+    return tuple(found)

@@ -6,7 +6,7 @@ from mutants.mutant import Mutant
 
 EQUAL = "parallel/test_equal_runs.py::test_every_layout_is_the_same_run"
 DATA = (f"{EQUAL}[hunyuan15_t2v-False-1.0-2-1-1]",)
-SEQUENCE = (f"{EQUAL}[hunyuan15_t2v-False-1.0-2-2-1]",)
+SEQUENCE = (f"{EQUAL}[wan_t2v-False-2.0-2-2-1]",)
 ATTENTION = ("parallel/test_equal_runs.py::test_split_attention_is_attention[7-5-6-3]",)
 
 MUTANTS = (

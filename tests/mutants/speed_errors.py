@@ -1,4 +1,4 @@
-"""Errors in what saves time: reference passes that are left out, and the profile."""
+"""Errors in what saves time: reference passes that are left out, parsers that are kept, and the profile."""
 
 from __future__ import annotations
 
@@ -128,5 +128,19 @@ MUTANTS = (
         "if memory(network, dataclasses.replace(job, keep=keep)).total <= room:",
         "if memory(network, dataclasses.replace(job, keep=keep)).total <= 2 * room:",
         ("parallel/test_memory_formula.py::test_blocks_keep_as_much_as_fits",),
+    ),
+    Mutant(
+        "a parser is kept with the defaults of another recipe",
+        "configure.py",
+        "key = (options, prog, recipes, repr(defaults))",
+        'key = (options, prog, recipes, "")',
+        ("test_configure.py::test_a_parser_that_was_used_before_starts_from_the_same_defaults",),
+    ),
+    Mutant(
+        "the check-up encodes the prompts of the whole run",
+        "train/checkup/examine.py",
+        "replace(config.data, encode_ahead=1)",
+        "config.data",
+        ("train/test_doctor.py::test_healthy_shapes[3]",),
     ),
 )

@@ -16,7 +16,6 @@ from sage_grpo.train import config as c
 
 RUNS = [
     # checkpoint, LoRA, guidance, processes, sp
-    ("hunyuan15_t2v", True, 2.0, 2, 1),
     ("hunyuan15_t2v", False, 1.0, 2, 2),
     ("wan_t2v", False, 2.0, 2, 1),
     ("wan22_t2v", True, 1.0, 2, 1),

@@ -28,7 +28,6 @@ REAL_REWARD_TOLERANCE = 1e-5
 RUNS = [
     # checkpoint, LoRA, guidance (two forward passes for one backward pass), processes, sp, replicas
     ("hunyuan15_t2v", False, 1.0, 2, 1, 1),
-    ("hunyuan15_t2v", False, 1.0, 2, 2, 1),
     ("hunyuan15_t2v", False, 1.0, 4, 2, 1),
     ("hunyuan15_t2v", True, 2.0, 4, 1, 2),
     ("wan_t2v", False, 2.0, 2, 2, 1),
@@ -70,7 +69,9 @@ def test_a_compiled_run_over_two_ranks_is_the_plain_run_of_one(reference) -> Non
     """FSDP, guidance, text of several lengths, a LoRA, and blocks that keep attention's outputs, all compiled."""
     config, alone = reference("hunyuan15_t2v", True, 2.0)
     spec = ParallelSpec(timeout=60)
-    results = processes.run(workers.train_compiled, 2, dataclasses.replace(config, parallel=spec), spec=spec)
+    batch = dataclasses.replace(config.batch, micro_batch=1)  # every size of a batch takes another ten seconds to trace
+    config = dataclasses.replace(config, parallel=spec, batch=batch)
+    results = processes.run(workers.train_compiled, 2, config, spec=spec)
     for result in results:
         assert isinstance(result, dict), result
         assert np.array_equal(result["advantages"], alone["advantages"])

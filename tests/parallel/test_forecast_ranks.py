@@ -16,7 +16,7 @@ from sage_grpo.train.forecast.hardware import find
 
 @pytest.mark.parametrize("sp", [1, 2])
 def test_passes_of_two_ranks(sp: int, checkpoint, tmp_path) -> None:
-    config = configure(checkpoint("hunyuan15_t2v"), tmp_path, lora=True, guidance=2.0)
+    config = configure(checkpoint("wan_t2v"), tmp_path, lora=True, guidance=2.0)
     spec = ParallelSpec(sp=sp, timeout=60)
     config = dataclasses.replace(config, parallel=spec, batch=dataclasses.replace(config.batch, micro_batch=1))
     said = forecast(config, find("cpu"), gpus=2, held_out=5)

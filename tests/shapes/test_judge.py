@@ -28,7 +28,7 @@ def judged(videos: Tensor, batch: SceneBatch) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def batch() -> SceneBatch:
-    return some(48)
+    return some(32)
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,7 @@ def test_healthy_shapes(seed: int, parts) -> None:
         before.take_back(0.0)
     assert not raised(found)
     assert len(found) == (18 if seed < 2 else 12)
+    assert len(sample.trainer.encoded) <= spec.prompts + 1  # not those of the whole run
 
 
 def test_command(capsys) -> None:

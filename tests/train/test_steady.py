@@ -33,7 +33,7 @@ def test_no_tensor_is_left_behind(steady, make_config, prompts: Path, tmp_path: 
         kind="wan_t2v",
         model={"lora": LoraSpec(rank=2), "guidance_scale": 2.0, "cache": str(tmp_path / "cache")},
         rollout={"steps": 3},
-        iterations=8,  # prompts are encoded for two at a time
+        iterations=6,  # prompts are encoded for two at a time
         data=DataConfig(prompts=str(many), eval_prompts=str(prompts), encode_ahead=4),
         trust_region=TrustRegion(mode="dual"),
         optimizer=OptimizerConfig(lr=1e-3, ema=0.9),

@@ -110,10 +110,11 @@ def _stopped(name: str, error: Exception) -> Finding:
 
 
 def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
-    """The run's own configuration with few clips, and with every exploring step trained."""
+    """The run's own configuration with few clips and no more prompts than they need, and with every exploring step trained."""
     micro = min(config.batch.micro_batch, spec.members)
     batch = replace(config.batch, prompts=spec.prompts, group_size=spec.members, micro_batch=micro)
-    return replace(config, batch=batch, update=replace(config.update, step_fraction=1.0))
+    update, data = replace(config.update, step_fraction=1.0), replace(config.data, encode_ahead=1)
+    return replace(config, batch=batch, update=update, data=data, evaluate=replace(config.evaluate, prompts=1))
 
 
 def prepare(trainer: Trainer) -> Sample:
