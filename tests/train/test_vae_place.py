@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sage_grpo.models.devices import Home
 from sage_grpo.train.vae_place import VaePlace
 
 GIB = 2**30
@@ -60,3 +61,15 @@ def test_a_run_on_the_cpu_moves_nothing_away() -> None:
         pass
     place.observe({"time/total": 1.0})
     assert moves == ["cpu"]
+
+
+def test_what_never_changes_is_not_copied_back() -> None:
+    """On the meta device nothing is left of a tensor: what returns can only come from the copy that stayed."""
+    module = torch.nn.BatchNorm1d(3)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    home = Home()
+    for _ in range(2):
+        home.move(module, torch.device("meta"))
+        assert all(value.is_meta for value in module.state_dict().values())
+        home.move(module, torch.device("cpu"))
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

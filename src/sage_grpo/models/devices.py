@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
+from torch import Tensor, nn
 
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.spec import ModelSpec
@@ -40,3 +43,35 @@ def load_dtypes(
         trained: torch.float32 if full else DTYPES[spec.dtype],
         "vae": DTYPES[spec.vae_dtype or (spec.dtype if cuda else "float32")],
     }
+
+
+class Home:
+    """Copies in the CPU's memory of weights that never change: a module that leaves a GPU only lets go of what it has there.
+
+    Pinned, so that it returns at the speed of the bus.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, int], Tensor] = {}
+        """By module, and by the place of the tensor in it."""
+
+    def move(self, module: nn.Module, device: torch.device) -> None:
+        """Put a module's tensors on a device."""
+        places = count()
+
+        def moved(held: Tensor) -> Tensor:
+            key = (id(module), next(places))
+            if held.device.type == "cpu":
+                self._copies[key] = held.data.pin_memory() if device.type == "cuda" else held.data
+            elif key not in self._copies:  # it was loaded there
+                self._copies[key] = held.data.cpu()
+            return self._copies[key] if device.type == "cpu" else self._copies[key].to(device, non_blocking=True)
+
+        def there(held: Tensor) -> bool:
+            return held.device.type == device.type and device.index in (
+                None,
+                held.device.index,
+            )  # "cuda" is any of them
+
+        if not all(there(held) for held in (*module.parameters(), *module.buffers())):
+            module._apply(moved)

@@ -21,7 +21,7 @@ from sage_grpo.models.blocks import Keep, compile_blocks, keep_activations
 from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
 from sage_grpo.models.decoding import to_uint8
-from sage_grpo.models.devices import DTYPES, choose_device
+from sage_grpo.models.devices import DTYPES, Home, choose_device
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
@@ -73,7 +73,7 @@ class FamilyModel(ABC):
         self.guidance = self._guidance_style()
         self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
         self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
-        self._cache = self._open_cache()
+        self._cache, self._home = self._open_cache(), Home()
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self._prepare_training()
         if spec.vae_tiling:
@@ -348,8 +348,9 @@ class FamilyModel(ABC):
     def place(self, part: Part, device: str | torch.device) -> None:
         """Move a part; what is not loaded yet will load there."""
         self._places[part] = torch.device(device)
+        move = self._home.move if part == "vae" else nn.Module.to
         for module in self._modules(part):
-            module.to(self._places[part])
+            move(module, self._places[part])
 
     def _modules(self, part: str) -> list[nn.Module]:
         if part == "network":

@@ -110,7 +110,8 @@ HUNYUAN15 = Network(
     lora_width=36 * 2048,
     patch=(4, 16, 16),
     channels=32,
-    vae=Vae(parameters=1_260_634_115, flops=25.3e6, working=1808.0, pixels_at_once=4 * 2**20, efficiency=0.322),
+    saved_compiled=41.0,  # 38.6 measured at 81 frames, 42.9 at 33
+    vae=Vae(parameters=1_260_634_115, flops=25.3e6, working=1808.0, pixels_at_once=4 * 2**20, efficiency=0.36),
 )
 
 
