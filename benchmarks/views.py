@@ -219,10 +219,39 @@ def leaderboard(file: Path, most: str = "20") -> str:
     return _table([*heads, "passes", "drift", "gain in its reward", "gain in truth"], rows)
 
 
+# ---- side by side
+
+
+def timed(file: Path, model: str, variant: str, what: str = "total", digits: str = "3") -> str:
+    """Seconds of benchmarks/side_by_side: of a phase of the whole job, or of a pass."""
+    lines = [line for line in read(file) if (line["model"], line["variant"]) == (model, variant)]
+    line = lines[-1]
+    seconds = line["job_seconds"][what] if what in line.get("job_seconds", {}) else line["passes"][what]["seconds"]
+    return f"{seconds:.{digits}g}"
+
+
+# ---- what a comparison printed, where its rows were lost with the machine
+
+
+def logged(file: Path, table: str = "scores") -> str:
+    """A table of a comparison's log; `differences` is the second one."""
+    blocks = [block for block in file.read_text(encoding="utf-8").split("\n\n") if "|---|" in block]
+    block = blocks[("scores", "differences").index(table)]
+    return block[block.index("| ") :]
+
+
+def logged_value(file: Path, arm: str, column: str, table: str = "scores") -> str:
+    """One cell of it."""
+    heads, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in logged(file, table).splitlines()
+    )
+    return next(row for row in rows if row[0] == arm)[heads.index(column)]
+
+
 VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(methods, method_score, method_way, base_score, demo, demo_run, number, peaks, iteration, iteration_speed),
-        *(scores, differences, value, steps, made, leaderboard),
+        *(scores, differences, value, steps, made, leaderboard, timed, logged, logged_value),
     )
 }
