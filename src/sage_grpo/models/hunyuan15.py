@@ -124,7 +124,10 @@ class Hunyuan15(FamilyModel):
     def __init__(
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
-        if spec.options.get("pad_text") and not spec.packed:
+        padded = spec.options.get("pad_text", 0)
+        if padded < 0 or padded != int(padded):
+            raise ModelError(f"model.options pad_text is a number of tokens, at least 0, got {padded:g}.")
+        if padded and not spec.packed:
             raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
         _pack(pipe.transformer)
         for block in vae_attention(pipe.vae):
