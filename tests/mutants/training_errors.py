@@ -865,4 +865,36 @@ EVALUATION = (
     ),
 )
 
-MUTANTS = (*UPDATE, *TRAINER, *ROLLOUT, *OPTIMIZER, *STATE, *EVALUATION)
+SIDE_BY_SIDE = (f"{BRANCHING}test_groups_side_by_side_learn_as_groups_apart",)
+ABREAST = (
+    Mutant(
+        "members of groups side by side get one another's states",
+        "gaussian.py",
+        "    return rows.unsqueeze(1).expand(len(rows), count // len(rows), *rows.shape[1:]).flatten(0, 1)\n",
+        "    return rows.repeat(count // len(rows), *[1] * (rows.ndim - 1))\n",
+        SIDE_BY_SIDE,
+    ),
+    Mutant(
+        "the KL's share takes groups side by side for one",
+        "train/update.py",
+        "own = weight.unflatten(0, (len(trust), -1))",
+        "own = weight.expand(len(trust), -1)",
+        SIDE_BY_SIDE,
+    ),
+    Mutant(
+        "groups side by side are all measured at the first one's state",
+        "train/plan.py",
+        "row = place * replay.rows // len(replay.members)",
+        "row = 0 if replay.shared else place",
+        SIDE_BY_SIDE,
+    ),
+    Mutant(
+        "groups that part at different steps go side by side",
+        "train/plan.py",
+        "return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared",
+        "return self.shared",
+        SIDE_BY_SIDE,
+    ),
+)
+
+MUTANTS = (*ABREAST, *UPDATE, *TRAINER, *ROLLOUT, *OPTIMIZER, *STATE, *EVALUATION)

@@ -46,9 +46,9 @@ def load_dtypes(
 
 
 class Home:
-    """Copies in the CPU's memory of weights that never change: a module that leaves a GPU only lets go of what it has there.
+    """Copies in the CPU's memory of weights that never change: a module that leaves a GPU again only lets go of what it has there.
 
-    Pinned, so that it returns at the speed of the bus.
+    Pinned, so that it returns at the speed of the bus. A module that never leaves has no copy.
     """
 
     def __init__(self) -> None:
@@ -56,16 +56,7 @@ class Home:
         """By module, and by the place of the tensor in it."""
 
     def move(self, module: nn.Module, device: torch.device) -> None:
-        """Put a module's tensors on a device."""
-        places = count()
-
-        def moved(held: Tensor) -> Tensor:
-            key = (id(module), next(places))
-            if held.device.type == "cpu":
-                self._copies[key] = held.data.pin_memory() if device.type == "cuda" else held.data
-            elif key not in self._copies:  # it was loaded there
-                self._copies[key] = held.data.cpu()
-            return self._copies[key] if device.type == "cpu" else self._copies[key].to(device, non_blocking=True)
+        """Put a module's tensors on a device, if they are not there."""
 
         def there(held: Tensor) -> bool:
             return held.device.type == device.type and device.index in (
@@ -73,5 +64,22 @@ class Home:
                 held.device.index,
             )  # "cuda" is any of them
 
-        if not all(there(held) for held in (*module.parameters(), *module.buffers())):
-            module._apply(moved)
+        if all(there(held) for held in (*module.parameters(), *module.buffers())):
+            return
+        if device.type == "cpu":
+            self.leave(module)
+        else:
+            module._apply(lambda held: held.to(device, non_blocking=True))
+
+    def leave(self, module: nn.Module) -> None:
+        """Put a module's tensors into the CPU's memory."""
+        places = count()
+
+        def copy(held: Tensor) -> Tensor:
+            key = (id(module), next(places))
+            if key not in self._copies:
+                own = held.data.cpu()
+                self._copies[key] = own.pin_memory() if held.is_cuda else own
+            return self._copies[key]
+
+        module._apply(copy)

@@ -107,7 +107,8 @@ def _most(rows: Sequence[Passes]) -> list[str]:
 
 def phases_table(forecast: Forecast) -> Table:
     """Seconds and memory of a mean iteration."""
-    table = narrow_table(f"one GPU of {forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})")
+    kind = "" if forecast.hardware.is_cpu else "one GPU of "
+    table = narrow_table(f"{kind}{forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})")
     names = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
     for name in names:
         table.add_column(name, justify="left" if name == "phase" else "right")
@@ -130,7 +131,7 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
     """What every change buys."""
     title = "what would make it faster" if now.fits else "what to change, best first"
     table = narrow_table(title)
-    for name in ("change", "GiB", "fits", "s / iteration", "GPU-hours", "run"):
+    for name in ("change", "GiB", "fits", "s / iteration", f"{_kind(now)}-hours", "run"):
         table.add_column(name, justify="left" if name == "change" else "right")
     rows = [("(as it is)", "", now), *((one.option, one.run, one.after) for one in found[:most])]
     for option, run, after in rows:
@@ -179,11 +180,16 @@ def model_rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
     yield "clip", f"{size} = {tokens(network, job):,} tokens, {guided}, {config.model.dtype}"
 
 
+def _kind(forecast: Forecast) -> str:
+    return "CPU" if forecast.hardware.is_cpu else "GPU"
+
+
 def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     """Time, GPU-hours, and whether it fits."""
     seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
     hours = forecast.gpu_hours / gpus
-    yield f"{_time(seconds)} an iteration; the run: {_time(3600 * hours)} on {gpus} GPU(s) = {forecast.gpu_hours:,.1f} GPU-hours"
+    kind = _kind(forecast)
+    yield f"{_time(seconds)} an iteration; the run: {_time(3600 * hours)} on {gpus} {kind}(s) = {forecast.gpu_hours:,.1f} {kind}-hours"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
     need = f"{worst.memory.total / GIB:.1f} of {forecast.hardware.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:
