@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from sage_grpo.lab.pool import Pool, Worker
 from sage_grpo.lab.prepare import Job
+from sage_grpo.lab.worker import request
 from sage_grpo.train.config import TrainConfig
 
 FAKE = """
@@ -49,11 +51,16 @@ def job(arm: str, seed: int = 0) -> Job:
     )
 
 
+def asked(job: Job) -> dict[str, Any]:
+    """What a worker is told."""
+    return request(job, Path(), weights=False)
+
+
 def work(folder: Path, jobs: list[Job], count: int = 1, **options: Any) -> tuple[Pool, list[dict[str, Any]]]:
     """Run jobs on fake workers; the pool and the rows."""
     rows: list[dict[str, Any]] = []
     workers = [Worker(folder, number, {}, (sys.executable, "-c", FAKE)) for number in range(count)]
-    pool = Pool(jobs, workers, lambda job, row: rows.append(row), **options)
+    pool = Pool(jobs, workers, lambda job, row: rows.append(row), asked, **options)
     pool.run(interval=0.02)
     return pool, rows
 
@@ -93,7 +100,7 @@ def test_at_the_end_of_the_budget_nothing_runs_and_what_was_cut_off_is_no_failur
 
 
 def test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is(tmp_path: Path) -> None:
-    pool = Pool([job("long"), job("short")], [], lambda job, row: None, budget=100)
+    pool = Pool([job("long"), job("short")], [], lambda job, row: None, asked, budget=100)
     pool.estimates.learn(job("long"), 1000, 2)
     pool.estimates.learn(job("short"), 10, 2)
     taken = pool._take()
@@ -102,8 +109,34 @@ def test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is(tmp_p
     assert pool._take() is None
 
 
+def test_a_run_that_gets_to_its_next_point_in_time_is_started_from_where_it_was_kept() -> None:
+    """Ten seconds an iteration, points every four: what is done until a point is not lost."""
+
+    def long(seed: int) -> Job:
+        return replace(job("long", seed), config=TrainConfig(iterations=12), points=(0, 4, 8, 12))
+
+    def taken(kept: dict[str, int], budget: float) -> Job | None:
+        pool = Pool([long(1)], [], lambda job, row: None, asked, kept=kept, budget=budget)
+        pool.estimates.learn(long(2), 100, 10)
+        return pool._take()
+
+    assert taken({}, 60) is not None
+    assert taken({}, 30) is None
+    assert taken({"long/1": 7}, 30) is not None  # kept by time after 7: one iteration before the next point
+    assert taken({"long/1": 8}, 30) is None
+
+
+def test_what_is_left_of_a_run_goes_by_where_it_was_kept() -> None:
+    pool = Pool([job("a", 1)], [None], lambda job, row: None, asked, kept={"a/1": 1})  # type: ignore[list-item]
+    pool.estimates.learn(job("a"), 10, 2)
+    assert pool.left() == pytest.approx(5)
+    pool._take()
+    pool._hear(job("a", 1), {"done": 0})  # it was not continued after all
+    assert pool.left() == pytest.approx(10, abs=0.1)
+
+
 def test_time_left_is_the_work_over_the_workers() -> None:
-    pool = Pool([job("a", 1), job("a", 2), job("b", 1)], [None, None], lambda job, row: None)  # type: ignore[list-item]
+    pool = Pool([job("a", 1), job("a", 2), job("b", 1)], [None, None], lambda job, row: None, asked)  # type: ignore[list-item]
     assert pool.left() is None
     pool.estimates.learn(job("a"), 10, 2)  # b is not known yet and counts as the slowest
     assert pool.left() == pytest.approx(15)
@@ -114,7 +147,7 @@ def test_a_fault_of_ours_ends_the_workers(tmp_path: Path) -> None:
         raise OSError("the disk is full")
 
     workers = [Worker(tmp_path, n, {}, (sys.executable, "-c", FAKE)) for n in range(2)]
-    pool = Pool([job("ok"), job("hangs")], workers, broken)
+    pool = Pool([job("ok"), job("hangs")], workers, broken, asked)
     with pytest.raises(OSError, match="disk is full"):
         pool.run(interval=0.02)
     assert all(worker._process is None or worker._process.poll() is not None for worker in workers)

@@ -99,7 +99,7 @@ def options(*words: str) -> compare.Options:
 
 
 def test_a_grid_is_every_combination_and_the_baseline_may_be_a_recipe() -> None:
-    made = compare.suite_of(
+    (made,) = compare.suites_of(
         options(
             *(
                 "shapes/branch",
@@ -120,7 +120,7 @@ def test_a_grid_is_every_combination_and_the_baseline_may_be_a_recipe() -> None:
     ]
     assert len(made.arms) == 8
     assert (made.seeds, made.points, made.iterations) == ((1000, 1001, 1002), (2,), 4)
-    made = compare.suite_of(
+    (made,) = compare.suites_of(
         options("shapes/branch", "shapes/sage", "--vary", "optimizer.lr=2e-5,5e-5", "--baseline", "shapes/sage")
     )
     assert made.baseline == "shapes/sage lr=5e-5"  # the recipe's own
@@ -129,18 +129,18 @@ def test_a_grid_is_every_combination_and_the_baseline_may_be_a_recipe() -> None:
 
 
 def test_the_miniatures_ceiling_goes_by_the_weights_of_its_judge() -> None:
-    (first, *rest) = compare.suite_of(options("shapes/sage", "shapes/branch")).columns
+    (first, *rest) = compare.suites_of(options("shapes/sage", "shapes/branch"))[0].columns
     assert first.ceiling == pytest.approx(CEILING["TA"] + 0.5 * CEILING["MQ"] + 0.5 * CEILING["VQ"])
     assert first.ceiling == pytest.approx(1.92, abs=0.005)
     assert [column.key for column in rest] == ["TA", "MQ", "VQ", "drift"]
-    assert [c.ceiling for c in compare.suite_of(options("wan/sage")).columns] == [None]
+    assert [c.ceiling for c in compare.suites_of(options("wan/sage"))[0].columns] == [None]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["shapes/sage", "--vary", "optimizer.lr"], "is no setting"),
-        (["shapes/sage", "--suite", "table2"], "or one --suite"),
+        (["shapes/sage", "--suite", "table2"], "or a --suite"),
         (["shapes/sage", "--baseline", "shapes/sagee"], "Did you mean 'shapes/sage'"),
         (["shapes/sage", "--jobs", "0"], "jobs"),
         (["shapes/sage", "--sede", "3"], "Did you mean"),
@@ -148,9 +148,50 @@ def test_the_miniatures_ceiling_goes_by_the_weights_of_its_judge() -> None:
 )
 def test_mistakes_of_the_command_are_named(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        compare.suite_of(options(*words))
+        compare.suites_of(options(*words))
 
 
-def test_an_unknown_suite_is_named() -> None:
-    with pytest.raises(ConfigError, match="There is no suite 'nosuch'"):
-        compare.suite_of(compare.Options(suite="nosuch"))
+def suites(*words: str) -> compare.Options:
+    """Options without recipes."""
+    from sage_grpo.configure import parse
+
+    _, argv = compare.defaults(list(words))
+    return parse(compare.Options, argv, prog="sage-grpo compare")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--suite", "heat,noise"],
+        ["--suite", "heat", "noise"],
+        ["--suite=heat,noise"],
+        ["--suite", "heat", "--suite", "noise"],
+        ["--suite", '["heat", "noise"]'],
+    ],
+)
+def test_suites_are_listed_as_other_lists_are_and_take_the_same_changes(words: list[str]) -> None:
+    made = compare.suites_of(suites(*words, "--size", "smoke", "--seeds", "3", "--set", "evaluate.prompts=1"))
+    assert [suite.name for suite in made] == ["heat", "noise"]
+    assert {suite.seeds for suite in made} == {(1000, 1001, 1002)}
+    assert {suite.options["evaluate.prompts"] for suite in made} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--suite", "heat,nosuch"], "There is no suite 'nosuch'"),
+        (["--suite", "heat,heat"], "'heat' twice"),
+        (["--suite", "heat,noise", "--vary", "optimizer.lr=1,2"], "a suite has its own"),
+    ],
+)
+def test_mistakes_in_suites_are_named(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compare.suites_of(suites(*words))
+
+
+def test_an_arm_that_no_suite_has_is_named() -> None:
+    made = [suite(Arm(name="one", recipe="sage"), name="a"), suite(Arm(name="two", recipe="sage"), name="b")]
+    assert compare.chosen(made, ["two"]) == ["two"]
+    assert compare.chosen(made, []) is None
+    with pytest.raises(ConfigError, match=r"no arm 'tow'. Arms: one, two.*Did you mean 'two'"):
+        compare.chosen(made, ["tow"])

@@ -1,7 +1,7 @@
 """Compare recipes and settings over seeds: many runs side by side, one file of rows, tables with intervals, figures, a report.
 
-`sage-grpo compare shapes/branch shapes/sage --vary optimizer.lr=2e-5,5e-5 --seeds 8 --out FOLDER` runs a grid, `--suite NAME` an experiment of
-the package, and `--table FOLDER` draws tables and figures again. The same command continues what was interrupted (docs/compare.md).
+`sage-grpo compare shapes/branch shapes/sage --vary optimizer.lr=2e-5,5e-5 --seeds 8 --out FOLDER` runs a grid, `--suite NAME,NAME` experiments
+of the package, and `--table FOLDER` draws tables and figures again. The same command continues what was interrupted (docs/compare.md).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -32,10 +33,12 @@ class Options:
     """Fields with several values, FIELD=VALUE,VALUE: every combination of them with every recipe is an arm."""
     set: list[str] = field(default_factory=list)
     """Fields with one value for all arms, FIELD=VALUE."""
-    suite: str | None = None
-    """An experiment by name, in place of recipes."""
+    suite: list[str] = field(default_factory=list)
+    """Experiments by name, in place of recipes. Several share the workers and the budget, and each has a folder of its name in `out`."""
+    arms: list[str] = field(default_factory=list)
+    """Make only the runs of these arms, by name; the others stay missing. Empty is all."""
     size: Size = "full"
-    """Size of the suite: full (about ten minutes of a GPU), brief (the arms that decide), or smoke, which only shows that it works."""
+    """Size of the suites: full (about ten minutes of a GPU), brief (the arms that decide), or smoke, which only shows that it works."""
     seeds: Count | None = None
     """Seeds of every arm; None is the suite's number, and 8 for recipes."""
     first_seed: Seed = FIRST_SEED
@@ -55,11 +58,12 @@ class Options:
     mps: bool = True
     """Let processes share a GPU by NVIDIA's MPS where it is installed; it is started for the comparison unless it runs already."""
     budget: Positive | None = None
-    """Seconds after which nothing is running any more: runs that would not end in time are not started. None is no limit."""
+    """Seconds after which nothing is running any more. A run that it cuts off goes on from its last point when the command is given again; one
+    that would not get to its next point is not started. None is no limit."""
     weights: bool = False
     """Keep the final weights of every run, in weights/."""
     table: Folder | None = None
-    """Only draw the tables and figures of this folder again."""
+    """Only draw the tables and figures of this folder again; or those of the suites in it."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -67,7 +71,7 @@ class Options:
 
 def defaults(argv: list[str]) -> tuple[None, list[str]]:
     """The words with repeated lists (--vary A --vary B) as one."""
-    lists: dict[str, list[str]] = {"--vary": [], "--set": []}
+    lists: dict[str, list[str]] = {"--vary": [], "--set": [], "--suite": [], "--arms": []}
     words, rest = [], list(argv)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
@@ -84,62 +88,98 @@ def defaults(argv: list[str]) -> tuple[None, list[str]]:
 
 def run(options: Options) -> int:
     """Run what is missing, then draw."""
-    from sage_grpo.lab.report import REPORT, render, tables
-
     if options.table is not None:
-        print(tables(render(Path(options.table))))
-        return 0
+        return _draw(_folders(Path(options.table)))
     from sage_grpo.lab import run as lab
     from sage_grpo.lab.prepare import prepare
+    from sage_grpo.lab.report import REPORT
     from sage_grpo.lab.store import SUITE
     from sage_grpo.recipes import recipe
     from sage_grpo.train.preflight import preflight
 
-    suite, out = suite_of(options), Path(options.out)
-    jobs = prepare(suite, recipe, preflight)
-    command = shlex.join(["sage-grpo", *sys.argv[1:]])
-    many = None if options.jobs == "auto" else int(options.jobs)
-    interrupted = False
-    try:
+    suites, out = suites_of(options), Path(options.out)
+    arms = chosen(suites, options.arms)
+    parts = [
+        lab.Part(
+            folder=out if len(suites) == 1 else out / suite.name,
+            suite=suite,
+            jobs=prepare(suite, recipe, preflight),
+            arms=arms,
+        )
+        for suite in suites
+    ]
+    ended = None
+    with suppress(KeyboardInterrupt):
         ended = lab.run(
-            out,
-            suite,
-            jobs,
-            command=command,
-            side_by_side=many,
+            parts,
+            out=out,
+            command=shlex.join(["sage-grpo", *sys.argv[1:]]),
+            side_by_side=None if options.jobs == "auto" else int(options.jobs),
             mps=options.mps,
             budget=options.budget,
             weights=options.weights,
         )
-    except KeyboardInterrupt:
-        interrupted = True
-    if interrupted and not (out / SUITE).is_file():  # before the first run
-        return 130
-    print(tables(render(out)))
-    print(f"\nReport: {out / REPORT}")
-    if interrupted:
+    # An interruption before the first run leaves nothing to draw.
+    folders = [part.folder for part in parts if (part.folder / SUITE).is_file()]
+    _draw(folders)
+    told = shlex.join(["tar", "-czf", f"{out.name}.tar.gz", "-C", str(out.parent), out.name])
+    print(f"Data: {out}. In one file: {told}")
+    if ended is None:
         print("Interrupted. The same command continues.", file=sys.stderr)
         return 130
     if ended.failed:
-        print(
-            f"{ended.failed} run(s) failed; {out / REPORT} says why. The same command tries them again.",
-            file=sys.stderr,
-        )
+        where = ", ".join(str(folder / REPORT) for folder in folders)
+        print(f"{ended.failed} run(s) failed; {where} says why. The same command tries them again.", file=sys.stderr)
     if ended.missing:
-        print(
-            f"{ended.missing} run(s) were not made: the budget is spent. The same command continues.", file=sys.stderr
-        )
+        print(f"{ended.missing} run(s) are not done: the budget is spent. The same command continues.", file=sys.stderr)
     return 1 if ended.failed else 3 if ended.missing else 0
 
 
-def suite_of(options: Options) -> Suite:
-    """The suite by name, or of the grid, with what the options change."""
+def _draw(folders: Sequence[Path]) -> int:
+    """Tables, figures and reports of comparisons."""
+    from sage_grpo.lab.report import REPORT, render, tables
+    from sage_grpo.lab.store import unfinished
+
+    for folder in folders:
+        summary = render(folder)
+        head = f"{summary.suite.title}\n\n" if len(folders) > 1 else ""
+        print(f"{head}{tables(summary)}\n\nReport: {folder / REPORT}")
+        if cut_off := unfinished(folder):
+            print(cut_off)
+    return 0
+
+
+def _folders(table: Path) -> list[Path]:
+    """The folder of a comparison, or those of the suites in it."""
+    from sage_grpo.lab.store import SUITE
+
+    inner = sorted(file.parent for file in table.glob(f"*/{SUITE}"))
+    return [table] if (table / SUITE).is_file() or not inner else inner
+
+
+def suites_of(options: Options) -> list[Suite]:
+    """The suites by name, or that of the grid, with what the options change."""
     if bool(options.suite) == bool(options.recipes):
-        raise ConfigError("Name recipes to compare (sage-grpo compare shapes/branch shapes/sage ...), or one --suite.")
-    if options.suite:
-        suite = _named(options)
-    else:
-        suite = _grid(options)
+        raise ConfigError("Name recipes to compare (sage-grpo compare shapes/branch shapes/sage ...), or a --suite.")
+    twice = [name for name in options.suite if options.suite.count(name) > 1]
+    if twice:
+        raise ConfigError(f"--suite names {twice[0]!r} twice.")
+    suites = [_named(name, options) for name in options.suite] or [_grid(options)]
+    return [_changed(suite, options) for suite in suites]
+
+
+def chosen(suites: Sequence[Suite], names: Sequence[str]) -> list[str] | None:
+    """The arms whose runs are made; None is all. Each is one of some suite's."""
+    known = [arm.name for suite in suites for arm in suite.arms]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"--arms: there is no arm {name!r}. Arms: {', '.join(known)}." + did_you_mean(name, known)
+            )
+    return list(names) or None
+
+
+def _changed(suite: Suite, options: Options) -> Suite:
     changes = dict(_pair(word) for word in _fields(options.set))
     suite = replace(suite, options={**suite.options, **changes})
     if options.seeds is not None:
@@ -154,17 +194,16 @@ def suite_of(options: Options) -> Suite:
     return suite if options.baseline is None else replace(suite, baseline=_baseline(suite, options.baseline))
 
 
-def _named(options: Options) -> Suite:
+def _named(name: str, options: Options) -> Suite:
     from sage_grpo.lab.suites import SUITES
 
     if options.vary:
         raise ConfigError("--vary makes arms of recipes; a suite has its own. --set changes a field of all of them.")
-    if options.suite not in SUITES:
+    if name not in SUITES:
         raise ConfigError(
-            f"There is no suite {options.suite!r}. Suites: {', '.join(SUITES) or 'none'}."
-            + did_you_mean(str(options.suite), SUITES)
+            f"There is no suite {name!r}. Suites: {', '.join(SUITES) or 'none'}." + did_you_mean(name, SUITES)
         )
-    return SUITES[str(options.suite)](options.size)
+    return SUITES[name](options.size)
 
 
 def _grid(options: Options) -> Suite:

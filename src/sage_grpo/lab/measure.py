@@ -1,4 +1,4 @@
-"""One run, measured: train and evaluate (or only sample), and everything about it as one row."""
+"""One run, measured: train and evaluate (or only sample), and everything about it as one row; cut off, it goes on from its last point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,11 +22,12 @@ import torch
 
 import sage_grpo
 from sage_grpo.lab.prepare import Job, head
+from sage_grpo.lab.unfinished import Unfinished
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train.build import build
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.events import SentinelEvent
-from sage_grpo.train.folder.identity import of_code, plain
+from sage_grpo.train.folder.identity import identify, of_code, plain
 from sage_grpo.train.forecast.passes import references
 from sage_grpo.train.plan import Plan
 from sage_grpo.train.trainer import Trainer
@@ -54,6 +55,7 @@ class Record:
         self.seconds: dict[str, float] = defaultdict(float)
         self.sentinel: list[list[Any]] = []
         """What the sentinel said and did: iteration, name, action."""
+        self._began = time.perf_counter()
 
     def content(self) -> dict[str, Any]:
         """The row's part that the run itself decides; the same for the same settings and seed."""
@@ -67,86 +69,144 @@ class Record:
             "sentinel": self.sentinel,
         }
 
+    def times(self) -> dict[str, float]:
+        """Seconds of an iteration, of all evaluations, and of the run, with those before it was cut off."""
+        spent = {
+            "iteration": self.seconds["iterations"] / max(1, len(self.training)),
+            "evaluate": self.seconds["evaluate"],
+            "total": self._total(),
+        }
+        return {name: round(value, 3) for name, value in spent.items()}
 
-def measure(job: Job, bases: Bases, progress: Progress, weights: Path | None = None) -> dict[str, Any]:
-    """Run a job; returns its row. `bases` remembers evaluations of untrained models, which many runs have in common."""
-    start, record = time.perf_counter(), Record()
+    def _total(self) -> float:
+        return self.seconds["before"] + time.perf_counter() - self._began
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything; JSON."""
+        return {
+            "evaluations": self.evaluations,
+            "passes": self.passes,
+            "training": self.training,
+            "grid": {str(step): known for step, known in self.grid.items()},
+            "updates": self.updates,
+            "cost": self.cost,
+            "seconds": {**self.seconds, "before": self._total()},
+            "sentinel": self.sentinel,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.evaluations, self.passes = dict(state["evaluations"]), dict(state["passes"])
+        self.training, self.sentinel = list(state["training"]), list(state["sentinel"])
+        self.grid = {int(step): dict(known) for step, known in state["grid"].items()}
+        self.updates, self.cost = int(state["updates"]), int(state["cost"])
+        self.seconds = defaultdict(float, state["seconds"])
+
+
+def measure(
+    job: Job,
+    bases: Bases,
+    progress: Progress,
+    weights: Path | None = None,
+    unfinished: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Run a job; returns its row. `bases` remembers evaluations of untrained models, which many runs have in common. `unfinished` is
+    where the run is kept while it is under way, and goes on from where it was cut off."""
+    record = Record()
     status, fault = "done", None
     try:
-        trainer = Trainer(job.config, build(job.config))
-        trainer.encode_prompts()
-        if job.kind == "rollout":
-            sample(trainer, record, progress)
-        else:
-            train(trainer, job.points, record, bases, progress)
+        with TemporaryDirectory() as folder:  # for a run that nobody will continue
+            trainer = Trainer(job.config, build(job.config))
+            if job.kind == "rollout":
+                sample(trainer, record, progress)
+            else:
+                place = Unfinished(unfinished or Path(folder), made_by(job), tell)
+                train(trainer, job.points, record, bases, progress, place)
         if weights is not None:
             trainer.export(weights)
     except (Diverged, RewardFailure) as error:
         status, fault = ("diverged" if isinstance(error, Diverged) else "failed"), f"{type(error).__name__}: {error}"
-    count = max(1, len(record.training))
-    seconds = {
-        "iteration": record.seconds["iterations"] / count,
-        "evaluate": record.seconds["evaluate"],
-        "total": time.perf_counter() - start,
-    }
     return {
         **head(job, status, fault),
         **record.content(),
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "seconds": record.times(),
         **surroundings(job.config),
     }
 
 
-def train(trainer: Trainer, points: Sequence[int], record: Record, bases: Bases, progress: Progress) -> None:
-    """Train to the end; evaluate at the points."""
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """What the loop works with."""
+
+    trainer: Trainer
+    points: Sequence[int]
+    record: Record
+    bases: Bases
+    progress: Progress
+    watch: Watch
+    place: Unfinished
+
+
+def train(
+    trainer: Trainer, points: Sequence[int], record: Record, bases: Bases, progress: Progress, place: Unfinished
+) -> None:
+    """Train to the end, from the start or from where the run was cut off; evaluate at the points."""
     for step in range(trainer.planner.grid.num_steps):
         record.grid[step] = predicted(trainer, step)
+    known = place.resume(trainer)
+    if known is not None:
+        record.load_state_dict(known)
+    trainer.encode_prompts()  # which ones goes by the iteration
 
-    def tell(event: SentinelEvent) -> None:
+    def hear(event: SentinelEvent) -> None:
         record.sentinel.append([event.iteration, event.name, event.action])
 
-    with TemporaryDirectory() as folder:  # for what the sentinel may go back to
-        watch = Watch(
-            trainer.config, trainer.state, trainer.writer, Path(folder), tell, held_out=bool(trainer.held_out)
-        )
-        _iterate(trainer, points, record, bases, progress, watch)
+    watch = Watch(trainer.config, trainer.state, trainer.writer, place.root, hear, held_out=bool(trainer.held_out))
+    run = Running(
+        trainer=trainer, points=points, record=record, bases=bases, progress=progress, watch=watch, place=place
+    )
+    over = known is None and _look(run)  # a point is kept after the look at it
+    while not over:
+        _step(run)
+        over = _look(run)
 
 
-def _iterate(
-    trainer: Trainer,
-    points: Sequence[int],
-    record: Record,
-    bases: Bases,
-    progress: Progress,
-    watch: Watch,
-) -> None:
+def _look(run: Running) -> bool:
+    """What stands between two iterations: evaluate, let the sentinel act, keep the run; returns whether it is over."""
+    trainer, record, watch = run.trainer, run.record, run.watch
+    state, last = trainer.state, trainer.config.iterations
+    number = state.iteration
+    if number in run.points and trainer.held_out:
+        record.evaluations[str(number)], rows = _evaluate(trainer, record, run.bases)
+        record.passes[str(number)] = record.cost
+        state.evaluated = number
+        watch.look_at_clips(rows)
+    back = watch.act()
+    good = watch.mark(saving=False)
+    run.progress(number)
+    if watch.stops or (back and number == last):  # its end is what the weights are worth that it ends with
+        record.evaluations[str(last)], _ = _evaluate(trainer, record, run.bases)
+        record.passes[str(last)] = record.cost
+    if number >= last or watch.stops:
+        return True
+    if good or (number > 0 and (number in run.points or run.place.late)):
+        run.place.keep(trainer, record.state_dict(), needed=good)
+    return False
+
+
+def _step(run: Running) -> None:
+    trainer, record = run.trainer, run.record
     config, state = trainer.config, trainer.state
-    while True:
-        number = state.iteration
-        if number in points and trainer.held_out:
-            record.evaluations[str(number)], rows = _evaluate(trainer, record, bases)
-            record.passes[str(number)] = record.cost
-            state.evaluated = number
-            watch.look_at_clips(rows)
-        back = watch.act()
-        if watch.mark(saving=False):
-            trainer.save(watch.root)
-        progress(number)
-        if watch.stops or (
-            back and number == config.iterations
-        ):  # its end is what the weights are worth that it ends with
-            record.evaluations[str(config.iterations)], _ = _evaluate(trainer, record, bases)
-            record.passes[str(config.iterations)] = record.cost
-        if number >= config.iterations or watch.stops:
-            return
-        plan = trainer.planner.plan(number, state.stream.peek(config.batch.prompts))
-        row = trainer.step()
-        record.cost += rollout_cost(plan) + update_cost(plan, references(config, number, plan.updates))
-        record.seconds["iterations"] += row["time/total"]
-        record.training.append(row | watch.look(row))
-        record.updates = state.updates
-        for label, weight in plan.equalizer.items():
-            record.grid[label]["weight"] = weight
+    plan = trainer.planner.plan(state.iteration, state.stream.peek(config.batch.prompts))
+    number = state.iteration
+    row = trainer.step()
+    record.cost += rollout_cost(plan) + update_cost(plan, references(config, number, plan.updates))
+    record.seconds["iterations"] += row["time/total"]
+    record.training.append(row | run.watch.look(row))
+    record.updates = state.updates
+    for label, weight in plan.equalizer.items():
+        record.grid[label]["weight"] = weight
 
 
 def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, list[dict[str, Any]]]:
@@ -170,6 +230,7 @@ def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, l
 def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
     """Only sample, with exploration, and score; the means stand where an evaluation's would."""
     config, state = trainer.config, trainer.state
+    trainer.encode_prompts()
     totals: dict[str, list[torch.Tensor]] = defaultdict(list)
     for step in range(trainer.planner.grid.num_steps):
         record.grid[step] = predicted(trainer, step)
@@ -251,6 +312,18 @@ KINDS = ("raw", "equalized", "sent")
 def figure(value: float) -> float | None:
     """Seven digits; JSON has no NaN and no infinity."""
     return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def made_by(job: Job) -> dict[str, Any]:
+    """All that decides what a run computes: a run that is cut off goes on only where it is the same."""
+    around = surroundings(job.config)
+    return {
+        **identify(job.config),
+        "configuration": job.key,
+        "lab": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "device": around["machine"]["device"],
+        "versions": around["versions"],
+    }
 
 
 def surroundings(config: TrainConfig) -> dict[str, Any]:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from sage_grpo.lab.prepare import Job, head
-from sage_grpo.lab.worker import request
 
 Row = dict[str, Any]
 COMMAND = (sys.executable, "-m", "sage_grpo.lab.worker")
 
 
 class Estimates:
-    """Seconds that runs take: by arm, from those that ended and from those under way."""
+    """Seconds that runs take: by arm and settings, from those that ended and from those under way."""
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}
@@ -30,12 +29,17 @@ class Estimates:
     def learn(self, job: Job, seconds: float, iterations: float) -> None:
         """A job did so many iterations in so many seconds."""
         if iterations > 0:
-            self._rates[job.arm] = seconds / iterations
+            self._rates[_kind(job)] = seconds / iterations
 
-    def seconds(self, job: Job) -> float | None:
-        """What a job will take; as the slowest arm where its own is not known yet, None where none is."""
-        rate = self._rates.get(job.arm, max(self._rates.values(), default=None))
-        return None if rate is None else rate * job.config.iterations
+    def seconds(self, job: Job, iterations: int) -> float | None:
+        """What so many iterations of a job will take; as the slowest arm's where its own are not known yet, None where none are."""
+        rate = self._rates.get(_kind(job), max(self._rates.values(), default=None))
+        return None if rate is None else rate * iterations
+
+
+def _kind(job: Job) -> str:
+    """What runs have in common that differ in their seed; suites may have arms of one name."""
+    return json.dumps([job.arm, job.recipe, job.settings], sort_keys=True)
 
 
 class Worker:
@@ -44,7 +48,7 @@ class Worker:
     def __init__(
         self, folder: Path, number: int, environment: Mapping[str, str], command: Sequence[str] = COMMAND
     ) -> None:
-        self.folder, self.log = folder, folder / "logs" / f"worker-{number:02d}.log"
+        self.log = folder / "logs" / f"worker-{number:02d}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._environment, self._command = {**os.environ, **environment}, list(command)
         self._process: subprocess.Popen[str] | None = None
@@ -62,13 +66,14 @@ class Worker:
                     env=self._environment,
                     text=True,
                     bufsize=1,
+                    start_new_session=True,  # Ctrl-C is for us: we end it, and then its end is no failure
                 )
         if self._closed:  # between two looks of the thread
             self._process.kill()
         return self._process
 
-    def answer(self, line: str, tell: Callable[[int], None]) -> Row | str:
-        """The row of a job, or how the process ended without one."""
+    def answer(self, line: str, tell: Callable[[Mapping[str, Any]], None]) -> Row | str:
+        """The row of a job, or how the process ended without one; `tell` gets what it says on the way."""
         process = self.start()
         with suppress(BrokenPipeError):
             _of(process.stdin).write(line + "\n")
@@ -78,8 +83,7 @@ class Worker:
                 if words["row"]["status"] == "failed":  # it ends now; the next job is for another
                     self._let_go(process)
                 return words["row"]
-            if "done" in words:
-                tell(words["done"])
+            tell(words)
         return f"The process ended with {process.wait()}; {self.log} has its last words."
 
     def close(self, *, now: bool) -> None:
@@ -106,12 +110,16 @@ class Pool:
         jobs: Sequence[Job],
         workers: Sequence[Worker],
         on_row: Callable[[Job, Row], None],
+        request: Callable[[Job], Mapping[str, Any]],
         *,
-        weights: bool = False,
+        on_note: Callable[[Job, str], None] = lambda job, text: None,
+        kept: Mapping[str, int] | None = None,
         budget: float | None = None,
     ) -> None:
+        """`request` is what a worker is told of a job; `on_note` gets what it has to say for people; `kept` is where unfinished runs
+        stand, by key."""
         self.waiting, self.workers, self.on_row = deque(jobs), list(workers), on_row
-        self.weights, self.budget = weights, budget
+        self.request, self.on_note, self.kept, self.budget = request, on_note, dict(kept or {}), budget
         self.estimates, self.running = Estimates(), dict[str, tuple[Job, float, int]]()
         self.began = time.monotonic()
         self._lock, self._changed = threading.RLock(), threading.Event()
@@ -150,10 +158,12 @@ class Pool:
     def left(self) -> float | None:
         """Seconds until all is done, as far as is known."""
         with self._lock:
-            whole = [self.estimates.seconds(job) for job in self.waiting]
+            whole = [self.estimates.seconds(job, self._ahead(job)) for job in self.waiting]
             now = time.monotonic()
             under_way = [
-                None if (all_of_it := self.estimates.seconds(job)) is None else max(0.0, all_of_it - (now - since))
+                None
+                if (all_of_it := self.estimates.seconds(job, self._ahead(job))) is None
+                else max(0.0, all_of_it - (now - since))
                 for job, since, _ in self.running.values()
             ]
         known = [seconds for seconds in (*whole, *under_way) if seconds is not None]
@@ -161,45 +171,59 @@ class Pool:
             return None
         return max(sum(known) / max(1, len(self.workers)), max(known, default=0.0))
 
+    def _ahead(self, job: Job) -> int:
+        """Iterations that a job has before it."""
+        return job.config.iterations - self.kept.get(job.key, 0)
+
+    def _stretch(self, job: Job) -> int:
+        """Iterations until a job is kept the next time."""
+        at, points = self.kept.get(job.key, 0), job.points or (job.config.iterations,)
+        return next((point - at for point in points if point > at), 0)
+
     def _take(self) -> Job | None:
-        """The next job that can still end in time."""
+        """The next job that gets to an evaluated point in time: what is done until then is not lost."""
         with self._lock:
             if self._stopped:
                 return None
             for place, job in enumerate(self.waiting):
-                needs = self.estimates.seconds(job) or 0.0
+                needs = self.estimates.seconds(job, self._stretch(job)) or 0.0
                 if self.budget is None or self.elapsed + needs <= self.budget:
                     del self.waiting[place]
-                    self.running[job.key] = (job, time.monotonic(), 0)
+                    self.running[job.key] = (job, time.monotonic(), self.kept.get(job.key, 0))
                     return job
             return None
 
     def _serve(self, worker: Worker) -> None:
         try:
             while (job := self._take()) is not None:
-                line = json.dumps(request(job, worker.folder, weights=self.weights))
-                answer = worker.answer(line, lambda done, job=job: self._tell(job, done))  # type: ignore[misc]
+                line = json.dumps(self.request(job))
+                answer = worker.answer(line, lambda words, job=job: self._hear(job, words))  # type: ignore[misc]
                 self._end(job, answer)
         except BaseException as error:  # noqa: BLE001 - the thread's caller raises it
             self._fault = error
         self._changed.set()
 
-    def _tell(self, job: Job, done: int) -> None:
+    def _hear(self, job: Job, words: Mapping[str, Any]) -> None:
         with self._lock:
-            _, since, _ = self.running[job.key]
-            self.running[job.key] = (job, since, done)
-            self.estimates.learn(job, time.monotonic() - since, done)
+            if "note" in words:
+                self.on_note(job, words["note"])
+            if "done" in words:
+                _, since, first = self.running[job.key]
+                if words["done"] < first:  # it was not continued
+                    self.running[job.key], first = (job, since, 0), 0
+                    del self.kept[job.key]
+                self.estimates.learn(job, time.monotonic() - since, words["done"] - first)
 
     def _end(self, job: Job, answer: Row | str) -> None:
         with self._lock:
-            _, since, _ = self.running.pop(job.key)
+            _, since, first = self.running.pop(job.key)
             if isinstance(answer, str):
                 if self._stopped:  # we ended it: it is neither done nor failed
                     self.waiting.appendleft(job)
                     return
                 answer = {**head(job, "failed", answer), "evaluations": {}, "passes": {}}
             elif answer["status"] == "done":
-                self.estimates.learn(job, time.monotonic() - since, job.config.iterations)
+                self.estimates.learn(job, time.monotonic() - since, job.config.iterations - first)
             self.on_row(job, answer)
         self._changed.set()
 

@@ -1,10 +1,13 @@
-"""runs.jsonl: one row a run, the only data; and suite.json, what was asked for. Tables and figures derive from the two."""
+"""runs.jsonl: one row a run, the only data; and suite.json, what was asked for. Tables and figures derive from the two. And unfinished/,
+where runs are kept that are under way."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 from sage_grpo.configure import ConfigError
 from sage_grpo.lab.design import Arm, Column, Suite
 
-ROWS, SUITE = "runs.jsonl", "suite.json"
+ROWS, SUITE, UNFINISHED = "runs.jsonl", "suite.json", "unfinished"
 FORMAT = 1
 FINISHED = ("done", "diverged")
 """States that a run does not leave: to diverge is a result. One that failed is tried again by the next call."""
@@ -100,3 +103,32 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
         raise ConfigError(
             f"{file} is damaged ({error}): run the comparison's command again, finished runs are kept."
         ) from error
+
+
+def place(folder: Path, key: str) -> Path:
+    """Where a run is kept while it is under way: checkpoints by the number of their iteration (see lab/unfinished.py)."""
+    return folder / UNFINISHED / key
+
+
+def kept(folder: Path, keys: Iterable[str]) -> dict[str, int]:
+    """By key: the iteration after which an unfinished run was kept last."""
+    found = {key: [int(point.name) for point in place(folder, key).glob("*") if point.name.isdigit()] for key in keys}
+    return {key: max(numbers) for key, numbers in found.items() if numbers}
+
+
+def forget(folder: Path, key: str) -> None:
+    """A run is over: its row says all."""
+    shutil.rmtree(place(folder, key), ignore_errors=True)
+    with suppress(OSError):  # there are others
+        (folder / UNFINISHED).rmdir()
+
+
+def unfinished(folder: Path) -> str:
+    """The unfinished runs of a comparison, in a sentence; empty where there are none."""
+    keys = load_suite(folder)[1]
+    over = {key for key, row in latest(read_rows(folder / ROWS), keys).items() if row["status"] in FINISHED}
+    at = sorted(kept(folder, set(keys) - over).values())
+    if not at:
+        return ""
+    where = f"iteration {at[0]}" if at[0] == at[-1] else f"iterations {at[0]} to {at[-1]}"
+    return f"{len(at)} run(s) are unfinished, kept after {where}. The same command continues them."

@@ -9,48 +9,81 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from sage_grpo.lab.prepare import Job, head
+from sage_grpo.lab.store import place, write
 from sage_grpo.train.folder.identity import plain
 
 
 def request(job: Job, folder: Path, *, weights: bool) -> dict[str, Any]:
     """A job as a line for a worker; its configuration is a file."""
     words = asdict(replace(job, config=None))  # type: ignore[arg-type]
-    place = folder / "weights" / f"{Path(job.file).stem}-{job.seed}"
-    return {**words, "file": str(folder / "configs" / job.file), "weights": str(place) if weights else None}
+    return {
+        **words,
+        "file": str(folder / "configs" / job.file),
+        "weights": str(weights_of(job, folder)) if weights else None,
+        "unfinished": str(place(folder, job.key)),
+    }
 
 
-def read(line: str) -> tuple[Job, Path | None]:
-    """The job of a line, and where its weights go."""
+def weights_of(job: Job, folder: Path) -> Path:
+    """Where the final weights of a run go."""
+    return folder / "weights" / f"{Path(job.file).stem}-{job.seed}"
+
+
+def read(line: str) -> tuple[Job, Path | None, Path]:
+    """The job of a line, where its weights go, and where it is kept while it is under way."""
     from sage_grpo.configure import parse
     from sage_grpo.train.config import TrainConfig
 
     words = json.loads(line)
     config = parse(TrainConfig, ["--config", words.pop("file")], prog="sage-grpo compare")
-    weights = words.pop("weights")
+    weights, unfinished = words.pop("weights"), Path(words.pop("unfinished"))
     words |= {"config": replace(config, seed=words["seed"]), "points": tuple(words["points"])}
-    return Job(**words), None if weights is None else Path(weights)
+    return Job(**words), None if weights is None else Path(weights), unfinished
 
 
 def write_config(job: Job, folder: Path) -> None:
     """The whole configuration of a job's arm, as `sage-grpo train --config` takes it."""
     import yaml
 
-    from sage_grpo.lab.store import write
-
     file = folder / "configs" / job.file
     file.parent.mkdir(exist_ok=True)
     write(file, yaml.safe_dump(plain(asdict(job.config)), sort_keys=False).encode())
 
 
+def jobs() -> Iterator[str]:
+    """The lines of stdin. Where it ends during a job, whoever asked is gone: so are we then, at once, because the next one who asks goes on
+    with this very run."""
+    lines: SimpleQueue[bytes | None] = SimpleQueue()
+    asked = answered = 0
+
+    def listen() -> None:
+        nonlocal asked
+        with open(0, "rb", buffering=0, closefd=False) as stream:  # no buffer: its lock would outlive the interpreter
+            for line in stream:
+                asked += 1
+                lines.put(line)
+        if asked > answered:
+            os._exit(1)
+        lines.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while (line := lines.get()) is not None:
+        yield line.decode()
+        answered += 1
+
+
 def main() -> int:
-    """Answer jobs until there are no more: {"ready": true}, then per job {"done": iteration} ... and {"row": ...}."""
+    """Answer jobs until there are no more: {"ready": true}, then per job {"done": iteration}, {"note": sentence} ... and {"row": ...}."""
     channel = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes to the log
 
@@ -67,11 +100,11 @@ def main() -> int:
     torch.set_num_threads(1)
     bases: dict[str, Any] = {}
     say(ready=True)
-    for line in sys.stdin:
-        job, weights = read(line)
+    for line in jobs():
+        job, weights, unfinished = read(line)
         print(f"--- {job.name}", file=sys.stderr, flush=True)
         try:
-            row = measure(job, bases, lambda done: say(done=done), weights)
+            row = measure(job, bases, lambda done: say(done=done), weights, unfinished, lambda text: say(note=text))
         except BrokenPipeError:  # whoever asked is gone
             return 1
         except Exception as error:  # noqa: BLE001 - one run's fault is recorded, the others go on
