@@ -1,0 +1,165 @@
+"""A run that is cut off goes on from its last point, and its row is the one of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sage_grpo.train.sentinel as sentinel_module
+from sage_grpo.lab import measure as lab
+from sage_grpo.lab import unfinished
+from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.prepare import Job, prepare
+from sage_grpo.recipes import recipe
+
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sage": ("sage", {"optimizer.ema": 0.9, "optimizer.target_kl": 0.01}),
+    "nft": ("nft", {}),
+    "rollback": (
+        "sage",
+        {
+            "sentinel.action": "rollback",
+            "sentinel.patience": 1,
+            "sentinel.window": 5,
+            "evaluate.every": 2,
+        },
+    ),
+}
+POINTS = (2, 4, 6)
+
+
+class CutOff(BaseException):
+    """As a kill: nothing that the run does can catch it."""
+
+
+@pytest.fixture
+def job_of(toy_suite: Suite) -> Callable[..., Job]:
+    """arm -> its job on the toy model."""
+
+    def make(name: str, iterations: int = 7) -> Job:
+        start, options = ARMS[name]
+        arm = Arm(name=name, recipe=f"shapes/{start}", options=options)
+        suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=iterations, points=POINTS)
+        return prepare(suite, recipe)[0]
+
+    return make
+
+
+@pytest.fixture
+def short_leash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only sign is that the sentinel remembers two iterations: it is there in the third, and acted on after the fourth."""
+    monkeypatch.setattr(sentinel_module, "SIGNS", {"late": lambda row, past: "late" if len(past.start) > 1 else ""})
+
+
+def content(row: dict[str, Any]) -> dict[str, Any]:
+    """All of a row but its times."""
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def run(job: Job, folder: Path | None = None, *, until: int | None = None, notes: list[str] | None = None) -> Any:
+    """The row; None where the run was cut off in iteration `until`, counted from 0."""
+    step = lab.Trainer.step
+
+    def cut(self: Any) -> dict[str, float]:
+        row = step(self)
+        if self.state.iteration - 1 == until:
+            raise CutOff
+        return row
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab.Trainer, "step", cut)
+        try:
+            return lab.measure(
+                job, {}, lambda done: None, unfinished=folder, tell=(notes if notes is not None else []).append
+            )
+        except CutOff:
+            return None
+
+
+@pytest.mark.usefixtures("short_leash")
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
+    arm: str, job_of: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Before its first point, between two, in the iteration after one, and (rollback) on both sides of going back."""
+    job, folder, notes = job_of(arm), tmp_path / "kept", list[str]()
+    whole = run(job)
+    assert whole["status"] == "done"
+    backs = [at for at, _, action in whole["sentinel"] if action == "rollback"]
+    assert backs[:1] == [4] * (arm == "rollback")
+    for until in (1, 2, 5):
+        assert run(job, folder, until=until, notes=notes) is None
+        assert len(list(folder.glob("*"))) <= 2  # the last point, and what the sentinel may go back to
+    row = run(job, folder, notes=notes)
+    assert content(row) == content(whole)
+    assert row["seconds"]["total"] > 0
+    said = [f"goes on after iteration {at}." for at in (2, 4)]
+    assert notes == (["goes on after iteration 0.", *said] if arm == "rollback" else said)
+
+
+def test_a_point_between_evaluations_is_kept_when_the_last_is_long_ago(
+    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "EVERY", -1.0)
+    job, notes = job_of("sage", 5), list[str]()
+    run(job, tmp_path / "kept", until=3)
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["000003"]
+    row = run(job, tmp_path / "kept", notes=notes)
+    assert notes == ["goes on after iteration 3."]
+    assert content(row) == content(run(job))
+
+
+def test_what_would_lead_elsewhere_is_made_anew_and_that_is_said(
+    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other code, settings or machine; files that were damaged; a checkpoint that the sentinel could not go back to any more."""
+    monkeypatch.setattr(sentinel_module, "SIGNS", {"odd": lambda row, past: "odd"})  # not acted on: patience
+    job = job_of("rollback", 3)
+    job = replace(job, config=replace(job.config, sentinel=replace(job.config.sentinel, patience=9)))
+    kept, notes, made = tmp_path / "kept", list[str](), lab.made_by(job)
+    run(job, kept, until=2)
+    assert sorted(file.name for file in kept.iterdir()) == ["000000", "000002"]
+
+    def resumed(name: str, made_by: dict[str, Any], damage: tuple[str, ...] = ()) -> bool:
+        root = tmp_path / name
+        shutil.copytree(kept, root)
+        for folder in damage:
+            (root / folder / "state.json").write_text("{}")
+        trainer = lab.Trainer(job.config, lab.build(job.config))
+        found = unfinished.Unfinished(root, made_by, notes.append).resume(trainer)
+        assert (found is None) == (trainer.state.iteration == 0) == (not root.exists())
+        return found is not None
+
+    assert resumed("same", json.loads(json.dumps(made)))
+    for name in ("code", "plugins", "prompts", "weights", "configuration", "lab", "device", "versions"):
+        assert not resumed(name, {**made, name: "other"})
+        assert notes[-1] == f"what was kept of it is not continued (it was made by another {name}): it is made anew."
+    assert not resumed("no way back", made, ("000000",))
+    assert "the checkpoint that its sentinel may go back to is damaged" in notes[-1]
+    with pytest.warns(UserWarning, match="damaged"):
+        assert not resumed("damaged", made, ("000000", "000002"))
+    assert "its checkpoints are damaged" in notes[-1]
+
+    whole = run(job)
+    monkeypatch.setattr(lab, "_processor", lambda: "another processor")
+    assert content(run(job, kept))["training"] == whole["training"]
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on(
+    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any, *words: Any) -> None:
+        raise unfinished.checkpoint.SaveFailed("no space left")
+
+    monkeypatch.setattr(lab.Trainer, "save", full)
+    notes: list[str] = []
+    assert run(job_of("sage", 3), tmp_path / "kept", notes=notes)["status"] == "done"
+    assert notes == ["iteration 2 could not be kept (no space left). The run goes on."]
+    with pytest.raises(unfinished.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
+        run(job_of("rollback"), tmp_path / "kept")
