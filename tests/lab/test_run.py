@@ -1,0 +1,211 @@
+"""Several suites in one call, some arms of a suite, and what a call does with runs that were cut off: all but the computing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_grpo.cli import main
+from sage_grpo.lab import run as lab
+from sage_grpo.lab import store, suites
+from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.prepare import Job, head, prepare
+from sage_grpo.lab.worker import read
+from sage_grpo.recipes import recipe
+from sage_grpo.train.config import TrainConfig
+
+
+class Here:
+    """A worker without a process or a model: what it scores is its key. It keeps an account of what it was asked for."""
+
+    asked: list[str]
+    fails: Callable[[Job], bool]
+
+    def __init__(self, folder: Path, number: int, environment: Mapping[str, str]) -> None:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+
+    def answer(self, line: str, tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+        """A row."""
+        words = json.loads(line)
+        weights, _, _ = (words.pop(name) for name in ("weights", "unfinished", "file"))
+        job = Job(**{**words, "config": TrainConfig(iterations=1)})
+        self.asked.append(job.key)
+        tell({"done": job.config.iterations})
+        if weights is not None:
+            Path(weights).mkdir(parents=True)
+            (Path(weights) / "model").write_text(job.key)
+        score = {"total": int(job.key, 16) / 2**64, "drift": 0.1}
+        status = "failed" if type(self).fails(job) else "done"
+        return {
+            **head(job, status, "broken" if status == "failed" else None),
+            **{"reached": 1, "evaluations": {"0": score, "1": score}, "passes": {"0": 0, "1": 5}, "updates": 1},
+            **{"training": {}, "steps": {}, "sentinel": [], "seconds": {"iteration": 0, "evaluate": 0, "total": 0}},
+            **{"machine": {"device": "here"}, "versions": {}, "commit": "", "code": ""},
+        }
+
+    def close(self, *, now: bool) -> None:
+        """Nothing runs."""
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
+    """Runs are made by `Here`."""
+    Here.asked, Here.fails = [], staticmethod(lambda job: False)  # type: ignore[assignment]
+    monkeypatch.setattr(lab, "Worker", Here)
+    return Here
+
+
+@pytest.fixture
+def two(toy_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> dict[str, Suite]:
+    """Suites `one` and `other` with a run in common per seed, under different names."""
+    plain, lr = Arm(name="plain", recipe="shapes/sage"), {"optimizer.lr": 2e-3}
+    small = replace(toy_suite, iterations=1, figures=())
+    found = {
+        "one": replace(small, name="one", baseline="plain", arms=(plain, Arm(name="b", recipe="shapes/branch"))),
+        "other": replace(
+            small,
+            name="other",
+            baseline="same",
+            arms=(replace(plain, name="same"), replace(plain, name="fast", options=lr)),
+        ),
+    }
+    monkeypatch.setattr(suites, "SUITES", {name: lambda size, suite=suite: suite for name, suite in found.items()})
+    monkeypatch.setattr(sys, "argv", ["sage-grpo", "compare"])  # what a report says of its command
+    return found
+
+
+def compare(*words: str) -> int:
+    """Exit status of the command."""
+    return main(["compare", *words, "--jobs", "1"])
+
+
+def written(folder: Path) -> dict[str, str]:
+    """What a folder holds, without logs."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and "logs" not in file.parts]
+    return {str(file.relative_to(folder)): file.read_text() for file in files}
+
+
+@pytest.mark.usefixtures("two")
+def test_several_suites_share_runs_and_leave_what_single_calls_leave(
+    here: type[Here], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare("--suite", "one,other", "--out", str(tmp_path / "both"), "--weights") == 0
+    assert len(here.asked) == len(set(here.asked)) == 6  # and not 8
+    told = capsys.readouterr()
+    assert "6/6" in told.err
+    assert f"-C {tmp_path} both" in told.out
+    for name in ("one", "other"):
+        assert compare("--suite", name, "--out", str(tmp_path / name), "--weights") == 0
+        both, alone = written(tmp_path / "both" / name), written(tmp_path / name)
+        assert both.keys() == alone.keys() >= {"runs.jsonl", "suite.json", "report.md", "table.md", "table.json"}
+        rows = [sorted(files.pop("runs.jsonl").splitlines()) for files in (both, alone)]
+        assert rows[0] == rows[1]
+        assert both == alone
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["logs", "one", "other"]
+    tables = (tmp_path / "other" / "table.md").read_text().strip()
+    capsys.readouterr()
+    assert main(["compare", "--table", str(tmp_path / "both")]) == 0
+    assert tables in capsys.readouterr().out
+
+
+def call(
+    jobs: Mapping[str, list[Job]], two: Mapping[str, Suite], folders: Mapping[str, Path], **more: Any
+) -> lab.Ended:
+    """A call for the suites of these folders."""
+    parts = [
+        lab.Part(folder=folder, suite=two[name], jobs=jobs[name], arms=more.get("arms"))
+        for name, folder in folders.items()
+    ]
+    return lab.run(parts, out=parts[0].folder, command="", side_by_side=1)
+
+
+def test_a_run_that_one_suite_has_is_not_made_for_another_and_a_fault_is_told_to_both(
+    here: type[Here], two: dict[str, Suite], tmp_path: Path
+) -> None:
+    jobs = {name: prepare(suite, recipe) for name, suite in two.items()}
+    both = {name: tmp_path / name for name in ("other", "one")}
+    common = {job.key for job in jobs["one"] if job.arm == "plain"}
+    here.fails = lambda job: job.key in common  # type: ignore[assignment]
+    assert call(jobs, two, both) == lab.Ended(finished=4, failed=2, missing=0)
+    for folder in both.values():
+        rows = store.read_rows(folder / "runs.jsonl")
+        assert sorted(row["status"] for row in rows) == ["done", "done", "failed", "failed"]
+    here.fails, here.asked = (lambda job: False), []  # type: ignore[assignment]
+    assert call(jobs, two, {"one": both["one"]}) == lab.Ended(finished=4, failed=0, missing=0)
+    assert set(here.asked) == common
+    assert call(jobs, two, both) == lab.Ended(finished=6, failed=0, missing=0)
+    assert len(here.asked) == 2  # other takes them from one
+    last = store.read_rows(both["other"] / "runs.jsonl")[-1]
+    assert (last["arm"], last["suite"], last["status"]) == ("same", "other", "done")
+
+
+def test_a_call_for_some_arms_leaves_the_others_missing(
+    here: type[Here], two: dict[str, Suite], tmp_path: Path
+) -> None:
+    assert compare("--suite", "one", "--arms", "b", "--out", str(tmp_path)) == 0
+    rows = store.read_rows(tmp_path / "runs.jsonl")
+    assert [row["arm"] for row in rows] == ["b", "b"]
+    suite, keys, _ = store.load_suite(tmp_path)
+    assert ([arm.name for arm in suite.arms], len(keys)) == (["plain", "b"], 4)
+    assert "2 missing" in (tmp_path / "table.md").read_text()
+    here.asked = []
+    assert call({"one": prepare(two["one"], recipe)}, two, {"one": tmp_path}).finished == 4
+    assert len(here.asked) == 2
+
+
+def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_no_fault(
+    here: type[Here], two: dict[str, Suite], tmp_path: Path
+) -> None:
+    jobs = {"one": prepare(two["one"], recipe)}
+    over, faulty, _, cut_off = (job.key for job in jobs["one"])
+    here.fails = lambda job: job.key == faulty  # type: ignore[assignment]
+    first = {"one": jobs["one"][:1]}
+    assert call(first, two, {"one": tmp_path}).finished == 1
+    foreign = "0" * 16
+    for key, at in {over: 1, faulty: 2, cut_off: 3, foreign: 4}.items():  # `over` was killed after its row was written
+        (store.place(tmp_path, key) / f"{at:06d}").mkdir(parents=True)
+    store.save_suite(tmp_path, two["one"], [job.key for job in jobs["one"]], "")
+    assert store.unfinished(tmp_path).startswith("2 run(s) are unfinished, kept after iterations 2 to 3.")
+    here.asked = []
+    assert call(jobs, two, {"one": tmp_path}) == lab.Ended(finished=3, failed=1, missing=0)
+    assert here.asked[:2] == [faulty, cut_off]
+    assert {path.name for path in (tmp_path / store.UNFINISHED).iterdir()} == {faulty, foreign}
+    here.fails = lambda job: False  # type: ignore[assignment]
+    call(jobs, two, {"one": tmp_path})
+    assert store.unfinished(tmp_path) == ""
+    assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
+
+
+ORPHAN = """
+import time
+from sage_grpo.lab.worker import jobs
+for line in jobs():
+    print(line.strip(), flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_worker_ends_with_whoever_asked_in_the_middle_of_a_run_too() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write("long\n")
+        assert worker.stdout.readline() == "long\n"
+        assert worker.communicate(timeout=60) == ("", None)  # closes stdin, as a parent's end does
+        assert worker.returncode == 1
+
+
+def test_a_request_says_where_a_run_is_kept(toy_suite: Suite, tmp_path: Path) -> None:
+    job, *_ = prepare(toy_suite, recipe)
+    lab.write_config(job, tmp_path)
+    found, weights, kept = read(json.dumps(lab.request(job, tmp_path, weights=False)))
+    assert (found, weights, kept) == (job, None, store.place(tmp_path, job.key))
