@@ -9,6 +9,9 @@ SUMMARY = "lab/test_summary.py::"
 PREPARE = "lab/test_prepare.py::"
 MEASURE = "lab/test_measure.py::"
 POOL = "lab/test_pool.py::"
+UNFINISHED = "lab/test_unfinished.py::"
+RUN = "lab/test_run.py::"
+WHOLE = f"{UNFINISHED}test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not"
 
 MUTANTS = (
     Mutant(
@@ -122,5 +125,75 @@ MUTANTS = (
         "self.elapsed + needs <= self.budget",
         "self.elapsed <= self.budget",
         (f"{POOL}test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is",),
+    ),
+    Mutant(
+        "a run that goes on forgets what it was",
+        "lab/measure.py",
+        "record.load_state_dict(known)",
+        "pass",
+        (f"{WHOLE}[sage]",),
+    ),
+    Mutant(
+        "a run that goes on looks at its last point twice",
+        "lab/measure.py",
+        "over = known is None and _look(run)",
+        "over = _look(run)",
+        (f"{WHOLE}[rollback]",),
+    ),
+    Mutant(
+        "the checkpoint to go back to is not kept",
+        "lab/unfinished.py",
+        "spare=trainer.state.sentinel.good",
+        "spare=None",
+        (f"{UNFINISHED}test_what_would_lead_elsewhere_is_made_anew_and_that_is_said",),
+    ),
+    Mutant(
+        "a run goes on with other code",
+        "lab/unfinished.py",
+        "if other:",
+        "if False:",
+        (f"{UNFINISHED}test_what_would_lead_elsewhere_is_made_anew_and_that_is_said",),
+    ),
+    Mutant(
+        "a run is not started unless all of it fits",
+        "lab/pool.py",
+        "needs = self.estimates.seconds(job, self._stretch(job)) or 0.0",
+        "needs = self.estimates.seconds(job, self._ahead(job)) or 0.0",
+        (f"{POOL}test_a_run_that_gets_to_its_next_point_in_time_is_started_from_where_it_was_kept",),
+    ),
+    Mutant(
+        "a run that suites share has the name of the first",
+        "lab/run.py",
+        '| row | head(job, row["status"], row["error"]) |',
+        "| row |",
+        (f"{RUN}test_several_suites_share_runs_and_leave_what_single_calls_leave",),
+    ),
+    Mutant(
+        "a run that another suite has is made again",
+        "lab/run.py",
+        "book.write(known[key])",
+        "pass",
+        (f"{RUN}test_a_run_that_one_suite_has_is_not_made_for_another_and_a_fault_is_told_to_both",),
+    ),
+    Mutant(
+        "all arms are run",
+        "lab/run.py",
+        "if part.arms is None or job.arm in part.arms}",
+        "}",
+        (f"{RUN}test_a_call_for_some_arms_leaves_the_others_missing",),
+    ),
+    Mutant(
+        "a run that failed is forgotten",
+        "lab/run.py",
+        'if row["status"] in store.FINISHED:\n            self.done',
+        "if True:\n            self.done",
+        (f"{RUN}test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_no_fault",),
+    ),
+    Mutant(
+        "a worker outlives whoever asked",
+        "lab/worker.py",
+        "if asked > answered:",
+        "if False:",
+        (f"{RUN}test_a_worker_ends_with_whoever_asked_in_the_middle_of_a_run_too",),
     ),
 )

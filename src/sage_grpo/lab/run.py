@@ -72,15 +72,16 @@ class Book:
         """Runs that are to be made."""
         return {key: job for key, job in self.asked.items() if key not in self.done}
 
-    def write(self, row: Row) -> Row:
-        """Write down a run that was made, here or for another suite, under the name that it has here."""
+    def write(self, row: Row, weights: Path | None = None) -> None:
+        """Write down a run that was made, here or for another suite, under the name that it has here; with its weights."""
         job = self.missing[row["key"]]
+        if weights is not None and weights != weights_of(job, self.folder):
+            shutil.copytree(weights, weights_of(job, self.folder), dirs_exist_ok=True)
         own = {"suite": self.suite.name} | row | head(job, row["status"], row["error"]) | {"suite": self.suite.name}
         store.append(self.rows, own)
         if row["status"] in store.FINISHED:
             self.done[job.key] = own
             store.forget(self.folder, job.key)
-        return own
 
 
 def run(
@@ -113,18 +114,12 @@ def run(
             workers = [Worker(out, number, place) for number, place in enumerate(places)] if missing else []
 
             def keep(job: Job, row: Row) -> None:
-                home = homes[job.key]
+                made = weights_of(job, homes[job.key].folder) if weights and row["status"] == "done" else None
                 for book in [book for book in books if job.key in book.missing]:
-                    if weights and book is not home and row["status"] == "done":
-                        shutil.copytree(
-                            weights_of(job, home.folder),
-                            weights_of(book.asked[job.key], book.folder),
-                            dirs_exist_ok=True,
-                        )
-                    book.write(row)
+                    book.write(row, made)
                 if row["status"] == "failed":
                     failed.add(job.key)
-                teller.ended(home, job, row, pool)
+                teller.ended(homes[job.key], job, row, pool)
 
             pool = Pool(
                 missing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from typing import Any
 from sage_grpo.parallel import checkpoint
 from sage_grpo.train.trainer import Trainer
 
+RECORD = "metrics.jsonl"
+"""File of a checkpoint with what is known about the run; the name is one of those that a checkpoint may have."""
 EVERY = 60.0
 """Seconds after which a run is kept between two evaluated points too."""
 
@@ -31,7 +34,7 @@ class Unfinished:
     def keep(self, trainer: Trainer, record: Mapping[str, Any], *, needed: bool) -> None:
         """Save this moment. A full disk ends the run only where its sentinel needs to come back to here."""
         try:
-            trainer.save(self.root, {"made_by": self.made_by, "record": record})
+            trainer.save(self.root, {"made_by": self.made_by}, {RECORD: json.dumps(record).encode()})
             trainer.writer.finish()
             checkpoint.prune(self.root, 1, trainer.state.iteration, spare=trainer.state.sentinel.good)
         except (checkpoint.SaveFailed, OSError) as error:
@@ -53,7 +56,7 @@ class Unfinished:
             return None
         trainer.state.load(folder, trainer.world)
         self.tell(f"goes on after iteration {trainer.state.iteration}.")
-        return dict(checkpoint.read_meta(folder)["record"])
+        return dict(json.loads((folder / RECORD).read_bytes()))
 
     def _fault(self, folder: Path) -> str:
         """Why a checkpoint would not lead to what an uninterrupted run computes."""
