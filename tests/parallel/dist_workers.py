@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.gaussian import expanded
 from sage_grpo.models import blocks
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import checkpoint, heartbeat
@@ -133,7 +134,7 @@ class Recorder:
         rollout = self._methods["roll_out"](plan)
         for replay, record in rollout.records.items():
             if replay.step == 0:
-                for member, x in zip(replay.members, record.x.expand(len(replay.members), *record.x.shape[1:])):
+                for member, x in zip(replay.members, expanded(record.x, len(replay.members))):
                     self.noise[plan.iteration, member.group, member.index] = x.numpy()
         return rollout
 
