@@ -13,7 +13,7 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
 from sage_grpo.lab.world import CEILING
 from sage_grpo.recipes import recipe
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.config import EvalConfig, TrainConfig
 from sage_grpo.train.preflight import preflight
 
 
@@ -66,9 +66,10 @@ def test_mistakes_of_an_arm_are_named_before_anything_runs(arm: Arm, said: str) 
 
 
 def test_points_are_the_first_the_last_and_what_was_asked_for() -> None:
-    assert evaluated((15, 45, 90), 7, 45) == [0, 15, 45]
-    assert evaluated(None, 20, 45) == [0, 20, 40, 45]
-    assert evaluated(None, 0, 45) == [0, 45]
+    assert evaluated((15, 45, 90), EvalConfig(every=7), 45) == [0, 15, 45]
+    assert evaluated(None, EvalConfig(every=20), 45) == [0, 20, 40, 45]
+    assert evaluated(None, EvalConfig(every=0), 45) == [0, 45]
+    assert evaluated(None, EvalConfig(every=20, early=[4, 2, 45]), 45) == [0, 2, 4, 20, 40, 45]
 
 
 def test_a_key_goes_by_what_is_computed_and_by_nothing_else() -> None:

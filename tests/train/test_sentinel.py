@@ -11,7 +11,8 @@ import pytest
 from watching import clips, curves, healthy_row, names, recorded, replay
 
 from sage_grpo.train.config import SentinelConfig
-from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses, change
+from sage_grpo.train.paired import change
+from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
 
 Break = Callable[[dict[str, float]], dict[str, float]]
 FROM, LONG = 30, 60

@@ -148,6 +148,7 @@ RUN = {
     "optimizer.decay": Row("cosine", "weights"),
     "optimizer.ema": Row(0.9, "average"),
     "evaluate.every": Files(1),
+    "evaluate.early": Files([1]),
     "evaluate.prompts": Row(3, evaluation=True),
     "evaluate.per_prompt": Row(2, evaluation=True),
     "evaluate.steps": Row(5, evaluation=True),

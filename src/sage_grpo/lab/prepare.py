@@ -12,7 +12,7 @@ from typing import Any
 from sage_grpo.configure import ConfigError, parse
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.store import FORMAT
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.config import EvalConfig, TrainConfig
 from sage_grpo.train.folder.identity import differences, plain
 
 SET_ELSEWHERE = {
@@ -22,7 +22,18 @@ SET_ELSEWHERE = {
     "parallel": "each run is one process",
 }
 """Fields that an arm cannot set, and why."""
-NO_MATTER = ("out", "resume", "allow_changes", "keep", "log", "parallel", "evaluate.every", "evaluate.show", "seed")
+NO_MATTER = (
+    "out",
+    "resume",
+    "allow_changes",
+    "keep",
+    "log",
+    "parallel",
+    "evaluate.every",
+    "evaluate.early",
+    "evaluate.show",
+    "seed",
+)
 """Fields that do not count in a run's key: they change nothing, or stand in it by themselves."""
 MINIATURE = {
     "model.vae_slicing": False,
@@ -98,7 +109,7 @@ def _word(value: Any) -> str:
 
 
 def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job:
-    points = tuple(evaluated(suite.points, config.evaluate.every, config.iterations)) if suite.kind == "train" else ()
+    points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
     changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
     return Job(
         arm=arm.name,
@@ -112,9 +123,9 @@ def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job
     )
 
 
-def evaluated(points: Sequence[int] | None, every: int, iterations: int) -> list[int]:
+def evaluated(points: Sequence[int] | None, spec: EvalConfig, iterations: int) -> list[int]:
     """Iterations that are evaluated: the first, the last, and what was asked for between them."""
-    between = points if points is not None else range(0, iterations, every) if every else ()
+    between = spec.points(iterations) if points is None else points
     return sorted({0, iterations, *(point for point in between if 0 < point < iterations)})
 
 

@@ -226,6 +226,9 @@ class EvalConfig:
 
     every: Natural = 20
     """Iterations between evaluations; 0 evaluates only before and after training. Before and after always count."""
+    early: list[Count] = field(default_factory=list)
+    """Further iterations that are evaluated, such as [2, 4, 6, 8]: a reward that can be hacked is often hacked within ten iterations,
+    and the sentinel sees only what is evaluated."""
     prompts: Count = 64
     """How many held-out prompts."""
     per_prompt: Count = 1
@@ -241,6 +244,11 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def points(self, iterations: int) -> list[int]:
+        """After which iterations a run of this length is evaluated."""
+        regular = range(0, iterations, self.every) if self.every else ()
+        return sorted({0, *regular, *(number for number in self.early if number < iterations), iterations})
 
 
 @dataclass(frozen=True, kw_only=True)

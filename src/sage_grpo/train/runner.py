@@ -314,8 +314,8 @@ def _export(trainer: Trainer, folder: Path) -> str:
 def _due(trainer: Trainer) -> bool:
     """Whether this iteration is to be evaluated and has not been."""
     number, config = trainer.state.iteration, trainer.config
-    wanted = number in (0, config.iterations) or (config.evaluate.every and number % config.evaluate.every == 0)
-    return bool(trainer.held_out and wanted and trainer.state.evaluated < number)
+    wanted = number in config.evaluate.points(config.iterations)
+    return bool(trainer.held_out) and wanted and trainer.state.evaluated < number
 
 
 def _evaluate(run: Run) -> None:

@@ -13,6 +13,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from sage_grpo.train.config import SentinelConfig
+from sage_grpo.train.paired import Change, Column, Scores, change, finite, shortfall, weighted
+from sage_grpo.train.parting import AGREEMENT, STDERR, Look, Tally, evidence, in_words, tallies, tally
 from sage_grpo.train.signs import LEAST_PAST, SIGNS, TINY, Past, Row, values
 
 WATCHED = (
@@ -20,13 +22,20 @@ WATCHED = (
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """What is remembered of a row."""
+EVALUATED = ("held_out_fell", "decoupled", "hacking", "video_drift")
+"""What is looked for at evaluations, not in every row."""
 AT_ONCE = ("not_finite",)
 """What needs no second look."""
-ONLY_TOLD = ("decoupled",)
+ONLY_TOLD = ("decoupled", "parted")
 """What is a reason to look, but not to act."""
 LOOKS_LEFT = 3.0
 """A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
-Scores = Mapping[str, Sequence[float | None]]
+FELL, NO_LONGER = 1.5, 1.25
+"""How many times `stderrs` the evidence must have that a witness fell, and that it no longer follows. More than once, because the best of
+many evaluations is partly luck, and every evaluation is another chance to be wrong: a witness that merely stands still was one standard
+error below its best twice in a row in most simulated runs."""
+MOST_LOOKS = 16
+"""Evaluations that are remembered; then every other one is."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +62,6 @@ class Witnesses:
     """Parts of such rewards with weight 0: neither good nor bad, but they should not leave the range of the start."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A mean over clips before and after, pair by pair."""
-
-    by: float
-    stderr: float
-
-    def surely(self, deviations: float) -> bool:
-        """Whether it is an increase beyond chance."""
-        return self.by > deviations * self.stderr and self.by > 0
-
-
 class Sentinel:
     """The memory of a run's figures, and what follows from them."""
 
@@ -86,6 +83,12 @@ class Sentinel:
         self.rollbacks = 0
         self.brake = 1.0
         """Factor on the learning rate that findings have led to."""
+        self.agreement: dict[str, Tally] = {}
+        """Of every witness with the total, within groups, over all iterations."""
+        self.looks: list[Look] = []
+        """Evaluations so far, the first of them always."""
+        self.at_best: dict[str, Tally] = {}
+        """Each witness's agreement until its best evaluation."""
 
     @property
     def open(self) -> list[str]:
@@ -97,11 +100,32 @@ class Sentinel:
         if self.config.action == "off":
             return []
         texts = {name: sign(row, self._past(name)) for name, sign in SIGNS.items()}
-        kept = {name: row[name] for name in WATCHED if name in row}
+        kept = {name: row[name] for name in (*WATCHED, *self._agreements) if name in row}
         if len(self.start) < self.config.window:
             self.start.append(kept)
         self.recent = [*self.recent, kept][-2 * self.config.window :]
+        for title in self.witnesses.scores:
+            self.agreement[title] = self.agreement.get(title, Tally()).plus(tally([kept], title))
+        texts["parted"] = next(filter(None, map(self._parted, self.witnesses.scores)), "")
         return self._count(iteration, texts)
+
+    @property
+    def _agreements(self) -> list[str]:
+        return [prefix + title for title in self.witnesses.scores for prefix in (AGREEMENT, STDERR)]
+
+    def _parted(self, title: str) -> str:
+        """A witness that preferred the same clips of a group as the total, and no longer does."""
+        half = len(self.recent) // 2
+        before, since = tally(self.recent[:half], title), tally(self.recent[half:], title)
+        drop = before.to(since)
+        if drop is None or min(before.count, since.count) < LEAST_PAST or not drop.surely(FELL * self.config.stderrs):
+            return ""
+        if Change(since.mean, since.stderr).surely(self.config.stderrs):
+            return ""
+        return (
+            f"{title}, which nothing is trained on, no longer prefers those clips of a group that the total does{in_words(before, since)}: climbing "
+            "the total does not lift it any more. Evaluate now and look at the clips."
+        )
 
     def _past(self, name: str) -> Past:
         """What a sign compares with: not with the rows in which it was there already, unless that lasts longer than the window."""
@@ -138,6 +162,9 @@ class Sentinel:
         )
         for title, now in series.items():
             self._remember(title, now, total)
+        if self.witnesses.scores:
+            self.looks.append(Look(series, dict(self.agreement)))
+            self.looks = self.looks if len(self.looks) <= MOST_LOOKS else self.looks[::2]
         for name in self.witnesses.statistics:
             self.held_out.setdefault(name, {"first": list(scores[name])})
         return self._count(iteration, texts)
@@ -147,7 +174,7 @@ class Sentinel:
         """Whether there is no sign of anything and no held-out score has begun to fall: weights that are worth going back to."""
         return not self.falling and not any(self.streaks.values())
 
-    def _fell(self, now: list[float | None]) -> str:
+    def _fell(self, now: Column) -> str:
         known = self.held_out.get("total")
         if known is None:
             return ""
@@ -167,35 +194,46 @@ class Sentinel:
         rise = fmean(rewards[half:]) - fmean(rewards[:half])
         return f"; the training reward {'rose' if rise > 0 else 'fell'} by {abs(rise):.2g} meanwhile"
 
-    def _decoupled(self, title: str, now: list[float | None], total: list[float | None]) -> str:
-        """A witness that no longer follows: the total rises clearly, and by what the run's own past says of the two it should rise too."""
-        known, own = self.held_out.get(title), self.held_out.get("total")
-        if known is None or own is None:
+    def _decoupled(self, title: str, now: Column, total: Column) -> str:
+        """A witness that no longer follows: the first half of the total's rise lifted it, the second half does not.
+
+        Two looks that know nothing of each other say so together: held-out clips, and the members of training's groups.
+        """
+        if len(self.looks) < 2:
             return ""
-        gain, paid = change(known["first"], known["best"]), change(own["first"], known["then"])
-        rise, lost = change(known["then"], total), change(now, known["best"])
-        if gain.by <= 0 or paid.by <= 0 or lost.by < 0 or not rise.surely(2 * self.config.stderrs):
-            return ""
-        rate = gain.by / paid.by
-        expected = [
-            None if a is None or b is None or c is None else c + rate * (b - a)
-            for a, b, c in zip(known["then"], total, known["best"])
+        first = self.looks[0]
+        middle = fmean(finite(total) + finite(first.scores["total"]))
+        half = min(self.looks[1:], key=lambda look: abs(fmean(finite(look.scores["total"])) - middle))
+        totals, own = [
+            [*(look.scores[name] for look in (first, half)), last] for name, last in (("total", total), (title, now))
         ]
-        if not change(now, expected).surely(self.config.stderrs):
+        gain, later = change(own[0], own[1]), change(own[1], own[2])
+        rise, short = change(totals[1], totals[2]), shortfall(totals, own)
+        sure = self.config.stderrs
+        if not rise.surely(2 * sure) or not gain.surely(sure / 2) or later.surely(sure / 2):
+            return ""
+        before = half.agreement.get(title, Tally())
+        since = self.agreement.get(title, before).minus(before)
+        if evidence(short, before.to(since)) <= NO_LONGER * sure:
             return ""
         return (
-            f"The held-out total rose by {rise.by:.3g} +- {rise.stderr:.2g} since {title}, which nothing is trained on, was at its best, and "
-            f"{title} did not follow: look at the clips. Where it falls next, the reward is being hacked."
+            f"{title}, which nothing is trained on, rose by {gain.by:.3g} +- {gain.stderr:.2g} with the first half of the held-out total's rise, "
+            f"and by {later.by:.3g} +- {later.stderr:.2g} with the second{in_words(before, since)}: it no longer follows. Look at "
+            "the clips: it is at its ceiling, or the reward begins to be hacked."
         )
 
-    def _hacked(self, title: str, now: list[float | None], total: list[float | None]) -> str:
-        """A witness that falls while what is trained on goes on rising. Both together are rarer than either, so less has to be lost."""
+    def _hacked(self, title: str, now: Column, total: Column) -> str:
+        """A witness that falls while what is trained on goes on rising; that the two part within groups too is evidence of it."""
         known = self.held_out.get(title)
         if known is None:
             return ""
         lost, gain = change(now, known["best"]), change(known["first"], known["best"])
         rise = change(known["then"], total)
         if not rise.surely(self.config.stderrs) or not lost.surely(self.config.stderrs / 2):
+            return ""
+        before = self.at_best.get(title, Tally())
+        since = self.agreement.get(title, before).minus(before)
+        if evidence(lost, before.to(since)) <= FELL * self.config.stderrs:
             return ""
         if lost.by < self.config.lost / 2 * max(gain.by, 0.0):
             return ""
@@ -221,10 +259,11 @@ class Sentinel:
                 )
         return ""
 
-    def _remember(self, title: str, now: list[float | None], total: list[float | None]) -> None:
+    def _remember(self, title: str, now: Column, total: Column) -> None:
         known = self.held_out.setdefault(title, {"first": now, "best": now, "then": total})
         if change(known["best"], now).by > 0:
             known |= {"best": now, "then": total}
+            self.at_best[title] = self.agreement.get(title, Tally())
 
     def _count(self, iteration: int, texts: Mapping[str, str]) -> list[Finding]:
         """Lengthen or end the streaks of these signs; a finding is told when it begins, and again whenever it is to be acted on."""
@@ -239,13 +278,13 @@ class Sentinel:
         return found
 
     def _first(self, name: str) -> int:
-        return self.config.patience if name in SIGNS and name not in AT_ONCE else 1
+        return self.config.patience if name not in (*AT_ONCE, *EVALUATED) else 1
 
     def _confirm(self, name: str) -> int:
-        return 0 if name in AT_ONCE else self.config.patience if name in SIGNS else 1
+        return 0 if name in AT_ONCE else 1 if name in EVALUATED else self.config.patience
 
     def _again(self, name: str) -> int:
-        return self.config.window if name in SIGNS else 1
+        return 1 if name in EVALUATED else self.config.window
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a continued run needs; JSON."""
@@ -260,6 +299,9 @@ class Sentinel:
             "good": self.good,
             "rollbacks": self.rollbacks,
             "brake": self.brake,
+            "agreement": {title: list(own) for title, own in self.agreement.items()},
+            "looks": [look.plain() for look in self.looks],
+            "at_best": {title: list(own) for title, own in self.at_best.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -270,6 +312,8 @@ class Sentinel:
         self.falling = bool(state.get("falling", False))
         self.good, self.rollbacks = state.get("good"), int(state.get("rollbacks", 0))
         self.brake = float(state.get("brake", 1.0))
+        self.agreement, self.at_best = tallies(state.get("agreement", {})), tallies(state.get("at_best", {}))
+        self.looks = [Look(look["scores"], tallies(look["agreement"])) for look in state.get("looks", [])]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Remember what was known at a checkpoint, but not forget what was done since: else it would be done forever."""
@@ -277,30 +321,6 @@ class Sentinel:
         self.load_state_dict(state)
         self.rollbacks, self.brake, self.good = done
         self.streaks = {}
-
-
-def weighted(scores: Scores, weights: Mapping[str, float]) -> list[float | None]:
-    """The weighted sum of parts, clip by clip; None where one is missing."""
-    columns = [scores[name] for name in weights]
-    return [
-        None
-        if any(value is None for value in clip)
-        else sum(weight * value for weight, value in zip(weights.values(), clip))  # type: ignore[operator]
-        for clip in zip(*columns)
-    ]
-
-
-def finite(column: Sequence[float | None]) -> list[float]:
-    """What was scored."""
-    return [value for value in column if value is not None and math.isfinite(value)]
-
-
-def change(before: Sequence[float | None], after: Sequence[float | None]) -> Change:
-    """Mean paired difference with its standard error, over the clips that have both scores; no pairs are no change."""
-    pairs = [b - a for a, b in zip(before, after) if a is not None and b is not None]
-    if len(pairs) < 2:
-        return Change(fmean(pairs) if pairs else 0.0, math.inf)
-    return Change(fmean(pairs), stdev(pairs) / math.sqrt(len(pairs)))
 
 
 def _plain(row: Row) -> dict[str, float | None]:

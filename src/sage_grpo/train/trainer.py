@@ -22,6 +22,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.early import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
+from sage_grpo.train.agreement import agreements
 from sage_grpo.train.anchor import Anchor, Ema, Old, Snapshot
 from sage_grpo.train.build import Parts
 from sage_grpo.train.clock import Clock
@@ -346,6 +347,7 @@ class Trainer:
             "advantage/largest": float(advantages.abs().max()),
         }
         metrics |= {f"reward/{name}": float(values.nanmean()) for name, values in scored.parts.items()}
+        metrics |= agreements(scored.total, scored.parts, scored.groups, self.state.sentinel.witnesses.scores)
         metrics |= {f"reward/failed/{title}": float(count) for title, count in scored.failed.items()}
         return metrics
 

@@ -43,7 +43,7 @@ class Watch:
         held_out: bool,
     ) -> None:
         self.config, self.state, self.writer, self.root, self.tell = config.sentinel, state, writer, root, tell
-        self.evaluates = held_out and config.evaluate.every > 0
+        self.evaluates = held_out and (config.evaluate.every > 0 or bool(config.evaluate.early))
         self.stops = False
         """Whether the run is to end here."""
         self._found: list[Finding] = []

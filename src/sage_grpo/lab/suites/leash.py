@@ -24,6 +24,16 @@ ALL_STEPS = {"update.step_fraction": 1.0}
 SHARE: dict[str, Any] = {"kl.kind": "share", "trust_region.mode": "dual"}
 
 
+VQ_WATCHES: dict[str, Any] = {
+    "name": "shapes",
+    "label": "quality",
+    "weights": {"VQ": 1.0},
+    "metric_only": True,
+    "batch_size": 0,
+}
+"""An honest witness that knows less than the judge."""
+
+
 def target_kl(nats: float) -> dict[str, Any]:
     """A learning rate that follows the KL of a rollout's updates, and takes back what went five times too far."""
     return {"trust_region.mode": "none", "optimizer.target_kl": nats, "optimizer.max_kl": 5 * nats}
@@ -183,23 +193,28 @@ def hacking(size: Size) -> Suite:
 
 
 def sentinel(size: Size) -> Suite:
-    """The naive proxy with a sentinel that only looks, and with one that acts; and the judge, on which it should stay silent."""
+    """The naive proxy with a sentinel that only looks, and with one that acts; and the judge, on which it should stay silent.
+
+    A witness must be trusted: the proxy falls honestly while the judge is trained on, so it cannot watch the judge. The judge's VQ can.
+    """
+    goes_back = {"sentinel.action": "rollback"}
     arms = (
         Arm(name="proxy, sentinel warns", recipe="shapes/branch", options={"rewards": proxied()}),
         Arm(
             name="proxy, sentinel goes back",
             recipe="shapes/branch",
-            options={"rewards": proxied(), "sentinel.action": "rollback"},
+            options={"rewards": proxied(), **goes_back},
         ),
         Arm(
             name="proxy, sentinel lowers lr",
             recipe="shapes/branch",
             options={"rewards": proxied(), "sentinel.action": "lower_lr"},
         ),
+        Arm(name="judge, sentinel goes back", recipe="shapes/branch", options={"rewards": judged(), **goes_back}),
         Arm(
-            name="judge, sentinel goes back",
+            name="judge watched by VQ, sentinel goes back",
             recipe="shapes/branch",
-            options={"rewards": _judge_and_proxy(), "sentinel.action": "rollback"},
+            options={"rewards": [*judged(), VQ_WATCHES], **goes_back},
         ),
     )
     suite = Suite(
@@ -212,12 +227,13 @@ def sentinel(size: Size) -> Suite:
         seeds=SEEDS,
         options=MEASURED,
         iterations=60,
-        points=tuple(range(0, 61, 5)),
-        columns=(OVERALL, Column(key="proxy"), DRIFT),
+        points=(*range(0, 13, 2), *range(15, 61, 5)),
+        columns=(OVERALL, DRIFT),
         notes="What the sentinel said and did is in each row of rows.jsonl under `sentinel`: iteration, finding, action.",
     )
     both = ("proxy, sentinel warns", "proxy, sentinel goes back")
-    return sized(suite, size, brief=(*both, "judge, sentinel goes back"), smoke=both, shorter=45)
+    judge = ("judge, sentinel goes back", "judge watched by VQ, sentinel goes back")
+    return sized(suite, size, brief=(*both, *judge), smoke=both, shorter=45)
 
 
 def _judge_and_proxy() -> list[Any]:

@@ -115,8 +115,4 @@ def evaluation(
 
 def evaluations(config: TrainConfig) -> int:
     """How many evaluations a run makes: before, after, and every so often."""
-    if config.data.held_out is None:
-        return 0
-    every = config.evaluate.every
-    between = (config.iterations - 1) // every if every else 0
-    return 2 + between
+    return 0 if config.data.held_out is None else len(config.evaluate.points(config.iterations))

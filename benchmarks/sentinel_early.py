@@ -1,0 +1,116 @@
+"""How early the sentinel sees a reward being hacked: runs of the shapes world whose every training clip and held-out clip is kept.
+
+    PYTHONPATH=src:benchmarks python benchmarks/sentinel_early.py run proxy --seed 1000     # minutes of one CPU core
+    PYTHONPATH=src:benchmarks python benchmarks/sentinel_early.py show                      # what the sentinel says of them
+
+A run adds a line to results/sentinel_early_cpu.jsonl. `proxy` is trained on the naive proxy and watched by the judge; `judge` is trained on the
+judge's Overall, and any of its parts can be taken for a witness afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from broken_runs import short
+
+from sage_grpo.lab.prepare import MINIATURE
+from sage_grpo.lab.suites.common import judged, proxied
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train import trainer as trainer_module
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.folder.journal import read_rows
+from sage_grpo.train.runner import train
+
+FILE = Path(__file__).parent / "results" / "sentinel_early_cpu.jsonl"
+PARTS = ("proxy", "VQ", "MQ", "TA")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long a run is, and how it is evaluated."""
+
+    iterations: int
+    every: int
+    prompts: int
+
+
+ROWS = ("reward/total", "reward/group_std", "gradient/norm", "weights/distance", "eval/total", "eval/Overall")
+
+
+def configuration(name: str, seed: int, out: Path, size: Size) -> TrainConfig:
+    """shapes/branch, evaluated often."""
+    config = recipe("shapes/branch")
+    watching = [] if name == "proxy" else [{"name": "shapes_proxy", "weights": {"proxy": 0.0}, "metric_only": True}]
+    rewards = [RewardSpec(**row) for row in (proxied() if name == "proxy" else [*judged(), *watching])]
+    small = {"vae_slicing": MINIATURE["model.vae_slicing"], "cache": None, "options": MINIATURE["model.options"]}
+    return replace(
+        config, out=str(out), seed=seed, iterations=size.iterations, rewards=rewards,
+        model=replace(config.model, device="cpu", **small),
+        batch=replace(config.batch, micro_batch=MINIATURE["batch.micro_batch"]),
+        evaluate=replace(config.evaluate, every=size.every, prompts=size.prompts, steps=20, show=0),
+        keep=replace(config.keep, checkpoint_every=size.iterations, videos_every=0),
+        log=replace(config.log, tensorboard=False, progress=False),
+    )  # fmt: skip
+
+
+def make(name: str, seed: int, size: Size) -> dict[str, Any]:
+    """Run it, and note every score."""
+    held_out: list[dict[str, list[float | None]]] = []
+    trained: list[dict[str, list[float | None]]] = []
+    evaluate, score = trainer_module.evaluate, trainer_module.Trainer.score
+
+    def evaluated(*arguments: Any, **options: Any) -> Any:
+        result = evaluate(*arguments, **options)
+        held_out.append({part: [short(row["scores"][part]) for row in result.rows] for part in ("total", *PARTS)})
+        return result
+
+    def scored(self: Any, *arguments: Any) -> Any:
+        result = score(self, *arguments)
+        columns = {part: [short(v) for v in result.parts[part].tolist()] for part in PARTS}
+        total = [short(v) for v in result.total.tolist()]
+        trained.append({"groups": result.groups.tolist(), "total": total, **columns})
+        return result
+
+    trainer_module.evaluate, trainer_module.Trainer.score = evaluated, scored  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        config = configuration(name, seed, Path(folder) / "run", size)
+        train(config)
+        rows = read_rows(Path(config.out) / "metrics.jsonl")
+    kept = [{key: short(row[key]) for key in ("iteration", *ROWS) if key in row} for row in rows]
+    return {"name": name, "seed": seed, "recipe": "shapes/branch", "rows": kept, "trained": trained, "clips": held_out}
+
+
+def read(file: Path = FILE) -> list[Mapping[str, Any]]:
+    """All runs."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def main() -> None:
+    """Run or show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("name", nargs="?", default="proxy", choices=["proxy", "judge"])
+    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--out", type=Path, default=FILE)
+    options = parser.parse_args()
+    if options.what == "run":
+        line = json.dumps(
+            make(options.name, options.seed, Size(options.iterations, options.every, options.prompts)),
+            separators=(",", ":"),
+        )
+        with options.out.open("a") as stream:
+            stream.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
