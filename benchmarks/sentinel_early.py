@@ -17,19 +17,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from broken_runs import short
 
 from sage_grpo.lab.prepare import MINIATURE
-from sage_grpo.lab.suites.common import judged, proxied
+from sage_grpo.lab.suites.common import SETTING_B, judged, proxied
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train import sentinel as sentinel_module
 from sage_grpo.train import trainer as trainer_module
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.agreement import agreements
+from sage_grpo.train.config import SentinelConfig, TrainConfig
 from sage_grpo.train.folder.journal import read_rows
+from sage_grpo.train.paired import Change, by_prompt
 from sage_grpo.train.runner import train
+from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
 
 FILE = Path(__file__).parent / "results" / "sentinel_early_cpu.jsonl"
-PARTS = ("proxy", "VQ", "MQ", "TA")
+WITNESSES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    "proxy": {"judge": SETTING_B},
+    "judge": {part: {part: 1.0} for part in ("VQ", "MQ", "TA")},
+}
+"""Who can watch a run."""
+PARTS = ("VQ", "MQ", "TA")
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Size:
     iterations: int
     every: int
     prompts: int
+    per_prompt: int
 
 
 ROWS = ("reward/total", "reward/group_std", "gradient/norm", "weights/distance", "eval/total", "eval/Overall")
@@ -54,7 +65,7 @@ def configuration(name: str, seed: int, out: Path, size: Size) -> TrainConfig:
         config, out=str(out), seed=seed, iterations=size.iterations, rewards=rewards,
         model=replace(config.model, device="cpu", **small),
         batch=replace(config.batch, micro_batch=MINIATURE["batch.micro_batch"]),
-        evaluate=replace(config.evaluate, every=size.every, prompts=size.prompts, steps=20, show=0),
+        evaluate=replace(config.evaluate, every=size.every, prompts=size.prompts, per_prompt=size.per_prompt, steps=20, show=0),
         keep=replace(config.keep, checkpoint_every=size.iterations, videos_every=0),
         log=replace(config.log, tensorboard=False, progress=False),
     )  # fmt: skip
@@ -68,7 +79,10 @@ def make(name: str, seed: int, size: Size) -> dict[str, Any]:
 
     def evaluated(*arguments: Any, **options: Any) -> Any:
         result = evaluate(*arguments, **options)
-        held_out.append({part: [short(row["scores"][part]) for row in result.rows] for part in ("total", *PARTS)})
+        columns = {part: [row["scores"][part] for row in result.rows] for part in ("total", *PARTS)}
+        held_out.append(
+            {part: [short(value) for value in by_prompt(column, size.per_prompt)] for part, column in columns.items()}
+        )
         return result
 
     def scored(self: Any, *arguments: Any) -> Any:
@@ -92,6 +106,51 @@ def read(file: Path = FILE) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def replay(
+    run: Mapping[str, Any], witness: Mapping[str, float], config: SentinelConfig | None = None
+) -> tuple[list[Finding], float]:
+    """What the sentinel says of a recorded run with this witness, and the most evidence it ever saw, in standard errors."""
+    watching = {"witness": dict(witness)}
+    sentinel = Sentinel(config or SentinelConfig(), witnesses=Witnesses(scores=watching))
+    found, seen, trained, clips = [], [0.0], iter(run["trained"]), iter(run["clips"])
+    known = sentinel_module.evidence
+
+    def noted(held_out: Change, drop: Change | None) -> float:
+        seen.append(known(held_out, drop))
+        return seen[-1]
+
+    sentinel_module.evidence = noted
+    try:
+        for row in run["rows"]:
+            if "eval/total" in row:
+                found += sentinel.evaluated(row["iteration"], next(clips))
+                continue
+            columns = {name: torch.tensor(column) for name, column in next(trained).items()}
+            own = agreements(columns["total"], columns, columns["groups"], watching)
+            found += sentinel.observe(row["iteration"], {**row, **own})
+    finally:
+        sentinel_module.evidence = known
+    return found, max(seen)
+
+
+def lost_at(run: Mapping[str, Any], iteration: int) -> float:
+    """Share of the true score's best gain that was lost by an evaluation."""
+    truth = {row["iteration"]: row["eval/Overall"] for row in run["rows"] if "eval/total" in row}
+    before = max(score for at, score in truth.items() if at <= iteration)
+    return (before - truth[iteration]) / (max(truth.values()) - truth[0])
+
+
+def show(run: Mapping[str, Any]) -> None:
+    """A run in a few lines."""
+    truth = [f"{row['eval/Overall']:.3f}" for row in run["rows"] if "eval/total" in row]
+    print(f"{run['name']} {run['seed']}, {len(run['clips'][0]['total'])} held-out clips. true score {' '.join(truth)}")
+    for title, weights in WITNESSES[run["name"]].items():
+        found, most = replay(run, weights)
+        told = [(one.iteration, one.name) for one in found if one.new]
+        share = f", {lost_at(run, told[0][0]):.0%} of the gain lost" if told and run["name"] == "proxy" else ""
+        print(f"  {title} watches: {told or 'silent'}{share}; most evidence {most:.1f}")
+
+
 def main() -> None:
     """Run or show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,15 +160,23 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--per_prompt", type=int, default=1)
     parser.add_argument("--out", type=Path, default=FILE)
     options = parser.parse_args()
     if options.what == "run":
         line = json.dumps(
-            make(options.name, options.seed, Size(options.iterations, options.every, options.prompts)),
+            make(
+                options.name,
+                options.seed,
+                Size(options.iterations, options.every, options.prompts, options.per_prompt),
+            ),
             separators=(",", ":"),
         )
         with options.out.open("a") as stream:
             stream.write(line + "\n")
+    else:
+        for run in read(options.out):
+            show(run)
 
 
 if __name__ == "__main__":

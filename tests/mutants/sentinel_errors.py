@@ -6,13 +6,14 @@ from mutants.mutant import Mutant
 
 PURE = "train/test_sentinel.py::"
 RUN = "train/test_sentinel_run.py::"
+AGREE = "train/test_agreement.py::"
 FOUND = f"{PURE}test_a_fault_is_found_under_its_name_and_soon"
 
 MUTANTS = (
     Mutant(
         "one outlier is a finding",
         "train/sentinel.py",
-        "return self.config.patience if name in SIGNS and name not in AT_ONCE else 1",
+        "return self.config.patience if name not in (*AT_ONCE, *EVALUATED) else 1",
         "return 1",
         (f"{PURE}test_a_single_outlier_is_no_finding",),
     ),
@@ -25,8 +26,8 @@ MUTANTS = (
     ),
     Mutant(
         "held-out differences are not paired",
-        "train/sentinel.py",
-        "stdev(pairs) / math.sqrt(len(pairs))",
+        "train/paired.py",
+        "stdev(numbers) / math.sqrt(len(numbers))",
         "0.0",
         (f"{PURE}test_what_is_within_the_scatter_of_clips_is_no_loss",),
     ),
@@ -47,9 +48,9 @@ MUTANTS = (
     Mutant(
         "a witness that stalls is no reason to look",
         "train/sentinel.py",
-        "if gain.by <= 0 or paid.by <= 0 or lost.by < 0",
-        "if gain.by >= 0 or paid.by <= 0 or lost.by < 0",
-        (f"{PURE}test_a_hacked_run_is_found_before_a_third_of_the_true_gain_is_lost",),
+        "or later.surely(sure / 2):",
+        "or not later.surely(sure / 2):",
+        (f"{PURE}test_a_witness_that_stops_following_is_told_and_not_acted_on",),
     ),
     Mutant(
         "dips of a healthy run are falls",
@@ -120,6 +121,69 @@ MUTANTS = (
         "stopping = world.any(run.stop.asked) or run.watch.stops",
         "stopping = world.any(run.stop.asked)",
         (f"{RUN}test_a_stop_saves_and_says_why",),
+    ),
+    Mutant(
+        "agreement is taken over all groups",
+        "train/agreement.py",
+        "correlation(total[groups == g].double(), score[groups == g]) for g in groups.unique()",
+        "correlation(total.double(), score) for g in groups.unique()",
+        (f"{AGREE}test_agreement_is_within_groups_and_has_a_sign",),
+    ),
+    Mutant(
+        "agreement has the wrong sign",
+        "train/agreement.py",
+        "return float((a * b).sum()) / math.sqrt(size)",
+        "return -float((a * b).sum()) / math.sqrt(size)",
+        (f"{AGREE}test_agreement_is_within_groups_and_has_a_sign",),
+    ),
+    Mutant(
+        "agreement has no standard error",
+        "train/parting.py",
+        "math.sqrt(max(0.0, self.variance)) / self.count if self.count",
+        "1e-9 if self.count",
+        (f"{AGREE}test_a_steady_agreement_raises_nothing_however_low",),
+    ),
+    Mutant(
+        "one group's agreement is certain",
+        "train/agreement.py",
+        "math.sqrt(max(chance, scatter) / count)",
+        "math.sqrt(scatter / count)",
+        (f"{AGREE}test_agreement_is_of_ranks_with_its_standard_error",),
+    ),
+    Mutant(
+        "a rate is certain",
+        "train/paired.py",
+        "longer * (own - rate * step) + rate * next_step - gain",
+        "rate * next_step - gain",
+        (f"{AGREE}test_a_rate_that_is_not_sure_makes_a_shortfall_that_is_not",),
+    ),
+    Mutant(
+        "what the groups say is not heard",
+        "train/parting.py",
+        "return held_out.sigmas if drop is None else (held_out.sigmas + drop.sigmas) / math.sqrt(2)",
+        "return held_out.sigmas",
+        (f"{AGREE}test_both_looks_together_see_more_than_held_out_clips_alone",),
+    ),
+    Mutant(
+        "agreement is forgotten at a resume",
+        "train/sentinel.py",
+        'self.agreement, self.at_best = tallies(state.get("agreement", {})), tallies(state.get("at_best", {}))',
+        'self.agreement, self.at_best = {}, tallies(state.get("at_best", {}))',
+        (f"{AGREE}test_what_is_remembered_of_witnesses_survives_as_json",),
+    ),
+    Mutant(
+        "clips of a prompt count as so many prompts",
+        "train/sentinel.py",
+        "{title: by_prompt(column, per_prompt) for title, column in series.items()}",
+        "{title: by_prompt(column, 1) for title, column in series.items()}",
+        (f"{AGREE}test_clips_of_a_prompt_are_one_observation",),
+    ),
+    Mutant(
+        "early evaluations are not made",
+        "train/config.py",
+        "*(number for number in self.early if number < iterations), ",
+        "",
+        (f"{AGREE}test_a_run_logs_agreement_and_is_continued_to_the_bit",),
     ),
     Mutant(
         "spread is taken over all groups",

@@ -59,6 +59,12 @@ def _mean(numbers: Sequence[float]) -> Change:
     return Change(fmean(numbers), stdev(numbers) / math.sqrt(len(numbers)))
 
 
+def by_prompt(column: Column, clips: int) -> list[float | None]:
+    """Means over the clips of a prompt, which stand side by side: how a prompt fares is one observation, however many clips it has."""
+    prompts = [finite(column[start : start + clips]) for start in range(0, len(column), clips)]
+    return [fmean(scores) if scores else None for scores in prompts]
+
+
 def weighted(scores: Scores, weights: Mapping[str, float]) -> list[float | None]:
     """The weighted sum of parts, clip by clip; None where one is missing."""
     columns = [scores[name] for name in weights]

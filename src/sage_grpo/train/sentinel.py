@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from sage_grpo.train.config import SentinelConfig
-from sage_grpo.train.paired import Change, Column, Scores, change, finite, shortfall, weighted
+from sage_grpo.train.paired import Change, Column, Scores, by_prompt, change, finite, shortfall, weighted
 from sage_grpo.train.parting import AGREEMENT, STDERR, Look, Tally, evidence, in_words, tallies, tally
 from sage_grpo.train.signs import LEAST_PAST, SIGNS, TINY, Past, Row, values
 
@@ -30,10 +30,9 @@ ONLY_TOLD = ("decoupled", "parted")
 """What is a reason to look, but not to act."""
 LOOKS_LEFT = 3.0
 """A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
-FELL, NO_LONGER = 1.5, 1.25
-"""How many times `stderrs` the evidence must have that a witness fell, and that it no longer follows. More than once, because the best of
-many evaluations is partly luck, and every evaluation is another chance to be wrong: a witness that merely stands still was one standard
-error below its best twice in a row in most simulated runs."""
+SURE = 1.5
+"""How many times `stderrs` the evidence must have that a witness fell or no longer follows. More than once, because the best of many evaluations
+is partly luck, and every evaluation is another chance to be wrong."""
 MOST_LOOKS = 16
 """Evaluations that are remembered; then every other one is."""
 
@@ -118,7 +117,7 @@ class Sentinel:
         half = len(self.recent) // 2
         before, since = tally(self.recent[:half], title), tally(self.recent[half:], title)
         drop = before.to(since)
-        if drop is None or min(before.count, since.count) < LEAST_PAST or not drop.surely(FELL * self.config.stderrs):
+        if drop is None or min(before.count, since.count) < LEAST_PAST or not drop.surely(SURE * self.config.stderrs):
             return ""
         if Change(since.mean, since.stderr).surely(self.config.stderrs):
             return ""
@@ -140,18 +139,19 @@ class Sentinel:
             deviations=self.config.deviations,
         )
 
-    def evaluated(self, iteration: int, scores: Scores) -> list[Finding]:
-        """Look at the scores of every held-out clip, in an order that never changes."""
+    def evaluated(self, iteration: int, scores: Scores, per_prompt: int = 1) -> list[Finding]:
+        """Look at the scores of every held-out clip, in an order that never changes, so many of each prompt side by side."""
         if self.config.action == "off":
             return []
-        total = list(scores["total"])
-        series = {"total": total}
+        series = {"total": list(scores["total"])}
         series |= {title: weighted(scores, weights) for title, weights in self.witnesses.scores.items()}
+        series = {title: by_prompt(column, per_prompt) for title, column in series.items()}
+        total = series["total"]
         texts = {
             "held_out_fell": self._fell(total),
             "decoupled": "",
             "hacking": "",
-            "video_drift": self._drifted(scores),
+            "video_drift": self._drifted(scores, total),
         }
         for title in self.witnesses.scores:
             texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
@@ -214,7 +214,8 @@ class Sentinel:
             return ""
         before = half.agreement.get(title, Tally())
         since = self.agreement.get(title, before).minus(before)
-        if evidence(short, before.to(since)) <= NO_LONGER * sure:
+        drop = before.to(since)
+        if evidence(short, drop) <= SURE * sure or not (drop is None or drop.surely(sure / 2)):
             return ""
         return (
             f"{title}, which nothing is trained on, rose by {gain.by:.3g} +- {gain.stderr:.2g} with the first half of the held-out total's rise, "
@@ -233,7 +234,7 @@ class Sentinel:
             return ""
         before = self.at_best.get(title, Tally())
         since = self.agreement.get(title, before).minus(before)
-        if evidence(lost, before.to(since)) <= FELL * self.config.stderrs:
+        if evidence(lost, before.to(since)) <= SURE * self.config.stderrs:
             return ""
         if lost.by < self.config.lost / 2 * max(gain.by, 0.0):
             return ""
@@ -242,10 +243,10 @@ class Sentinel:
             f"{rise.by:.3g} +- {rise.stderr:.2g}: the reward is being hacked. Stop at the best checkpoint, or add a reward that sees what is lost."
         )
 
-    def _drifted(self, scores: Scores) -> str:
+    def _drifted(self, scores: Scores, total: Column) -> str:
         """A statistic that leaves the range of the first clips while the total rises."""
         known = self.held_out.get("total")
-        if known is None or not change(known["first"], list(scores["total"])).surely(self.config.stderrs):
+        if known is None or not change(known["first"], total).surely(self.config.stderrs):
             return ""
         for name in self.witnesses.statistics:
             first, now = finite(self.held_out[name]["first"]), finite(scores[name])

@@ -44,6 +44,7 @@ class Watch:
     ) -> None:
         self.config, self.state, self.writer, self.root, self.tell = config.sentinel, state, writer, root, tell
         self.evaluates = held_out and (config.evaluate.every > 0 or bool(config.evaluate.early))
+        self.per_prompt = config.evaluate.per_prompt
         self.stops = False
         """Whether the run is to end here."""
         self._found: list[Finding] = []
@@ -63,7 +64,7 @@ class Watch:
         names = rows[0]["scores"] if rows else ()
         scores = {name: [row["scores"][name] for row in rows] for name in names}
         if scores:
-            self._found += self.state.sentinel.evaluated(self.state.iteration, scores)
+            self._found += self.state.sentinel.evaluated(self.state.iteration, scores, self.per_prompt)
         return self._metrics()
 
     def _metrics(self) -> dict[str, float]:

@@ -1,0 +1,285 @@
+"""How a witness goes together with what is trained on: within groups, over time, and with held-out clips; found early, and not found where it is honest."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_runner_resume import assert_same_run, interrupt, rows
+from watching import names
+
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.train.agreement import agreements, correlation
+from sage_grpo.train.config import EvalConfig, SentinelConfig
+from sage_grpo.train.paired import by_prompt, shortfall
+from sage_grpo.train.runner import train
+from sage_grpo.train.sentinel import MOST_LOOKS, Finding, Sentinel, Witnesses
+
+WATCHED = Witnesses(scores={"judge": {"true": 1.0}})
+MEAN, STDERR = "reward/agreement/judge", "reward/agreement_stderr/judge"
+
+
+def agreed(total: list[float], judge: list[float], groups: list[int]) -> dict[str, float]:
+    columns = [torch.tensor(column, dtype=torch.float64) for column in (total, judge)]
+    return agreements(columns[0], {"true": columns[1]}, torch.tensor(groups), WATCHED.scores)
+
+
+# ---- the figure
+
+
+def test_agreement_is_within_groups_and_has_a_sign() -> None:
+    """Between these two groups both rise together; within each the judge prefers what the total does not."""
+    groups, total = [0, 0, 0, 1, 1, 1], [1.0, 2.0, 3.0, 11.0, 12.0, 13.0]
+    against = [3.0, 2.0, 1.0, 13.0, 12.0, 11.0]
+    assert agreed(total, against, groups)[MEAN] == pytest.approx(-1.0)
+    assert agreed(total, [-score for score in against], groups)[MEAN] == pytest.approx(1.0)
+    assert agreed(total, [5.0, 5.1, 5.2, 0.3, 0.2, 0.1], groups)[MEAN] == pytest.approx(0.0)
+
+
+def test_agreement_is_of_ranks_with_its_standard_error() -> None:
+    """One outlier does not decide; equals share a rank. Never less than what chance alone scatters: 1 / (members - 1) a group."""
+    one = agreed([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 1e6], [0] * 4)
+    assert one[MEAN] == pytest.approx(1.0)
+    assert one[STDERR] == pytest.approx(1 / math.sqrt(3))
+    assert correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.0, 1.0])) == (
+        pytest.approx(math.sqrt(3) / 2),
+        0.5,
+    )
+    apart = agreed([1.0, 2.0, 3.0, 4.0] * 2, [1.0, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0, 1.0], [0] * 4 + [1] * 4)
+    assert (apart[MEAN], apart[STDERR]) == (pytest.approx(0.0), pytest.approx(1.0))  # groups at -1 and 1
+
+
+def test_the_standard_error_is_that_of_chance() -> None:
+    """Scores that know nothing of each other: the mean over 400 iterations is 0 within what the rows themselves say."""
+    draw = torch.Generator().manual_seed(0)
+    found = [
+        agreements(torch.randn(20, generator=draw), {"true": torch.rand(20, generator=draw)}, torch.arange(4).repeat(5), WATCHED.scores)
+        for _ in range(400)
+    ]  # fmt: skip
+    means = torch.tensor([row[MEAN] for row in found])
+    claimed = math.sqrt(sum(row[STDERR] ** 2 for row in found) / len(found))
+    assert abs(float(means.mean())) < 3 * claimed / 20
+    assert float(means.std()) == pytest.approx(claimed, rel=0.2)
+
+
+def test_what_cannot_be_ranked_is_left_out() -> None:
+    """A witness that says the same of all clips of a group, or nothing of some."""
+    assert agreed([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], [0, 0, 0]) == {}
+    some = agreed([1.0, 2.0, 3.0, 1.0, 2.0], [1.0, math.nan, 2.0, 7.0, 7.0], [0, 0, 0, 1, 1])
+    assert (some[MEAN], some[STDERR]) == (1.0, 1.0)
+
+
+# ---- rows
+
+
+def observed(levels: list[float], *, stderr: float = 0.2, scatter: float | None = None, seed: int = 0) -> list[Finding]:
+    draw, sentinel = random.Random(seed), Sentinel(SentinelConfig(), witnesses=WATCHED)
+    wide = stderr if scatter is None else scatter
+    return [
+        finding
+        for number, level in enumerate(levels, 1)
+        for finding in sentinel.observe(number, {MEAN: level + draw.gauss(0, wide), STDERR: stderr})
+    ]
+
+
+def test_a_witness_that_parts_is_told_and_not_acted_on() -> None:
+    levels = [0.5] * 10 + [0.0] * 20
+    found = observed(levels)
+    assert names(found) == ["parted"]
+    assert 13 <= found[0].iteration <= 25
+    assert not any(finding.act for finding in found)
+    assert not observed(levels, stderr=0.8, scatter=0.2)  # the same figures, of which little is known
+    assert not observed([0.0] * 10 + [0.5] * 20)  # it comes to agree
+    assert observed([0.8] * 10 + [0.3] * 20, stderr=0.05) == []  # less, but it still agrees
+
+
+@pytest.mark.parametrize("level", [0.8, 0.3, 0.05, 0.0])
+def test_a_steady_agreement_raises_nothing_however_low(level: float) -> None:
+    for seed in range(10):
+        assert not observed([level] * 60, seed=seed), seed
+
+
+# ---- held-out clips
+
+
+def test_a_shortfall_is_measured_from_the_run_s_own_rate() -> None:
+    """The first rise of the total by 1 lifted the witness by 2, the next by 2 lifts it by 1: 3 too little."""
+    flat = [0.0] * 4
+    total, witness = [flat, [1.0] * 4, [3.0] * 4], [flat, [2.0] * 4, [3.0] * 4]
+    assert shortfall(total, witness).by == pytest.approx(3.0)
+    assert shortfall(total, [flat, [2.0] * 4, [6.0] * 4]).by == pytest.approx(0.0)
+    assert shortfall([flat, flat, flat], witness).stderr == math.inf  # no rise, no rate
+    assert shortfall([[None, *flat], [1.0] * 5, [3.0] * 5], [[0.0, *flat], [9.0] + [2.0] * 4, [3.0] * 5]).by == 3.0
+
+
+def test_a_rate_that_is_not_sure_makes_a_shortfall_that_is_not() -> None:
+    """All scatter is in the first gain. Over many worlds the shortfall scatters by what it says itself."""
+    draw, found = random.Random(0), []
+    for _ in range(300):
+        first = [0.0] * 40
+        middle = [0.1 + draw.gauss(0, 0.3) for _ in first]
+        witness = [first, middle, [score + 0.2 for score in middle]]
+        found.append(shortfall([first, [1.0] * 40, [3.0] * 40], witness))
+    mean = sum(one.by for one in found) / len(found)
+    scatter = math.sqrt(sum((one.by - mean) ** 2 for one in found) / len(found))
+    assert scatter == pytest.approx(sum(one.stderr for one in found) / len(found), rel=0.15)
+    assert scatter > 0.08
+
+
+def test_clips_of_a_prompt_are_one_observation() -> None:
+    """Two prompts of which one fell by much: four clips of each do not make it sure."""
+    sentinel = Sentinel(SentinelConfig())
+    sentinel.evaluated(0, {"total": [1.0] * 8}, per_prompt=4)
+    drops = [0.30, 0.32, 0.31, 0.33, 0.01, -0.01, 0.0, 0.02]
+    assert not sentinel.evaluated(1, {"total": [1.0 - drop for drop in drops]}, per_prompt=4)
+    assert by_prompt([1.0, None, None, None, 2.0, 4.0], 2) == [1.0, None, 3.0]
+
+
+def world(
+    kind: str, seed: int, clips: int = 64
+) -> list[tuple[int, dict[str, float], dict[str, list[float | None]] | None]]:
+    """Sixty iterations with the scatter of real runs: per clip 0.07 an iteration that is forgotten over ten, agreements +- 0.2.
+
+    The total rises throughout. The witness follows ever more slowly, barely moves, or gains at first and then stands still or falls.
+    """  # fmt: skip
+    draw = random.Random(f"{kind} {seed}")
+    own = [draw.gauss(1.3, 0.3) for _ in range(clips)]
+    away, result = [0.0] * clips, []
+    scale = 1e-3 if kind == "nearly constant" else 1.0
+    for number in range(61):
+        gain = {"follows": 0.2 * (1 - math.exp(-number / 20)), "nearly constant": 0.0}.get(
+            kind, 0.08 * (1 - math.exp(-number / 3))
+        )
+        fall = 0.005 * max(0, number - 6) if kind == "hacked" else 0.0
+        level = {"hacked": 0.4 if number <= 6 else 0.0, "nearly constant": 0.0}.get(kind, 0.4)
+        judge = [scale * (score + gain - fall + noise) for score, noise in zip(own, away)]
+        total = [0.2 + 0.3 * (1 - math.exp(-number / 30)) + draw.gauss(0, 0.02) for _ in own]
+        look = {"total": total, "true": judge} if number in (*range(0, 13, 2), *range(15, 61, 5)) else None
+        result.append((number, {MEAN: level + draw.gauss(0, 0.2), STDERR: 0.2}, look))
+        away = [0.9 * noise + draw.gauss(0, 0.07) for noise in away]
+    return result
+
+
+def watch(kind: str, seed: int, *, agreement: bool = True) -> list[Finding]:
+    sentinel, found = Sentinel(SentinelConfig(), witnesses=WATCHED), []
+    for number, row, look in world(kind, seed):
+        found += sentinel.observe(number, row if agreement else {}) if number else []
+        found += sentinel.evaluated(number, look) if look else []
+    return found
+
+
+@pytest.mark.parametrize("kind", ["follows", "nearly constant", "saturates"])
+def test_an_honest_witness_is_never_acted_on_and_hardly_ever_told(kind: str) -> None:
+    """Of 100 such runs, each with 17 evaluations, 4, 5 and 18 are told and 0, 2 and 1 acted on; here there are ten.
+
+    One at its ceiling may be told more often: before it falls, nothing but the agreement distinguishes it from one that is about to.
+    """
+    found = [watch(kind, seed) for seed in range(10)]
+    assert not [finding for run in found for finding in run if finding.act]
+    assert sum(bool(run) for run in found) <= (4 if kind == "saturates" else 1)
+
+
+def test_a_hacked_reward_is_found_and_acted_on() -> None:
+    for seed in range(10):
+        found = watch("hacked", seed)
+        assert found[0].name in ("decoupled", "parted", "hacking")
+        assert found[0].iteration <= 20, seed
+        assert [finding for finding in found if finding.act and finding.name == "hacking"], seed
+
+
+def test_both_looks_together_see_more_than_held_out_clips_alone() -> None:
+    both = [next(f.iteration for f in watch("hacked", seed) if f.name == "decoupled") for seed in range(10)]
+    alone = [
+        next((f.iteration for f in watch("hacked", seed, agreement=False) if f.name == "decoupled"), 99)
+        for seed in range(10)
+    ]
+    assert sum(both) < sum(alone)
+
+
+# ---- memory
+
+
+def test_what_is_remembered_of_witnesses_survives_as_json() -> None:
+    whole, again = (Sentinel(SentinelConfig(), witnesses=WATCHED) for _ in range(2))
+    found: list[list[Finding]] = [[], []]
+    for number, row, look in world("hacked", 1):
+        for place, sentinel in enumerate((whole, again)):
+            found[place] += sentinel.observe(number, row) if number else []
+            found[place] += sentinel.evaluated(number, look) if look else []
+        state = json.loads(json.dumps(again.state_dict(), allow_nan=False))
+        again = Sentinel(SentinelConfig(), witnesses=WATCHED)
+        again.load_state_dict(state)
+    assert found[0]
+    assert found[0] == found[1]
+    assert whole.state_dict() == again.state_dict()
+
+
+def test_memory_is_bounded_and_keeps_the_start() -> None:
+    sentinel = Sentinel(SentinelConfig(), witnesses=WATCHED)
+    for number in range(100):
+        sentinel.evaluated(number, {"total": [float(number)] * 2, "true": [0.0, 1.0]})
+    assert len(sentinel.looks) <= MOST_LOOKS
+    assert sentinel.looks[0].scores["total"][0] == 0.0
+    without = Sentinel(SentinelConfig())
+    without.evaluated(0, {"total": [1.0, 2.0]})
+    assert not without.looks
+
+
+def test_a_run_logs_agreement_and_is_continued_to_the_bit(make_config, tmp_path: Path) -> None:
+    """Trained on brightness and watched by it and by a constant; evaluated after the second iteration besides the regular ones."""
+    config = make_config(
+        iterations=6,
+        rewards=[
+            RewardSpec(name="trainer_toys:bright", batch_size=0),
+            RewardSpec(name="trainer_toys:bright", label="same", metric_only=True, batch_size=0),
+            RewardSpec(name="trainer_toys:flat", label="flat", metric_only=True, batch_size=0),
+        ],
+        evaluate=EvalConfig(every=4, early=[1], prompts=2, steps=2, show=0),
+    )  # fmt: skip
+    whole, broken = (replace(config, out=str(tmp_path / name)) for name in ("whole", "broken"))
+    train(whole)
+    trained = [row for row in rows(whole) if "reward/total" in row]
+    assert all(row["reward/agreement/same"] == pytest.approx(1.0) for row in trained)
+    assert not [name for row in trained for name in row if name.endswith("/flat") and "agreement" in name]
+    assert [row["iteration"] for row in rows(whole) if "eval/total" in row] == [0, 1, 4, 6]
+    interrupt(broken, at=11)
+    train(broken)
+    assert_same_run(whole, broken)
+
+
+# ---- real runs
+
+
+@pytest.fixture(scope="module")
+def early():
+    """benchmarks/sentinel_early.py."""
+    folder = str(Path(__file__).parents[2] / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        import sentinel_early
+    finally:
+        sys.path.remove(folder)
+    return sentinel_early
+
+
+def test_real_runs_that_are_hacked_are_found_before_a_third_of_the_gain_is_lost(early) -> None:
+    runs = [run for run in early.read() if run["name"] == "proxy"]
+    assert len({run["seed"] for run in runs}) == 5
+    for run in runs:
+        found, _ = early.replay(run, early.SETTING_B)
+        assert found, run["seed"]
+        assert early.lost_at(run, found[0].iteration) < 1 / 3, run["seed"]
+
+
+def test_real_runs_with_an_honest_witness_raise_nothing(early) -> None:
+    runs = [run for run in early.read() if run["name"] == "judge"]
+    assert len(runs) == 3
+    for run in runs:
+        for title, weights in early.WITNESSES["judge"].items():
+            assert early.replay(run, weights)[0] == [], (run["seed"], title)
