@@ -18,6 +18,7 @@ import processes
 import pytest
 
 from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import SentinelConfig
 
 GRADIENT_TOLERANCE = 2e-5
@@ -138,8 +139,12 @@ def test_all_ranks_go_back_together(checkpoint, tmp_path) -> None:
     """Without a word between them they find the same, remember the same and continue from the same weights."""
     spec = ParallelSpec(timeout=60)
     config = workers.configure(checkpoint("wan_t2v"), tmp_path, guidance=1.0, parallel=spec, iterations=4)
+    watching = RewardSpec(name="video_stats", label="watching", weights={"sharpness": 1.0}, metric_only=True)
     config = dataclasses.replace(
-        config, sentinel=SentinelConfig(action="rollback"), evaluate=dataclasses.replace(config.evaluate, every=1)
+        config,
+        rewards=[*config.rewards, watching],
+        sentinel=SentinelConfig(action="rollback"),
+        evaluate=dataclasses.replace(config.evaluate, every=1),
     )
     first, second = processes.run(workers.go_back, 2, config, spec=spec)
     assert isinstance(first, dict), first
@@ -147,6 +152,8 @@ def test_all_ranks_go_back_together(checkpoint, tmp_path) -> None:
     assert first["memory"] == second["memory"]
     assert first["memory"]["brake"] == 0.5
     assert first["next"] == second["next"]
+    assert -1.0 <= first["next"]["reward/agreement/watching"] <= 1.0  # groups have members on both ranks
+    assert first["memory"]["agreement"]["watching"][0] == 1  # of the iteration that was kept
     for name, tensor in first["before"].items():
         assert np.array_equal(first["after"][name], tensor), name
     assert any(not np.array_equal(first["moved"][name], tensor) for name, tensor in first["before"].items())

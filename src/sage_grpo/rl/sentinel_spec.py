@@ -26,7 +26,8 @@ class SentinelConfig:
     """Share of its best gain that a held-out score must lose; half of it is enough for one that nothing is trained on, while the total
     rises."""
     stderrs: Positive = 2.0
-    """How many standard errors of the paired difference a held-out change must have; half of it for such a score."""
+    """How many standard errors of the paired difference a held-out change must have; one and a half times as many for what is said of
+    such a score."""
     lr_factor: Annotated[float, Range(0, 1, open_below=True, open_above=True)] = 0.5
     """lower_lr, rollback: the factor on the step size, each time."""
     rollbacks: Count = 2
