@@ -3,8 +3,10 @@
     PYTHONPATH=src:benchmarks python benchmarks/sentinel_early.py run proxy --seed 1000     # minutes of one CPU core
     PYTHONPATH=src:benchmarks python benchmarks/sentinel_early.py show                      # what the sentinel says of them
 
-A run adds a line to results/sentinel_early_cpu.jsonl. `proxy` is trained on the naive proxy and watched by the judge; `judge` is trained on the
-judge's Overall, and any of its parts can be taken for a witness afterwards.
+A run adds a line to results/sentinel_early_cpu.jsonl: all scores of its training clips, and of its held-out prompts (means over the clips of a
+prompt). `proxy` is trained on the naive proxy and watched by the judge; `judge` is trained on the judge's Overall, and any of its parts can be taken
+for a witness afterwards. What is there was made with `proxy --seed 1000` to 1004, `judge --every 4 --seed 2000` to 2002, and `proxy --every 2
+--prompts 128` with `--iterations 10`, and with `--iterations 8 --per_prompt 4`.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ def make(name: str, seed: int, size: Size) -> dict[str, Any]:
         train(config)
         rows = read_rows(Path(config.out) / "metrics.jsonl")
     kept = [{key: short(row[key]) for key in ("iteration", *ROWS) if key in row} for row in rows]
-    return {"name": name, "seed": seed, "recipe": "shapes/branch", "rows": kept, "trained": trained, "clips": held_out}
+    shape = {"recipe": "shapes/branch", "per_prompt": size.per_prompt}
+    return {"name": name, "seed": seed, **shape, "rows": kept, "trained": trained, "clips": held_out}
 
 
 def read(file: Path = FILE) -> list[Mapping[str, Any]]:
@@ -143,7 +146,8 @@ def lost_at(run: Mapping[str, Any], iteration: int) -> float:
 def show(run: Mapping[str, Any]) -> None:
     """A run in a few lines."""
     truth = [f"{row['eval/Overall']:.3f}" for row in run["rows"] if "eval/total" in row]
-    print(f"{run['name']} {run['seed']}, {len(run['clips'][0]['total'])} held-out clips. true score {' '.join(truth)}")
+    size = f"{len(run['clips'][0]['total'])} held-out prompts x {run['per_prompt']}"
+    print(f"{run['name']} {run['seed']}, {size}: true score {' '.join(truth)}")
     for title, weights in WITNESSES[run["name"]].items():
         found, most = replay(run, weights)
         told = [(one.iteration, one.name) for one in found if one.new]

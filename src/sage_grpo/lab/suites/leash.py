@@ -225,11 +225,12 @@ def sentinel(size: Size) -> Suite:
         arms=arms,
         baseline="proxy, sentinel warns",
         seeds=SEEDS,
-        options=MEASURED,
+        options={**MEASURED, "evaluate.per_prompt": 4},
         iterations=60,
-        points=(*range(0, 13, 2), *range(15, 61, 5)),
+        points=(0, 2, 4, 6, 8, 10, 12, 15, 20, 30, 45, 60),
         columns=(OVERALL, DRIFT),
-        notes="What the sentinel said and did is in each row of rows.jsonl under `sentinel`: iteration, finding, action.",
+        notes="What the sentinel said and did is in each row of rows.jsonl under `sentinel`: iteration, finding, action. Four clips of each held-out "
+        "prompt, because the gain of the true score before it falls is of the size of the noise of 128 clips.",
     )
     both = ("proxy, sentinel warns", "proxy, sentinel goes back")
     judge = ("judge, sentinel goes back", "judge watched by VQ, sentinel goes back")
