@@ -36,7 +36,8 @@ from sage_grpo.train.config import (
 )
 from sage_grpo.train.evaluate import Evaluation
 from sage_grpo.train.runner import train
-from sage_grpo.train.trainer import Scored, Trainer
+from sage_grpo.train.scoring import Scored
+from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Tally, summarize
 from sage_grpo.types import Conditioning
 

@@ -37,6 +37,20 @@ class ScoreTable:
     """Failures with reward, prompt and reason, for people; empty when there is none."""
 
 
+@dataclass(frozen=True)
+class Scored:
+    """Rewards of all ranks' rollouts, in the order (group, member)."""
+
+    groups: Tensor
+    total: Tensor
+    valid: Tensor
+    parts: dict[str, Tensor]
+    failed: dict[str, int]
+    """For every reward the number of clips that it could not score, whether it counts in the total or not."""
+    report: str
+    """Which rewards failed on which prompts and why, for people; empty when none did."""
+
+
 def load_rewards(config: TrainConfig, prompt: Prompt, world: World, own: Own | None = None) -> CompositeReward:
     """The rewards of a run, tried out. They leave the accelerator to the policy between their calls."""
     own = own or Own()

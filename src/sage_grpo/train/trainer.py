@@ -36,7 +36,7 @@ from sage_grpo.train.plan import Group, Plan
 from sage_grpo.train.planner import Planner
 from sage_grpo.train.reference import Reference, anchored
 from sage_grpo.train.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.train.scoring import metadata_of, score_everywhere
+from sage_grpo.train.scoring import Scored, metadata_of, score_everywhere
 from sage_grpo.train.sources import first_frame
 from sage_grpo.train.state import TrainState
 from sage_grpo.train.stride import path_kl
@@ -45,20 +45,6 @@ from sage_grpo.train.update import Diverged, Item, Objective, accumulate, mean_o
 from sage_grpo.train.vae_place import VaePlace
 from sage_grpo.train.watch import sentinel_of
 from sage_grpo.types import Conditioning
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """Rewards of all ranks' rollouts, in the order (group, member)."""
-
-    groups: Tensor
-    total: Tensor
-    valid: Tensor
-    parts: dict[str, Tensor]
-    failed: dict[str, int]
-    """For every reward the number of clips that it could not score, whether it counts in the total or not."""
-    report: str
-    """Which rewards failed on which prompts and why, for people; empty when none did."""
 
 
 class Trainer:
