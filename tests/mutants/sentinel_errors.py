@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "agreement has no standard error",
         "train/parting.py",
-        "math.sqrt(max(0.0, self.variance)) / self.count if self.count",
-        "1e-9 if self.count",
+        "math.sqrt(max(0.0, self.variance)) / self.iterations if self.iterations",
+        "1e-9 if self.iterations",
         (f"{AGREE}test_a_steady_agreement_raises_nothing_however_low",),
     ),
     Mutant(

@@ -40,10 +40,10 @@ def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> Change:
     The rate is what it gained with the total at first. It is an estimate from the same clips, so it has its share in the scatter.
     """
     clips = [clip for clip in zip(*total, *witness) if None not in clip]
-    early, late = [b - a for a, b, *_ in clips], [c - b for _, b, c, *_ in clips]  # type: ignore[operator]
+    early, late = [b - a for a, b, *_ in clips], [c - b for _, b, c, *_ in clips]
     if len(clips) < 2 or fmean(early) <= 0:
         return Change(0.0, math.inf)
-    gained, gains = [b - a for *_, a, b, _ in clips], [c - b for *_, b, c in clips]  # type: ignore[operator]
+    gained, gains = [b - a for *_, a, b, _ in clips], [c - b for *_, b, c in clips]
     rate, longer = fmean(gained) / fmean(early), fmean(late) / fmean(early)
     return _mean(
         [
@@ -71,7 +71,7 @@ def weighted(scores: Scores, weights: Mapping[str, float]) -> list[float | None]
     return [
         None
         if any(value is None for value in clip)
-        else sum(weight * value for weight, value in zip(weights.values(), clip))  # type: ignore[operator]
+        else sum(weight * value for weight, value in zip(weights.values(), clip))
         for clip in zip(*columns)
     ]
 

@@ -17,31 +17,31 @@ STDERR = "reward/agreement_stderr/"
 class Tally(NamedTuple):
     """Agreements of some iterations, added up."""
 
-    count: int = 0
+    iterations: int = 0
     total: float = 0.0
     variance: float = 0.0
 
     def plus(self, other: Tally) -> Tally:
         """Those of both."""
-        return Tally(self.count + other.count, self.total + other.total, self.variance + other.variance)
+        return Tally(self.iterations + other.iterations, self.total + other.total, self.variance + other.variance)
 
     def minus(self, other: Tally) -> Tally:
         """Without those of an earlier moment."""
-        return Tally(self.count - other.count, self.total - other.total, self.variance - other.variance)
+        return Tally(self.iterations - other.iterations, self.total - other.total, self.variance - other.variance)
 
     @property
     def mean(self) -> float:
         """Mean agreement of an iteration."""
-        return self.total / max(1, self.count)
+        return self.total / max(1, self.iterations)
 
     @property
     def stderr(self) -> float:
         """Its standard error; every iteration has other prompts and noises."""
-        return math.sqrt(max(0.0, self.variance)) / self.count if self.count else math.inf
+        return math.sqrt(max(0.0, self.variance)) / self.iterations if self.iterations else math.inf
 
     def to(self, later: Tally) -> Change | None:
         """How far it has dropped since; None where one of the two has no iteration."""
-        if not self.count or not later.count:
+        if not self.iterations or not later.iterations:
             return None
         return Change(self.mean - later.mean, math.hypot(self.stderr, later.stderr))
 
@@ -82,6 +82,6 @@ def evidence(held_out: Change, drop: Change | None) -> float:
 
 def in_words(before: Tally, since: Tally) -> str:
     """How the agreement went, for people."""
-    if not before.count or not since.count:
+    if not before.iterations or not since.iterations:
         return ""
     return f" (agreement within groups {before.mean:.2f} +- {before.stderr:.2g} before, {since.mean:.2f} +- {since.stderr:.2g} since)"

@@ -73,7 +73,7 @@ class Sentinel:
         self.recent: list[Row] = []
         self.streaks: dict[str, int] = {}
         """Consecutive looks at which a sign was there."""
-        self.held_out: dict[str, dict[str, list[float | None]]] = {}
+        self.held_out: dict[str, dict[str, Column]] = {}
         """By score: those of every clip at the `first` evaluation and at the `best`, and the total's `then` at that one."""
         self.falling = False
         """Whether a held-out score is below its best, by more than chance would often do."""
@@ -117,7 +117,11 @@ class Sentinel:
         half = len(self.recent) // 2
         before, since = tally(self.recent[:half], title), tally(self.recent[half:], title)
         drop = before.to(since)
-        if drop is None or min(before.count, since.count) < LEAST_PAST or not drop.surely(SURE * self.config.stderrs):
+        if (
+            drop is None
+            or min(before.iterations, since.iterations) < LEAST_PAST
+            or not drop.surely(SURE * self.config.stderrs)
+        ):
             return ""
         if Change(since.mean, since.stderr).surely(self.config.stderrs):
             return ""
