@@ -5,8 +5,8 @@
 
 A run adds a line to results/sentinel_early_cpu.jsonl: all scores of its training clips, and of its held-out prompts (means over the clips of a
 prompt). `proxy` is trained on the naive proxy and watched by the judge; `judge` is trained on the judge's Overall, and any of its parts can be taken
-for a witness afterwards. What is there was made with `proxy --seed 1000` to 1004, `judge --every 4 --seed 2000` to 2002, and `proxy --every 2
---prompts 128` with `--iterations 10`, and with `--iterations 8 --per_prompt 4`.
+for a witness afterwards. What is there was made with `proxy --seed 1000` to 1004, `judge --every 4 --seed 2000` to 2002 (..._judge.jsonl), and `proxy
+--every 2 --prompts 128` with `--iterations 10`, and with `--iterations 8 --per_prompt 4` (..._clips.jsonl).
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ def make(name: str, seed: int, size: Size) -> dict[str, Any]:
     return {"name": name, "seed": seed, **shape, "rows": kept, "trained": trained, "clips": held_out}
 
 
-def read(file: Path = FILE) -> list[Mapping[str, Any]]:
-    """All runs."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
+def read(file: Path | None = None) -> list[Mapping[str, Any]]:
+    """The runs of a file, or of all."""
+    files = sorted(FILE.parent.glob("sentinel_early_cpu*.jsonl")) if file is None else [file]
+    return [json.loads(line) for one in files for line in one.read_text().splitlines()]
 
 
 def replay(
@@ -165,7 +166,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--per_prompt", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.what == "run":
         line = json.dumps(
@@ -176,7 +177,7 @@ def main() -> None:
             ),
             separators=(",", ":"),
         )
-        with options.out.open("a") as stream:
+        with (options.out or FILE).open("a") as stream:
             stream.write(line + "\n")
     else:
         for run in read(options.out):
