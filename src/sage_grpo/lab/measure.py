@@ -285,7 +285,7 @@ def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str,
     """Training metrics as means over blocks of iterations; `iteration` is the last of each block."""
     size = max(1, math.ceil(len(rows) / most))
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    names = sorted({name for row in rows for name in row if not name.startswith("time/") and name.count("/") < 2})
+    names = sorted({name for row in rows for name in row if _in_curves(name)})
     curve: dict[str, list[float | None]] = {
         "iteration": [float(min((n + 1) * size, len(rows))) for n in range(len(parts))]
     }
@@ -293,6 +293,11 @@ def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str,
         columns = [[row[name] for row in part if name in row] for part in parts]
         curve[name] = [figure(sum(column) / len(column)) if column else None for column in columns]
     return curve
+
+
+def _in_curves(name: str) -> bool:
+    """Not seconds, nor what has a value for every step."""
+    return not name.startswith("time/") and (name.count("/") < 2 or name.startswith("reward/"))
 
 
 def by_step(rows: Sequence[Mapping[str, float]], grid: Mapping[int, Mapping[str, float]]) -> dict[str, Scores]:
