@@ -35,6 +35,10 @@ class Sign:
     """`machine:pid` of its process."""
 
 
+LAST_WORDS = 60.0
+"""Seconds that a slow store may take for the last word."""
+
+
 class Heartbeat:
     """Counts up in the store from a thread, and watches the others do so; a count that stands still is a process that is gone.
 
@@ -127,8 +131,10 @@ class Heartbeat:
     def stop(self) -> None:
         """No more signs of life."""
         self._stop.set()
-        for thread in self._threads:
-            thread.join(timeout=5 * INTERVAL)
+        for (
+            thread
+        ) in self._threads:  # one that still talks to the store when the interpreter ends would abort the process
+            thread.join(timeout=LAST_WORDS)
         if self._store_lost is None:
             try:
                 self._store.set(str(self.number), f"{GONE} - {self.where}")
