@@ -76,9 +76,8 @@ def _main(pipe: Connection, environment: dict[str, str], spec: ParallelSpec, wor
     world = None
     try:
         world = start(spec, "cpu")
-        result = worker(world, *arguments)
+        pipe.send(worker(world, *arguments))
         world.close()
-        pipe.send(result)
     except Exception:  # noqa: BLE001 - whatever it is, the test must see it
         pipe.send(traceback.format_exc())
         pipe.close()

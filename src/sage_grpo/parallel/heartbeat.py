@@ -141,6 +141,18 @@ class Heartbeat:
             except dist.DistError:  # its host has left before us
                 self._store_lost = time.monotonic()
 
+    def farewell(self, patience: float = 10.0) -> None:
+        """Wait a little until the others have left too: connections that their owners drop one by one may abort those who stay."""
+        until = time.monotonic() + patience
+        while self._store_lost is None and time.monotonic() < until:
+            try:
+                self._look()
+            except dist.DistError:  # its host has left
+                return
+            if all(sign.count == GONE for sign in self._seen.values()):
+                return
+            time.sleep(0.05)
+
     def missing(self) -> str:
         """Which ranks gave no sign of life while we watched, and what they did last; for people."""
         self._asked = True

@@ -129,6 +129,7 @@ class World:
         """Leave in good order."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
+            self.heartbeat.farewell()
         if self.control is not None:
             dist.destroy_process_group()
 
