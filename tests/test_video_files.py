@@ -105,3 +105,14 @@ def test_without_x264_clips_are_written_so_that_browsers_play_them(tmp_path, mon
     with av.open(str(file)) as container:
         assert container.streams.video[0].codec_context.name in ("vp9", "libvpx-vp9")
     assert read_video(file)[0].shape == smooth_clip().shape
+
+
+def test_the_same_clip_gives_the_same_file(tmp_path) -> None:
+    """Whatever was in memory before: x264's lookahead reads what nobody wrote, and files that are read in between leave it there."""
+    clip = torch.randint(0, 256, (5, 32, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    found = set()
+    for number in range(60):
+        file = write_mp4(tmp_path / f"{number}.mp4", clip, 8.0)
+        read_video(file)
+        found.add(file.read_bytes())
+    assert len(found) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 import time
 
 import dist_workers as workers
@@ -68,6 +69,25 @@ def test_only_processes_of_this_machine_are_looked_at() -> None:
     assert condition_of(f"{machine}:{2**22 + 1}") == "dead"  # above the largest number of a process
     assert condition_of("another/machine:1") is None
     assert condition_of(":1") is None
+
+
+def test_ranks_leave_together() -> None:
+    """The first to end waits for the last word of the other, but not for one that never gives it."""
+    store = HashStore()
+    first, second = (Heartbeat(number, 2, store, 5.0) for number in range(2))
+    for beat in (first, second):
+        store.set(str(beat.number), f"1 {own_place()} rollout")
+        beat._threads = []  # they were never started
+    first.stop()
+    first.farewell(patience=0.2)
+    assert first._seen[1].count == "1"  # looked, and gave up
+    waiting = threading.Thread(target=first.farewell, kwargs={"patience": 60.0})
+    waiting.start()
+    waiting.join(timeout=0.3)
+    assert waiting.is_alive()
+    second.stop()
+    waiting.join(timeout=30)
+    assert not waiting.is_alive()
 
 
 def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,3 +288,12 @@ def test_real_runs_with_an_honest_witness_raise_nothing(early) -> None:
     for run in runs:
         for title, weights in early.WITNESSES["judge"].items():
             assert early.replay(run, weights)[0] == [], (run["seed"], title)
+
+
+def test_an_evaluation_without_any_score_is_no_sign_and_no_end() -> None:
+    """Every reward may fail once: nothing is said of it, and later evaluations are compared as if it had not been."""
+    sentinel, none = Sentinel(SentinelConfig(), witnesses=WATCHED), {"total": [None] * 3, "true": [None] * 3}
+    some = {"total": [0.1, 0.2, 0.3], "true": [1.0, 1.1, 1.2]}
+    for number, look in enumerate((none, some, some, none, some)):
+        assert not sentinel.evaluated(number, look)
+    assert len(sentinel.looks) == 3

@@ -20,6 +20,8 @@ STILL = 5.0
 """Seconds after which a process of this machine that is stopped or dead counts as lost."""
 SILENT = 60.0
 """Seconds after which one that cannot be looked at (it runs elsewhere) does. Longer: loading and compiling may hold Python up."""
+LAST_WORDS = 60.0
+"""Seconds that a slow store may take for the last word."""
 GONE = "left"
 """The last sign of a rank that ended in good order."""
 
@@ -33,10 +35,6 @@ class Sign:
     time: float
     place: str = ""
     """`machine:pid` of its process."""
-
-
-LAST_WORDS = 60.0
-"""Seconds that a slow store may take for the last word."""
 
 
 class Heartbeat:

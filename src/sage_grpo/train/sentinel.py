@@ -168,7 +168,7 @@ class Sentinel:
         )
         for title, now in series.items():
             self._remember(title, now, total)
-        if self.witnesses.scores:
+        if self.witnesses.scores and finite(total):  # where every reward failed there is nothing to compare with
             self.looks.append(Look(series, dict(self.agreement)))
             self.looks = self.looks if len(self.looks) <= MOST_LOOKS else self.looks[::2]
         for name in self.witnesses.statistics:
@@ -205,7 +205,7 @@ class Sentinel:
 
         Two looks that know nothing of each other say so together: held-out clips, and the members of training's groups.
         """
-        if len(self.looks) < 2:
+        if len(self.looks) < 2 or not finite(total):
             return ""
         first = self.looks[0]
         middle = fmean(finite(total) + finite(first.scores["total"]))
