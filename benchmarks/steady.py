@@ -19,7 +19,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -67,10 +68,10 @@ def slope(values: Sequence[float]) -> Slope:
     return Slope(rise, interval, median, growth)
 
 
-def live_tensors() -> int:
-    """Tensors that Python knows of."""
+def live_tensors() -> dict[int, weakref.ref[torch.Tensor]]:
+    """Tensors that Python knows of, by their address."""
     gc.collect()
-    return sum(1 for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
+    return {id(thing): weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)}
 
 
 def resident_mib() -> float:
@@ -79,9 +80,10 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
-def sample(event: IterationEvent) -> dict[str, float]:
-    """The figures after one iteration."""
-    figures = {"seconds": event.metrics["time/total"], "rss_mib": resident_mib(), "tensors": live_tensors()}
+def sample(event: IterationEvent, before: Mapping[int, weakref.ref[torch.Tensor]]) -> dict[str, float]:
+    """The figures after one iteration. Tensors from `before` the run are not the run's: they may die at any time."""
+    born = sum(key not in before or before[key]() is not ref() for key, ref in live_tensors().items())
+    figures = {"seconds": event.metrics["time/total"], "rss_mib": resident_mib(), "tensors": born}
     if torch.cuda.is_available():
         figures["allocated_mib"] = torch.cuda.memory_allocated() / MIB
         figures["reserved_mib"] = torch.cuda.memory_reserved() / MIB
@@ -121,7 +123,8 @@ def configuration(what: str, out: Path, iterations: int) -> TrainConfig:
 def measure(config: TrainConfig) -> list[dict[str, float]]:
     """Run; returns the figures of every iteration."""
     rows: list[dict[str, float]] = []
-    run(config, hooks=Hooks(iteration=lambda event: rows.append(sample(event))), quiet=True)
+    before = live_tensors()
+    run(config, hooks=Hooks(iteration=lambda event: rows.append(sample(event, before))), quiet=True)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,14 @@ def _one_model_per_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(ModelSpec, "load", cached)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def kept_models(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, dict[str, torch.Tensor]]]:
+    """Models of this test alone, for one that changes how they are loaded: other tests neither lend it theirs nor get its own."""
+    models: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
+    monkeypatch.setattr(sys.modules[__name__], "_MODELS", models)
+    return models
 
 
 @pytest.fixture

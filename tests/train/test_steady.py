@@ -6,8 +6,10 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rl.trust_region import TrustRegion
@@ -61,3 +63,15 @@ def test_a_drift_is_told_from_noise(steady) -> None:
         "seconds": False,
         "tensors": True,
     }
+
+
+def test_what_was_there_before_a_run_is_not_the_runs(steady) -> None:
+    old = [torch.zeros(2) for _ in range(3)]
+    before = steady.live_tensors()
+    event = SimpleNamespace(metrics={"time/total": 1.0})
+    assert steady.sample(event, before)["tensors"] == 0
+    kept = [torch.zeros(2) for _ in range(2)]
+    assert steady.sample(event, before)["tensors"] == len(kept)
+    del old[:]
+    kept.append(torch.zeros(2))  # very likely where an old one was
+    assert steady.sample(event, before)["tensors"] == len(kept)
