@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -105,6 +106,31 @@ def test_ranks_end_with_a_launcher_that_was_killed(checkpoint, tmp_path) -> None
     assert re.search(r"Stopped by signal after iteration \d+; saved", said), said
     assert newest_good(tmp_path / "run" / "checkpoints") is not None
     assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_a_rank_whose_work_is_done_does_not_take_the_interpreter_down() -> None:
+    """Threads of libraries that still run then may abort it; what was promised for the end (atexit) is done, and what was printed arrives."""
+    program = """
+import atexit, os, runpy, sys
+import sage_grpo.cli
+class Bomb:
+    def __del__(self, abort=os.abort):
+        abort()
+def main():
+    sys.bomb = Bomb()
+    atexit.register(print, "said at the end")
+    print("done", end="")
+    return 3
+sage_grpo.cli.main = main
+runpy.run_module("sage_grpo", run_name="__main__")
+"""
+    ended = {}
+    for name, rank in (("one of several", {"RANK": "0"}), ("alone", {})):
+        environment = {key: value for key, value in os.environ.items() if key != "RANK"} | rank
+        ended[name] = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended["one of several"].returncode == 3, ended["one of several"].stderr
+    assert ended["one of several"].stdout == "donesaid at the end\n"
+    assert ended["alone"].returncode == -signal.SIGABRT, "the test would not notice a bomb"
 
 
 def launching(file: Path, max_restarts: int = 0) -> list[str]:
