@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +99,7 @@ def _one_model_per_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 def kept_models(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, dict[str, torch.Tensor]]]:
     """Models of this test alone, for one that changes how they are loaded: other tests neither lend it theirs nor get its own."""
     models: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
-    monkeypatch.setattr(sys.modules[__name__], "_MODELS", models)
+    monkeypatch.setitem(globals(), "_MODELS", models)
     return models
 
 
