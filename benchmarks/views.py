@@ -183,8 +183,10 @@ def made(folder: Path) -> str:
     machines = sorted({row["machine"]["device"] for row in rows if "machine" in row})
     commits = sorted({row["commit"] for row in rows if row.get("commit")})
     place = f"docs/results/{folder.name}/runs.jsonl"
+    asked = len(suite.arms) * len(suite.seeds)
+    runs = f"{len(rows)} runs" if len(rows) == asked else f"{len(rows)} of {asked} runs made"
     return (
-        f"`{command}`, {', '.join(machines)}, commit {', '.join(commits) or 'unknown'}, {len(suite.seeds)} seeds, {len(rows)} runs. Data: "
+        f"`{command}`, {', '.join(machines)}, commit {', '.join(commits) or 'unknown'}, {len(suite.seeds)} seeds, {runs}. Data: "
         f"[{place}]({folder.name}/runs.jsonl); `sage-grpo compare --table` draws it again."
     )
 
