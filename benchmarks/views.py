@@ -250,10 +250,24 @@ def logged_value(file: Path, arm: str, column: str, table: str = "scores") -> st
     return next(row for row in rows if row[0] == arm)[heads.index(column)]
 
 
+def where(file: Path, seed: str, columns: str = "Overall,VQ,MQ,TA/shape,TA/size,drift") -> str:
+    """A run of benchmarks/where.py: what the trained weights do at some of the steps only."""
+    rows = [row for row in read(file) if row["seed"] == int(seed)]
+    places = ", ".join(map(str, rows[0]["at"]))
+    cells = [[f"`{row['pattern']}`", *(f"{row[name]:.3f}" for name in _words(columns))] for row in rows]
+    return _table([f"seed {seed}, {rows[0]['iteration']} iterations at {places}", *_words(columns)], cells)
+
+
+def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = "3") -> str:
+    """One cell of it."""
+    row = next(row for row in read(file) if row["seed"] == int(seed) and row["pattern"] == pattern)
+    return f"{row[column]:.{int(digits)}f}"
+
+
 VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(methods, method_score, method_way, base_score, demo, demo_run, number, peaks, iteration, iteration_speed),
-        *(scores, differences, value, steps, made, leaderboard, timed, logged, logged_value),
+        *(scores, differences, value, steps, made, leaderboard, timed, logged, logged_value, where, where_value),
     )
 }
