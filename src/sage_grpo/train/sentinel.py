@@ -15,6 +15,7 @@ from typing import Any
 from sage_grpo.train.config import SentinelConfig
 from sage_grpo.train.paired import Change, Column, Scores, by_prompt, change, finite, shortfall, weighted
 from sage_grpo.train.parting import AGREEMENT, STDERR, Look, Tally, evidence, in_words, tallies, tally
+from sage_grpo.train.parts import Parts
 from sage_grpo.train.signs import LEAST_PAST, SIGNS, TINY, Past, Row, values
 
 WATCHED = (
@@ -67,10 +68,18 @@ class Sentinel:
     """The memory of a run's figures, and what follows from them."""
 
     def __init__(
-        self, config: SentinelConfig, *, clips: int = 1, clip: float = math.inf, witnesses: Witnesses | None = None
+        self,
+        config: SentinelConfig,
+        *,
+        clips: int = 1,
+        clip: float = math.inf,
+        witnesses: Witnesses | None = None,
+        trained: Mapping[str, float] | None = None,
     ) -> None:
         self.config, self.clips, self.clip = config, clips, clip
         self.witnesses = witnesses or Witnesses()
+        self.parts = Parts(trained or {}, config.window)
+        """Of the reward that is trained on."""
         self.start: list[Row] = []
         self.recent: list[Row] = []
         self.streaks: dict[str, int] = {}
@@ -101,18 +110,27 @@ class Sentinel:
         if self.config.action == "off":
             return []
         texts = {name: sign(row, self._past(name)) for name, sign in SIGNS.items()}
-        kept = {name: row[name] for name in (*WATCHED, *self._agreements) if name in row}
+        kept = {name: row[name] for name in (*WATCHED, *self._agreements, *self.parts.of(row)) if name in row}
         if len(self.start) < self.config.window:
             self.start.append(kept)
         self.recent = [*self.recent, kept][-2 * self.config.window :]
         for title in self.witnesses.scores:
             self.agreement[title] = self.agreement.get(title, Tally()).plus(tally([kept], title))
+        texts["part_lost"] = self._part_lost()
         texts["parted"] = next(filter(None, map(self._parted, self.witnesses.scores)), "")
         return self._count(iteration, texts)
 
     @property
     def _agreements(self) -> list[str]:
         return [prefix + title for title in self.witnesses.scores for prefix in (AGREEMENT, STDERR)]
+
+    def _part_lost(self) -> str:
+        """A part of the trained reward far below its best."""
+        fallen = self.parts.look(self.recent)
+        return fallen and (
+            f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
+            "does not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
+        )
 
     def _parted(self, title: str) -> str:
         """A witness that preferred the same clips of a group as the total, and no longer does."""
@@ -306,6 +324,7 @@ class Sentinel:
             "good": self.good,
             "rollbacks": self.rollbacks,
             "brake": self.brake,
+            "parts": self.parts.state_dict(),
             "agreement": {title: list(own) for title, own in self.agreement.items()},
             "looks": [look.plain() for look in self.looks],
             "at_best": {title: list(own) for title, own in self.at_best.items()},
@@ -319,6 +338,7 @@ class Sentinel:
         self.falling = bool(state.get("falling", False))
         self.good, self.rollbacks = state.get("good"), int(state.get("rollbacks", 0))
         self.brake = float(state.get("brake", 1.0))
+        self.parts.load_state_dict(state.get("parts", {}))
         self.agreement, self.at_best = tallies(state.get("agreement", {})), tallies(state.get("at_best", {}))
         self.looks = [Look(look["scores"], tallies(look["agreement"])) for look in state.get("looks", [])]
 

@@ -1,0 +1,71 @@
+"""What a reward is made of, over a run: a part that is being lost while the total looks harmless.
+
+Once all clips of a group are alike in something, no advantage speaks of it: what a policy has lost in that way does not come back by
+itself, and other parts may hide it in the sum (docs/results/where.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, variance
+
+from sage_grpo.train.signs import Row, values
+
+FALLEN = 5.0
+"""Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this told every part that was
+lost and none that was not; with 4 it also told one that came back."""
+
+
+class Parts:
+    """The best that each part of the trained reward has been, as mean and squared standard error over `window` iterations."""
+
+    def __init__(self, weights: Mapping[str, float], window: int) -> None:
+        self.weights, self.window = {part: weight for part, weight in weights.items() if weight}, window
+        self.best: dict[str, tuple[float, float]] = {}
+        self.rows = 0
+        """Rows so far."""
+
+    def of(self, row: Row) -> list[str]:
+        """Figures of a row that are parts of the total, or parts of those; none where the total has one part and that no parts."""
+        names = [name for name in row if self._weight(name)]
+        return names if len(names) > 1 else []
+
+    def look(self, recent: Sequence[Row]) -> str:
+        """Take in the newest row, the last of `recent`; says which part is far below its best, or nothing."""
+        self.rows += 1
+        if len(recent) < self.window:
+            return ""
+        fallen = []
+        for name in self.of(recent[-1]):
+            own = values(recent[-self.window :], name)
+            if len(own) < self.window:
+                continue
+            sign = math.copysign(1.0, self._weight(name))
+            now, doubt = sign * fmean(own), variance(own) / len(own)
+            best = self.best.get(name)
+            if best is not None and best[0] - now > FALLEN * math.sqrt(doubt + best[1]):
+                fallen.append(f"{name} is {sign * now:.3g}, it was {sign * best[0]:.3g} at its best")
+            if self.rows % self.window == 0 and (best is None or now > best[0]):
+                self.best[name] = now, doubt
+        return "; ".join(fallen)
+
+    def _weight(self, name: str) -> float:
+        """The weight of the part that a figure is, or is a part of; 0 where it is none."""
+        if not name.startswith("reward/"):
+            return 0.0
+        whole = name.removeprefix("reward/")
+        while whole and whole not in self.weights:
+            whole = whole.rpartition("/")[0]
+        return self.weights.get(whole, 0.0)
+
+    def state_dict(self) -> dict[str, object]:
+        """For a checkpoint; JSON."""
+        return {"best": {name: list(best) for name, best in self.best.items()}, "rows": self.rows}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue; a checkpoint from before has none."""
+        best, rows = state.get("best", {}), state.get("rows", 0)
+        assert isinstance(best, Mapping)
+        assert isinstance(rows, int)
+        self.best, self.rows = {name: (mean, doubt) for name, (mean, doubt) in best.items()}, rows

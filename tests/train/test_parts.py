@@ -1,0 +1,113 @@
+"""A part of the reward that is lost while the total looks harmless: synthetic runs, and recorded ones in which it happened or did not."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from watching import RESULTS, healthy_row
+
+from sage_grpo.train.config import SentinelConfig
+from sage_grpo.train.parts import Parts
+from sage_grpo.train.sentinel import Finding, Sentinel
+
+WEIGHTS = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
+RUNS = [json.loads(line) for line in (RESULTS / "parts_cpu.jsonl").read_text().splitlines()]
+LOST = {(1001, (2, 3)): ("reward/TA/size", 60), (1000, (2,)): ("reward/TA/size", 140)}
+"""What was lost in recorded runs, and the iteration until which it must have been told."""
+
+
+def recorded(run: dict) -> list[dict[str, float]]:
+    """Its rows."""
+    draw, parts = random.Random(1), run["rows"]
+    return [
+        {**healthy_row(number, draw), **{f"reward/{name}": column[number] for name, column in parts.items()}}
+        for number in range(len(parts["total"]))
+    ]
+
+
+def found_in(rows: list[dict[str, float]], sentinel: Sentinel | None = None, first: int = 1) -> list[Finding]:
+    """What a sentinel says of them."""
+    sentinel = sentinel or Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS)
+    return [finding for number, row in enumerate(rows, first) for finding in sentinel.observe(number, row)]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run['seed']}-{run['at']}")
+def test_recorded_runs(run: dict) -> None:
+    found = found_in(recorded(run))
+    lost = LOST.get((run["seed"], tuple(run["at"])))
+    if lost is None:
+        assert not found
+    else:
+        assert found[0].name == "part_lost"
+        assert lost[0] in found[0].text
+        assert found[0].iteration <= lost[1]
+        assert not found[0].act
+        assert any(finding.act for finding in found)
+
+
+def test_the_recorded_runs_are_of_both_kinds() -> None:
+    assert {(run["seed"], tuple(run["at"])) for run in RUNS} > set(LOST)
+
+
+def rows_of(level, *, scatter: float = 0.05, seed: int = 0, count: int = 100) -> list[dict[str, float]]:
+    """Rows whose part `a` follows `level(iteration)`, beside a part that rises."""
+    draw = random.Random(seed)
+    return [
+        {
+            **healthy_row(number, draw),
+            "reward/a": level(number) + draw.gauss(0, scatter),
+            "reward/b": number / 100 + draw.gauss(0, scatter),
+        }
+        for number in range(count)
+    ]
+
+
+def two(weight: float = 1.0) -> Sentinel:
+    return Sentinel(SentinelConfig(), clips=48, clip=0.01, trained={"a": weight, "b": 1.0})
+
+
+def test_a_part_that_rose_and_then_falls_is_compared_with_its_best() -> None:
+    found = found_in(rows_of(lambda number: min(number, 100 - number) / 50), two())
+    assert [finding.name for finding in found][:1] == ["part_lost"]
+    assert "reward/a" in found[0].text
+    assert "reward/b" not in found[0].text
+    assert found[0].iteration > 50
+
+
+def test_what_shall_fall_is_lost_when_it_rises() -> None:
+    """A part with a negative weight, such as drift."""
+    assert not found_in(rows_of(lambda number: -number / 50), two(-1.0))
+    assert found_in(rows_of(lambda number: number / 50), two(-1.0))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_scatter_is_no_loss(seed: int) -> None:
+    assert not found_in(rows_of(lambda number: 0.5, scatter=0.3, seed=seed, count=300), two())
+
+
+def test_a_reward_of_one_part_has_none_to_hide() -> None:
+    alone = Sentinel(SentinelConfig(), clips=48, clip=0.01, trained={"a": 1.0})
+    assert not found_in(rows_of(lambda number: -number), alone)
+
+
+def test_only_what_counts_is_a_part() -> None:
+    parts = Parts({"TA": 1.0, "VQ": 0.0, "judge/MQ": 0.5}, 20)
+    row = dict.fromkeys(
+        ("reward/TA", "reward/TA/size", "reward/VQ", "reward/judge/MQ", "reward/judge", "reward/failed/TA", "reward/total", "TA"), 0.0
+    )  # fmt: skip
+    assert parts.of(row) == ["reward/TA", "reward/TA/size", "reward/judge/MQ"]
+
+
+def test_a_continued_run_finds_the_same() -> None:
+    run = next(run for run in RUNS if (run["seed"], tuple(run["at"])) in LOST)
+    rows = recorded(run)
+    whole, first = (Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS) for _ in range(2))
+    want = found_in(rows, whole)
+    got = found_in(rows[:45], first)
+    second = Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    got += found_in(rows[45:], second, first=46)
+    assert got == want
+    assert second.state_dict() == whole.state_dict()
