@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 PURE = "train/test_sentinel.py::"
+PARTS = "train/test_parts.py::"
 RUN = "train/test_sentinel_run.py::"
 AGREE = "train/test_agreement.py::"
 FOUND = f"{PURE}test_a_fault_is_found_under_its_name_and_soon"
@@ -198,5 +199,40 @@ MUTANTS = (
         "now = self._sample()\n",
         "now = self.start\n",
         (f"{RUN}test_travel_is_the_relative_distance_and_the_share_that_moved",),
+    ),
+    Mutant(
+        "a part is compared with its first level, not its best",
+        "train/parts.py",
+        "self.rows % self.window == 0 and",
+        "self.rows == self.window and",
+        (f"{PARTS}test_a_part_that_rose_and_then_falls_is_compared_with_its_best",),
+    ),
+    Mutant(
+        "a part that shall fall is lost when it falls",
+        "train/parts.py",
+        "math.copysign(1.0, self._weight(name))",
+        "1.0",
+        (f"{PARTS}test_what_shall_fall_is_lost_when_it_rises",),
+    ),
+    Mutant(
+        "parts of parts are not looked at",
+        "train/parts.py",
+        'whole = whole.rpartition("/")[0]',
+        'whole = ""',
+        (f"{PARTS}test_recorded_runs", f"{PARTS}test_only_what_counts_is_a_part"),
+    ),
+    Mutant(
+        "a continued run forgets when it last looked for a best",
+        "train/parts.py",
+        '"rows": self.rows}',
+        '"rows": 0}',
+        (f"{PARTS}test_a_continued_run_finds_the_same",),
+    ),
+    Mutant(
+        "the sentinel does not know what is trained on",
+        "train/watch.py",
+        ", trained=reward.weights)",
+        ")",
+        (f"{PARTS}test_a_run_knows_what_it_is_trained_on",),
     ),
 )

@@ -8,9 +8,12 @@ import random
 import pytest
 from watching import RESULTS, healthy_row
 
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import SentinelConfig
 from sage_grpo.train.parts import Parts
 from sage_grpo.train.sentinel import Finding, Sentinel
+from sage_grpo.train.watch import sentinel_of
 
 WEIGHTS = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
 RUNS = [json.loads(line) for line in (RESULTS / "parts_cpu.jsonl").read_text().splitlines()]
@@ -111,3 +114,10 @@ def test_a_continued_run_finds_the_same() -> None:
     got += found_in(rows[45:], second, first=46)
     assert got == want
     assert second.state_dict() == whole.state_dict()
+
+
+def test_a_run_knows_what_it_is_trained_on(make_config) -> None:
+    judge = RewardSpec(name="shapes", weights=WEIGHTS)
+    config = make_config(rewards=[judge, RewardSpec(name="video_stats", metric_only=True, weights={"sharpness": 0.0})])
+    sentinel = sentinel_of(config, CompositeReward(config.rewards), clip=0.01)
+    assert sentinel.parts.weights == WEIGHTS
