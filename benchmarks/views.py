@@ -53,9 +53,9 @@ def base_score(file: Path) -> str:
 # Other files
 
 
-def demo(file: Path, made: str) -> str:
-    """Demo runs as a table."""
-    rows = [row for row in read(file) if row["made"].startswith(made)]
+def demo(file: Path, recipe: str) -> str:
+    """Demo runs of a recipe as a table."""
+    rows = [row for row in read(file) if row["recipe"] == recipe]
     cells = [
         [
             str(row["seed"]),
@@ -72,8 +72,8 @@ def demo(file: Path, made: str) -> str:
 
 
 def demo_run(file: Path, recipe: str) -> str:
-    """A demo run of today in a sentence."""
-    row = next(row for row in read(file) if row["made"] == "since" and row["recipe"] == recipe)
+    """A demo run in a sentence."""
+    row = next(row for row in read(file) if row["recipe"] == recipe)
     gain = row["after"]["total"] - row["before"]["total"]
     return f"{row['after']['total']:.3f} ({gain:+.3f}), drift {row['after']['drift']:.3f}, {row['seconds']} s"
 
