@@ -139,11 +139,9 @@ def scaling(size: Size) -> Suite:
 def distance(size: Size) -> Suite:
     """How far a long run gets: a learning rate that stays or falls to zero, one exploring step or two, few prompts or many."""
     wide = {"batch.prompts": 8, "optimizer.lr": 1e-4}
-    falling = {"batch.prompts": 8, "optimizer.lr": 1.4e-4, "optimizer.decay": "linear"}
     two = {**wide, "rollout.window.at": [2, 3]}
     arms = (
-        Arm(name="falling rate, averaged", recipe="shapes/branch", options={**falling, "optimizer.ema": 0.95}),
-        Arm(name="falling rate", recipe="shapes/branch", options=falling),
+        Arm(name="8 prompts, falling rate", recipe="shapes/branch", options={**wide, "optimizer.decay": "linear"}),
         Arm(name="8 prompts", recipe="shapes/branch", options=wide),
         Arm(name="8 prompts, steps 2 and 3", recipe="shapes/branch", options=two),
         Arm(name="4 prompts", recipe="shapes/branch", options={"optimizer.lr": 5e-5}),
@@ -160,8 +158,7 @@ def distance(size: Size) -> Suite:
         iterations=400,
         points=(0, 100, 200, 300, 400),
         columns=COLUMNS,
-        notes="An iteration of 8 prompts costs twice the passes of one of 4. All arms explore step 2 alone where nothing else is said. The falling rate was chosen "
-        "with seeds below 1000 (docs/log.md).",
+        notes="An iteration of 8 prompts costs twice the passes of one of 4. All arms explore step 2 alone where nothing else is said.",
     )
-    brief = ("falling rate, averaged", "4 prompts")
+    brief = ("8 prompts, falling rate", "4 prompts")
     return sized(suite, size, brief=brief, smoke=brief)
