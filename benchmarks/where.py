@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.lab.prepare import MINIATURE
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.recipes import recipe
 from sage_grpo.shapes.judge import ShapesJudge
@@ -27,8 +28,7 @@ from sage_grpo.train.anchor import Snapshot
 from sage_grpo.train.sources import shapes_prompts
 from sage_grpo.train.state import load_weights
 
-NOISE = 1234
-"""The evaluation's own noises."""
+RECIPE = recipe("shapes/branch")
 
 
 def patterns(steps: int) -> list[str]:
@@ -43,7 +43,9 @@ def sampled(model: VelocityModel, base: Snapshot, pattern: str, texts: Sequence[
     """Clips of these prompts; the live weights are the trained ones."""
     conditions = model.encode(list(texts), [None] * len(texts))
     sigmas = [float(sigma) for sigma in model.sigmas(len(pattern), None)]
-    x = torch.stack([keyed_noise(model.latent_shape(), "eval", NOISE, place, 0) for place in range(len(texts))])
+    x = torch.stack(
+        [keyed_noise(model.latent_shape(), "eval", RECIPE.evaluate.seed, place, 0) for place in range(len(texts))]
+    )
     x = x.to(model.device)
     for step, whose in enumerate(pattern):
         sigma = torch.full((len(x),), sigmas[step], device=x.device)
@@ -64,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args(arguments)
-    spec = dataclasses.replace(recipe("shapes/branch").model, cache=None, vae_slicing=False, options={"pad_text": 20})
-    model, judge = spec.load(), ShapesJudge()
+    small = {key.removeprefix("model."): value for key, value in MINIATURE.items() if key.startswith("model.")}
+    model, judge = dataclasses.replace(RECIPE.model, **small).load(), ShapesJudge()
     base = Snapshot(model.trainable())
     texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]]
     for folder in options.checkpoints:
@@ -89,9 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.out is not None:
                 with options.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-        with torch.no_grad():
-            for name, parameter in model.trainable().items():
-                parameter.copy_(base.copies[name])
     return 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -28,6 +30,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return folder if folder.is_dir() else tiny.build(kind, folder)
 
     return get
+
+
+@pytest.fixture(scope="session")
+def benchmark_module() -> Callable[[str], ModuleType]:
+    """name -> that file of benchmarks/, whose files are scripts beside one another."""
+
+    def load(name: str) -> ModuleType:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+            return importlib.import_module(name)
+
+    return load
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,14 +14,9 @@ from sage_grpo.train.sources import shapes_prompts
 
 
 @pytest.fixture
-def where() -> Iterator[object]:
+def where(benchmark_module) -> ModuleType:
     """The benchmark."""
-    folder = str(Path(__file__).parents[2] / "benchmarks")
-    sys.path.insert(0, folder)
-    import where as module
-
-    yield module
-    sys.path.remove(folder)
+    return benchmark_module("where")
 
 
 def test_every_pattern_comes_once(where) -> None:

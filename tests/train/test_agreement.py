@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,15 +256,9 @@ def test_a_run_logs_agreement_and_is_continued_to_the_bit(make_config, tmp_path:
 
 
 @pytest.fixture(scope="module")
-def early():
+def early(benchmark_module):
     """benchmarks/sentinel_early.py."""
-    folder = str(Path(__file__).parents[2] / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        import sentinel_early
-    finally:
-        sys.path.remove(folder)
-    return sentinel_early
+    return benchmark_module("sentinel_early")
 
 
 def test_real_runs_that_are_hacked_are_found_within_ten_iterations(early) -> None:

@@ -11,7 +11,7 @@ from watching import RESULTS, healthy_row
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import SentinelConfig
-from sage_grpo.train.parts import Parts
+from sage_grpo.train.parts import RewardParts
 from sage_grpo.train.sentinel import Finding, Sentinel
 from sage_grpo.train.watch import sentinel_of
 
@@ -96,7 +96,7 @@ def test_a_reward_of_one_part_has_none_to_hide() -> None:
 
 
 def test_only_what_counts_is_a_part() -> None:
-    parts = Parts({"TA": 1.0, "VQ": 0.0, "judge/MQ": 0.5}, 20)
+    parts = RewardParts({"TA": 1.0, "VQ": 0.0, "judge/MQ": 0.5}, 20)
     row = dict.fromkeys(
         ("reward/TA", "reward/TA/size", "reward/VQ", "reward/judge/MQ", "reward/judge", "reward/failed/TA", "reward/total", "TA"), 0.0
     )  # fmt: skip
@@ -118,6 +118,6 @@ def test_a_continued_run_finds_the_same() -> None:
 
 def test_a_run_knows_what_it_is_trained_on(make_config) -> None:
     judge = RewardSpec(name="shapes", weights=WEIGHTS)
-    config = make_config(rewards=[judge, RewardSpec(name="video_stats", metric_only=True, weights={"sharpness": 0.0})])
+    config = make_config(rewards=[judge, RewardSpec(name="video_stats", metric_only=True, weights={"sharpness": 1.0})])
     sentinel = sentinel_of(config, CompositeReward(config.rewards), clip=0.01)
     assert sentinel.parts.weights == WEIGHTS

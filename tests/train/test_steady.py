@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -17,14 +15,9 @@ from sage_grpo.train.config import DataConfig, KeepConfig, LogConfig, OptimizerC
 
 
 @pytest.fixture
-def steady() -> Iterator[object]:
+def steady(benchmark_module) -> ModuleType:
     """The benchmark."""
-    folder = str(Path(__file__).parents[2] / "benchmarks")
-    sys.path.insert(0, folder)
-    import steady as module
-
-    yield module
-    sys.path.remove(folder)
+    return benchmark_module("steady")
 
 
 def test_no_tensor_is_left_behind(steady, make_config, prompts: Path, tmp_path: Path) -> None:

@@ -129,9 +129,8 @@ class Heartbeat:
     def stop(self) -> None:
         """No more signs of life."""
         self._stop.set()
-        for (
-            thread
-        ) in self._threads:  # one that still talks to the store when the interpreter ends would abort the process
+        # One that still talks to the store when the interpreter ends would abort the process.
+        for thread in self._threads:
             thread.join(timeout=LAST_WORDS)
         if self._store_lost is None:
             try:

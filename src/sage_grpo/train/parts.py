@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
+from typing import Any
 
 from sage_grpo.train.signs import Row, values
 
@@ -17,7 +18,7 @@ FALLEN = 5.0
 lost and none that was not; with 4 it also told one that came back."""
 
 
-class Parts:
+class RewardParts:
     """The best that each part of the trained reward has been, as mean and squared standard error over `window` iterations."""
 
     def __init__(self, weights: Mapping[str, float], window: int) -> None:
@@ -59,13 +60,11 @@ class Parts:
             whole = whole.rpartition("/")[0]
         return self.weights.get(whole, 0.0)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; JSON."""
         return {"best": {name: list(best) for name, best in self.best.items()}, "rows": self.rows}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue; a checkpoint from before has none."""
-        best, rows = state.get("best", {}), state.get("rows", 0)
-        assert isinstance(best, Mapping)
-        assert isinstance(rows, int)
-        self.best, self.rows = {name: (mean, doubt) for name, (mean, doubt) in best.items()}, rows
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue; a checkpoint from before there was this has none."""
+        self.best = {name: (mean, doubt) for name, (mean, doubt) in state.get("best", {}).items()}
+        self.rows = int(state.get("rows", 0))

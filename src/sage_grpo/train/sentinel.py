@@ -15,7 +15,7 @@ from typing import Any
 from sage_grpo.train.config import SentinelConfig
 from sage_grpo.train.paired import Change, Column, Scores, by_prompt, change, finite, shortfall, weighted
 from sage_grpo.train.parting import AGREEMENT, STDERR, Look, Tally, evidence, in_words, tallies, tally
-from sage_grpo.train.parts import Parts
+from sage_grpo.train.parts import RewardParts
 from sage_grpo.train.signs import LEAST_PAST, SIGNS, TINY, Past, Row, values
 
 WATCHED = (
@@ -78,7 +78,7 @@ class Sentinel:
     ) -> None:
         self.config, self.clips, self.clip = config, clips, clip
         self.witnesses = witnesses or Witnesses()
-        self.parts = Parts(trained or {}, config.window)
+        self.parts = RewardParts(trained or {}, config.window)
         """Of the reward that is trained on."""
         self.start: list[Row] = []
         self.recent: list[Row] = []
