@@ -33,8 +33,7 @@ class Travel:
 
     @torch.no_grad()
     def _sample(self) -> Tensor:
-        parts = [
-            self.engine.local(p).detach().flatten()[:: self.stride].to("cpu", torch.float64)
-            for p in self.params.values()
-        ]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        parts = [self.engine.local(p).detach().flatten()[:: self.stride] for p in self.params.values()]
+        if not parts:
+            return torch.zeros(0, dtype=torch.float64)
+        return torch.cat(parts).to("cpu", torch.float64)  # one copy: each would wait for the GPU

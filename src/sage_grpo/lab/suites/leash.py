@@ -76,7 +76,7 @@ def schedule(size: Size) -> Suite:
         seeds=SEEDS,
         options={**MEASURED, "rewards": judged()},
         iterations=60,
-        points=(0, 30, 60),
+        points=(0, 15, 45, 60),
         columns=COLUMNS,
     )
     brief = ("two-stage 1e-7 to 1e-5", "constant 1e-5", "two-stage 1e-7 to 1e-6", "no KL")
@@ -110,7 +110,7 @@ def strategy(size: Size) -> Suite:
         columns=COLUMNS,
     )
     brief = ("none x2", "dual x2", "share x2", "target_kl x2")
-    return sized(suite, size, brief=brief, smoke=("dual x2", "target_kl x2"), shorter=90)
+    return sized(suite, size, brief=brief, smoke=("dual x2", "target_kl x2"))
 
 
 def strategy_updates(size: Size) -> Suite:

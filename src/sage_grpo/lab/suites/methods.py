@@ -128,7 +128,7 @@ def scaling(size: Size) -> Suite:
         seeds=SEEDS,
         options={**MEASURED, "rewards": judged()},
         iterations=90,
-        points=(0, 45, 90),
+        points=(0, 15, 45, 90),
         columns=(OVERALL, DRIFT, FLICKER),
         notes="Network passes are equal across the splits up to the shared prefix, which runs once a prompt.",
     )
@@ -137,28 +137,29 @@ def scaling(size: Size) -> Suite:
 
 
 def distance(size: Size) -> Suite:
-    """How far a long run gets: a learning rate that stays or falls to zero, one exploring step or two, few prompts or many."""
-    wide = {"batch.prompts": 8, "optimizer.lr": 1e-4}
-    two = {**wide, "rollout.window.at": [2, 3]}
+    """How far a long run gets: with many prompts and a rate that falls to zero, and with few and one that stays."""
+    falling = {"optimizer.lr": 7e-5, "optimizer.decay": "linear"}
+    at_once = {"batch.micro_batch": 192}
     arms = (
-        Arm(name="8 prompts, falling rate", recipe="shapes/branch", options={**wide, "optimizer.decay": "linear"}),
-        Arm(name="8 prompts", recipe="shapes/branch", options=wide),
-        Arm(name="8 prompts, steps 2 and 3", recipe="shapes/branch", options=two),
-        Arm(name="4 prompts", recipe="shapes/branch", options={"optimizer.lr": 5e-5}),
+        Arm(name="branch_long", recipe="shapes/branch_long", options=at_once),
+        Arm(name="branch_long, 200 iterations", recipe="shapes/branch_long", options=at_once, iterations=200),
+        Arm(name="8 prompts", recipe="shapes/branch", options={"batch.prompts": 8, **falling}),
+        Arm(name="4 prompts", recipe="shapes/branch", options={"batch.prompts": 4, **falling}),
+        Arm(name="branch, 300 iterations", recipe="shapes/branch", iterations=300),
     )
     suite = Suite(
         name="distance",
         title="How far a long run gets",
-        question="Methods stop at 40% of the way from the base to the ceiling. Is it the learning rate, whose noise stays as the signal gets weaker; is it "
-        "that only one step of six explores; or is it the number of prompts? And does a run that gets further stay on the manifold?",
+        question="Methods stop at 40% of the way from the base to the ceiling. Is it the noise of their steps, which stays as the signal gets weaker? A rate "
+        "that falls to zero and more prompts both lower it. And does a run that gets further stay on the manifold?",
         arms=arms,
-        baseline="4 prompts",
+        baseline="branch, 300 iterations",
         seeds=SEEDS,
         options={**MEASURED, "rewards": judged()},
         iterations=400,
-        points=(0, 100, 200, 300, 400),
+        points=(0, 45, 90, 135, 200, 300, 400),
         columns=COLUMNS,
-        notes="An iteration of 8 prompts costs twice the passes of one of 4. All arms explore step 2 alone where nothing else is said.",
+        notes="`branch_long` has 16 prompts; an iteration costs so many times the passes of one of 4. All rates but the baseline's fall from 7e-5 to zero.",
     )
-    brief = ("8 prompts, falling rate", "4 prompts")
-    return sized(suite, size, brief=brief, smoke=brief)
+    brief = ("branch_long", "branch_long, 200 iterations", "branch, 300 iterations")
+    return sized(suite, size, brief=brief, smoke=("branch_long", "branch, 300 iterations"))
