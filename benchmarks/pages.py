@@ -36,7 +36,20 @@ NAMES = re.compile(
 """Numbers that are names or conventions."""
 KEPT_CURVES = ("iteration", "reward/total", "reward/group_std", "gradient/kl_share", "kl/total", "optimizer/lr")
 """Training metrics that stay in committed rows."""
-KEPT_SCORES = ("total", "Overall", "VQ", "MQ", "TA", "drift", "flicker", "sharpness", "proxy", "clips")
+KEPT_SCORES = (
+    "total",
+    "Overall",
+    "VQ",
+    "MQ",
+    "TA",
+    "TA/shape",
+    "TA/size",
+    "drift",
+    "flicker",
+    "sharpness",
+    "proxy",
+    "clips",
+)
 """Scores that do."""
 
 
@@ -170,10 +183,12 @@ def leaderboard() -> dict[str, Any]:
     from sage_grpo.lab import store
     from sage_grpo.lab.leaderboard import board, ranked
 
-    boards = []
+    boards, seen = [], set[str]()
     for file in sorted(RESULTS.glob(f"*/{store.SUITE}")):
         suite, keys, _ = store.load_suite(file.parent)
-        boards.append(board(suite, list(store.latest(store.read_rows(file.parent / store.ROWS), keys).values())))
+        rows = list(store.latest(store.read_rows(file.parent / store.ROWS), keys).values())
+        boards.append(board(suite, [row for row in rows if row["key"] not in seen]))  # suites may share runs
+        seen |= {row["key"] for row in rows}
     entries = [entry for found in boards for entry in found["entries"]]
     return {"format": 1, "rules": board_rules(), "entries": ranked(entries)}
 

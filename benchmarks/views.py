@@ -156,7 +156,40 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
         return plain(found.base[key])
     if kind == "way":
         return percent(found.way)
-    return plus_minus(getattr(found, kind), signed=kind == "equal_difference")
+    return plus_minus(getattr(found, kind).get(key), signed=kind == "equal_difference")
+
+
+def by_seed(folder: Path, arm: str, column: str = "Overall", digits: str = "3") -> str:
+    """A column of every seed's end, in the order of the seeds."""
+    return ", ".join(f"{row['evaluations'][str(row['iterations'])][column]:.{digits}f}" for row in _runs(folder, arm))
+
+
+def seeds_beyond(folder: Path, arm: str, column: str = "Overall", share: str = "", below_base: str = "") -> str:
+    """In how many seeds a run ended beyond a share of the way to the ceiling, or (below_base=yes) below where it began."""
+    key = next(one for one in _summary(folder).suite.columns if one.key == column)
+    found = []
+    for row in _runs(folder, arm):
+        base, last = row["evaluations"]["0"][column], row["evaluations"][str(row["iterations"])][column]
+        found.append(last < base if below_base else last >= base + float(share) * (key.ceiling - base))
+    return f"{sum(found)} of {len(found)}"
+
+
+def told(folder: Path, arm: str, finding: str) -> str:
+    """Where a run's sentinel first said something: seed and iteration, of every run that it did."""
+    firsts = [
+        (row["seed"], [n for n, name, _ in row.get("sentinel", []) if name == finding]) for row in _runs(folder, arm)
+    ]
+    return ", ".join(f"seed {seed} after {known[0]} iterations" for seed, known in firsts if known) or "no run"
+
+
+def _runs(folder: Path, arm: str) -> list[dict[str, Any]]:
+    """The finished rows of an arm, by seed."""
+    from sage_grpo.lab import store
+    from sage_grpo.lab.summary import reached
+
+    _, keys, _ = store.load_suite(folder)
+    rows = store.latest(store.read_rows(folder / store.ROWS), keys).values()
+    return sorted((row for row in rows if row["arm"] == arm and reached(row)), key=lambda row: row["seed"])
 
 
 def steps(folder: Path, arms: str) -> str:
@@ -268,6 +301,21 @@ VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(methods, method_score, method_way, base_score, demo, demo_run, number, peaks, iteration, iteration_speed),
-        *(scores, differences, value, steps, made, leaderboard, timed, logged, logged_value, where, where_value),
+        *(
+            scores,
+            differences,
+            value,
+            by_seed,
+            seeds_beyond,
+            told,
+            steps,
+            made,
+            leaderboard,
+            timed,
+            logged,
+            logged_value,
+            where,
+            where_value,
+        ),
     )
 }

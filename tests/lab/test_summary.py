@@ -72,14 +72,12 @@ def test_scores_at_equal_passes_lie_on_the_curve() -> None:
     summary = summarize(suite(), ROWS)
     a, b, c = summary.arms.values()
     assert summary.budget == 20
-    assert a.equal is not None
-    assert b.equal is not None
-    assert c.equal is not None
-    assert a.equal.mean == pytest.approx((1.2 + 1.3) / 2)
-    assert b.equal.mean == pytest.approx((1.5 + 1.9) / 2)
-    assert c.equal.mean == pytest.approx(5.0)  # half of the way from 1 to 9
-    assert b.equal_difference is not None
-    assert b.equal_difference.mean == pytest.approx((0.3 + 0.6) / 2)
+    assert a.equal["total"].mean == pytest.approx((1.2 + 1.3) / 2)
+    assert b.equal["total"].mean == pytest.approx((1.5 + 1.9) / 2)
+    assert c.equal["total"].mean == pytest.approx(5.0)  # half of the way from 1 to 9
+    assert b.equal_difference["total"].mean == pytest.approx((0.3 + 0.6) / 2)
+    assert b.equal_difference["drift"].mean == pytest.approx((0.03 + 0.06) / 2)
+    assert a.equal_difference == {}
     assert at_passes(ROWS[0], "total", 10) == pytest.approx(1.1)
     assert at_passes(ROWS[0], "total", 41) is None
 
@@ -114,7 +112,7 @@ def test_the_report_has_tables_figures_settings_faults_and_machine(tmp_path: Pat
     text = (tmp_path / "report.md").read_text()
     assert "| a | 2 | 4 | 1.500 ± 1.271 | 0.150 ± 0.127 | 50% ± 127% | 1.250 ± 0.635 | 40 | 8 |" in text
     assert "| base |  | 0 | 1.000 | 0.100 | 0% |  | 0 | 0 |" in text
-    assert "| b | 2 | +0.200 ± 1.271 | +0.020 ± 0.127 | 0.295 | +0.450 ± 1.906 |" in text
+    assert "| b | 2 | +0.200 ± 1.271 | +0.020 ± 0.127 | 0.295 | +0.450 ± 1.906 | +0.045 ± 0.191 |" in text
     assert "| c | 1 (1 diverged) |" in text
     assert "- c, seed 2: diverged. why" in text
     for part in ("the command", "Q?", "`optimizer.lr` 0.001", "device a machine", "torch 2", "commit: abc"):

@@ -57,6 +57,13 @@ MUTANTS = (
         (f"{SUMMARY}test_scores_at_equal_passes_lie_on_the_curve",),
     ),
     Mutant(
+        "what drift is at equal passes is taken from the end",
+        "lab/summary.py",
+        "gaps = {key: paired_interval(own, _at_budget(baseline, key, budget)) for key, own in equal.items()}",
+        "gaps = {key: paired_interval(own, _column(baseline, key)) for key, own in equal.items()}",
+        (f"{SUMMARY}test_scores_at_equal_passes_lie_on_the_curve",),
+    ),
+    Mutant(
         "a fault after the end hides a finished run",
         "lab/store.py",
         'or row["status"] in FINISHED or known["status"] not in FINISHED)',

@@ -11,6 +11,7 @@ from typing import Any
 
 from sage_grpo.configure import ConfigError, parse
 from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.leaderboard import EVALUATION
 from sage_grpo.lab.store import FORMAT
 from sage_grpo.train.config import EvalConfig, TrainConfig
 from sage_grpo.train.folder.identity import differences, plain
@@ -55,7 +56,7 @@ class Job:
     """Digest of everything that decides what it computes."""
     config: TrainConfig
     settings: dict[str, Any]
-    """What differs from the recipe."""
+    """What differs from the recipe, and how it is evaluated."""
     points: tuple[int, ...]
     """Iterations that are evaluated."""
     kind: str
@@ -111,13 +112,15 @@ def _word(value: Any) -> str:
 def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job:
     points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
     changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
+    # What the benchmark's rules ask for is told also where it is the recipe's own.
+    rules = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in EVALUATION}
     return Job(
         arm=arm.name,
         recipe=arm.recipe,
         seed=config.seed,
         key=key_of(config, points, suite.kind),
         config=config,
-        settings={key: value for key, value in changed.items() if key not in ("seed", "out", *MINIATURE)},
+        settings={key: value for key, value in {**changed, **rules}.items() if key not in ("seed", "out", *MINIATURE)},
         points=points,
         kind=suite.kind,
     )

@@ -40,7 +40,7 @@ def tables(summary: Summary) -> str:
 def _scores(summary: Summary) -> list[str]:
     suite, first = summary.suite, summary.suite.columns[0]
     has_way = any(arm.way is not None for arm in summary.arms.values())
-    has_equal = any(arm.equal is not None for arm in summary.arms.values())
+    has_equal = any(arm.equal for arm in summary.arms.values())
     heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns)]
     heads += (
         ["way to the ceiling"] * has_way
@@ -53,7 +53,7 @@ def _scores(summary: Summary) -> list[str]:
         lines.append("| " + " | ".join([*cells, *["0%"] * has_way, *[""] * has_equal, "0", "0"]) + " |")
     for arm in summary.arms.values():
         cells = [arm.name, _seeds(arm), str(arm.iterations), *(plus_minus(arm.final[c.key]) for c in suite.columns)]
-        cells += [percent(arm.way)] * has_way + [plus_minus(arm.equal)] * has_equal
+        cells += [percent(arm.way)] * has_way + [plus_minus(arm.equal.get(first.key))] * has_equal
         cells += [_whole(arm.passes), _whole(arm.updates)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -64,19 +64,21 @@ def _differences(summary: Summary) -> list[str]:
     rows = [arm for arm in summary.arms.values() if arm.difference]
     if not rows:
         return []
-    has_equal = any(arm.equal_difference is not None for arm in rows)
+    # A score that is bought with drift is no gain: both, where all have cost the same.
+    at_equal = [c for c in suite.columns if c.key in (first.key, "drift") and any(arm.equal_difference for arm in rows)]
     heads = [
         f"minus {suite.baseline}",
         "pairs",
         *(column.title for column in suite.columns),
         f"p ({first.title}, Holm)",
     ]
-    heads += [f"{first.title} at equal passes"] * has_equal
+    heads += [f"{column.title} at equal passes" for column in at_equal]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for arm in rows:
         cells = [arm.name, str(arm.difference[first.key].count if first.key in arm.difference else 0)]
         cells += [plus_minus(arm.difference.get(column.key), signed=True) for column in suite.columns]
-        cells += [_p(summary.adjusted.get(arm.name))] + [plus_minus(arm.equal_difference, signed=True)] * has_equal
+        cells += [_p(summary.adjusted.get(arm.name))]
+        cells += [plus_minus(arm.equal_difference.get(column.key), signed=True) for column in at_equal]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -108,9 +110,9 @@ def numbers(summary: Summary) -> dict[str, Any]:
             "base": arm.base,
             "final": {key: plain(value) for key, value in arm.final.items()},
             "way": plain(arm.way),
-            "equal_passes": plain(arm.equal),
+            "equal_passes": {key: plain(value) for key, value in arm.equal.items()},
             "difference": {key: plain(value) for key, value in arm.difference.items()},
-            "equal_passes_difference": plain(arm.equal_difference),
+            "equal_passes_difference": {key: plain(value) for key, value in arm.equal_difference.items()},
             "p_holm": _finite(summary.adjusted.get(name)),
             "passes": _finite(arm.passes),
             "updates": _finite(arm.updates),

@@ -29,12 +29,12 @@ class ArmSummary:
     """Columns after the last iteration, over the seeds that got there."""
     way: Interval | None
     """Share of the way from base to ceiling, in the first column."""
-    equal: Interval | None
-    """The first column where as many network passes were made as the cheapest arm makes in all."""
+    equal: dict[str, Interval]
+    """Columns where as many network passes were made as the cheapest arm makes in all."""
     difference: dict[str, Paired]
     """Final columns minus the baseline's."""
-    equal_difference: Paired | None
-    """The first column minus the baseline's, at equal passes."""
+    equal_difference: dict[str, Paired]
+    """Columns minus the baseline's, at equal passes."""
     passes: float
     """Samples through the network in a whole run, mean over seeds."""
     updates: float
@@ -95,8 +95,8 @@ def _arm(
     first, is_baseline = suite.columns[0], name == suite.baseline
     keys = [column.key for column in suite.columns]
     finals = {key: _column(ended, key) for key in keys}
-    equal = {seed: at_passes(row, first.key, budget) for seed, row in ended.items()}
-    theirs = {seed: at_passes(row, first.key, budget) for seed, row in baseline.items()}
+    equal = {} if math.isnan(budget) else {key: _at_budget(ended, key, budget) for key in keys}
+    gaps = {key: paired_interval(own, _at_budget(baseline, key, budget)) for key, own in equal.items()}
     differences = {key: paired_interval(finals[key], _column(baseline, key)) for key in keys}
     points = sorted({int(point) for row in ended.values() for point in row["evaluations"]})
     bases = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
@@ -107,11 +107,9 @@ def _arm(
         base={key: _mean(known) for key, values in bases.items() if (known := _known(values))},
         final={key: mean_interval(list(values.values())) for key, values in finals.items()},
         way=_way(first, ended),
-        equal=None if math.isnan(budget) else mean_interval(_known(equal.values())),
+        equal={key: mean_interval(list(values.values())) for key, values in equal.items()},
         difference={} if is_baseline else {key: gap for key, gap in differences.items() if gap.count},
-        equal_difference=None
-        if is_baseline or math.isnan(budget)
-        else paired_interval(_present(equal), _present(theirs)),
+        equal_difference={} if is_baseline else gaps,
         passes=_mean([cost(row) for row in ended.values()]),
         updates=_mean([row["updates"] for row in ended.values()]),
         seconds={
@@ -165,6 +163,11 @@ def at_passes(row: Row, key: str, budget: float) -> float | None:
         if low <= budget <= high:
             return before + (after - before) * (budget - low) / (high - low)
     return found[-1][1] if found and math.isclose(found[-1][0], budget, rel_tol=1e-9) else None
+
+
+def _at_budget(runs: Mapping[int, Row], key: str, budget: float) -> dict[int, float]:
+    """A column of every seed where it had made so many passes."""
+    return _present({seed: at_passes(row, key, budget) for seed, row in runs.items()})
 
 
 def _steps(runs: Mapping[int, Row]) -> dict[int, dict[str, float]]:

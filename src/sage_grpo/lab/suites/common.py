@@ -44,11 +44,11 @@ TINY: Mapping[str, Any] = {
     "evaluate.prompts": 2,
     "evaluate.steps": 2,
 }
-PER_ITERATION, PER_EVALUATION, PER_RUN = 0.1, 0.25, 0.2
-"""Seconds of one H200 that an iteration of sage, an evaluation and a start take when 16 processes share it
-(benchmarks/results/methods_h200.jsonl)."""
-BRANCH_SHARE = 0.58
-"""What an iteration of branch takes of that."""
+PER_ITERATION, PER_EVALUATION, PER_RUN = 0.044, 0.05, 0.2
+"""Seconds of one H200 that an iteration of sage, an evaluation and a start take when 16 processes share it (`seconds` of the rows in
+docs/results/table2 and docs/results/distance, over 16)."""
+SHARES: Mapping[str, float] = {"branch": 0.55, "branch_long": 0.75, "nft": 2.7, "awm": 2.7}
+"""What an iteration of other methods takes of that."""
 
 
 def judged(weights: Mapping[str, float] = SETTING_B) -> list[Mapping[str, Any]]:
@@ -67,7 +67,7 @@ def expected_seconds(suite: Suite) -> float:
     total = 0.0
     for arm in suite.arms:
         iterations = arm.iterations or suite.iterations or 45
-        rate = PER_ITERATION * (BRANCH_SHARE if arm.recipe.endswith("/branch") else 1.0)
+        rate = PER_ITERATION * SHARES.get(arm.recipe.partition("/")[2], 1.0)
         evaluations = 0 if suite.kind == "rollout" else len({iterations, *(suite.points or ())} - {0})
         total += len(suite.seeds) * (PER_RUN + iterations * rate + evaluations * PER_EVALUATION)
     return total
