@@ -121,3 +121,76 @@ def test_a_run_knows_what_it_is_trained_on(make_config) -> None:
     config = make_config(rewards=[judge, RewardSpec(name="video_stats", metric_only=True, weights={"sharpness": 1.0})])
     sentinel = sentinel_of(config, CompositeReward(config.rewards), clip=0.01)
     assert sentinel.parts.weights == WEIGHTS
+
+
+def evaluation(means: dict[str, float], draw: random.Random, *, noise: float = 0.1) -> dict[str, list[float]]:
+    """Scores of 128 held-out prompts: each has a level of its own, the same at every evaluation, and some noise. The total is as it was."""
+    levels = random.Random(7)
+    prompts = [levels.gauss(0, 0.1) for _ in range(128)]
+    parts = {name: [mean + own + draw.gauss(0, noise) for own in prompts] for name, mean in means.items()}
+    return {"total": prompts, **parts}
+
+
+def evaluations(
+    sentinel: Sentinel, *means: dict[str, float], seed: int = 0, first: int = 0, noise: float = 0.1
+) -> list[Finding]:
+    """What a sentinel says of evaluations, ten iterations apart."""
+    draw = random.Random(seed)
+    return [
+        finding
+        for number, one in enumerate(means, first)
+        for finding in sentinel.evaluated(10 * number, evaluation(one, draw, noise=noise))
+    ]
+
+
+def judged_by(*names: str) -> Sentinel:
+    return Sentinel(SentinelConfig(), clips=48, clip=0.01, trained=dict.fromkeys(names, 1.0))
+
+
+def test_a_part_below_the_base_is_told_at_the_first_evaluation_after_it() -> None:
+    """Before there is a window of iterations to compare with: what is lost in the first ones."""
+    base, lost = {"TA": 0.7, "TA/size": 0.8, "VQ": 0.7}, {"TA": 0.75, "TA/size": 0.66, "VQ": 0.8}
+    sentinel = judged_by("TA", "VQ")
+    assert not evaluations(sentinel, base)
+    assert sentinel.sound
+    (told,) = evaluations(sentinel, lost, seed=1, first=1)
+    assert (told.name, told.iteration, told.act) == ("held_out_part_fell", 10, False)
+    assert "TA/size is 0.1" in told.text
+    assert "VQ" not in told.text
+    assert not sentinel.sound, "weights that lost a part are none to go back to"
+    (again,) = evaluations(sentinel, lost, seed=2, first=2)
+    assert again.act
+
+
+def test_a_held_out_part_is_compared_with_its_best_evaluation() -> None:
+    points = [{"a": level, "b": 0.5} for level in (0.5, 0.7, 0.9, 0.75)]
+    assert [finding.iteration for finding in evaluations(judged_by("a", "b"), *points)] == [30]
+    assert not evaluations(judged_by("a"), *[{"a": point["a"]} for point in points]), "one part is the total"
+    falling = Sentinel(SentinelConfig(), clips=48, clip=0.01, trained={"a": -1.0, "b": 1.0})
+    assert [finding.iteration for finding in evaluations(falling, *points)] == [10, 20, 30], "what shall fall rose"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scatter_of_held_out_parts_is_no_loss(seed: int) -> None:
+    names = [f"part{number}" for number in range(9)]
+    points = [dict.fromkeys(names, 0.5)] * 16
+    assert not evaluations(judged_by(*names), *points, seed=seed, noise=0.3)
+
+
+def test_clips_of_a_prompt_are_one_observation() -> None:
+    """Four copies of every clip prove no more than one."""
+    draw = random.Random(3)
+    one = [evaluation({"a": level, "b": 0.5}, draw, noise=0.2) for level in (0.5, 0.44)]
+    four = [{name: [value for value in column for _ in range(4)] for name, column in scores.items()} for scores in one]
+    for scores, per_prompt in ((one, 1), (four, 4)):
+        sentinel = judged_by("a", "b")
+        assert not [f for number, now in enumerate(scores) for f in sentinel.evaluated(number, now, per_prompt)]
+
+
+def test_what_was_evaluated_is_in_a_checkpoint() -> None:
+    first = judged_by("a", "b")
+    evaluations(first, {"a": 0.5, "b": 0.5}, {"a": 0.9, "b": 0.5})
+    second = judged_by("a", "b")
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    assert [f.name for f in evaluations(second, {"a": 0.7, "b": 0.5}, first=2)] == ["held_out_part_fell"]

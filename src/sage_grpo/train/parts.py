@@ -11,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any
 
+from sage_grpo.train.paired import Column, Scores, by_prompt, change, finite
 from sage_grpo.train.signs import Row, values
 
 FALLEN = 5.0
 """Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this told every part that was
 lost and none that was not; with 4 it also told one that came back."""
+FELL = 4.0
+"""The same for held-out clips, where differences are taken prompt by prompt: the base was looked at too, so that also what is lost within
+the first iterations, before there is a window to compare with, is told."""
 
 
 class RewardParts:
@@ -24,6 +28,8 @@ class RewardParts:
     def __init__(self, weights: Mapping[str, float], window: int) -> None:
         self.weights, self.window = {part: weight for part, weight in weights.items() if weight}, window
         self.best: dict[str, tuple[float, float]] = {}
+        self.held_out: dict[str, Column] = {}
+        """Of every part the scores by prompt of its best evaluation, with the sign of its weight."""
         self.rows = 0
         """Rows so far."""
 
@@ -51,6 +57,22 @@ class RewardParts:
                 self.best[name] = now, doubt
         return "; ".join(fallen)
 
+    def look_held_out(self, scores: Scores, per_prompt: int) -> str:
+        """Take in an evaluation, so many clips of each prompt side by side; says which part is far below its best, or nothing."""
+        fallen = []
+        names = [name for name in scores if self._weight(f"reward/{name}")]
+        for name in names if len(names) > 1 else []:
+            sign = math.copysign(1.0, self._weight(f"reward/{name}"))
+            now = [None if value is None else sign * value for value in by_prompt(scores[name], per_prompt)]
+            best = self.held_out.get(name)
+            if best is not None and (lost := change(now, best)).surely(FELL):
+                fallen.append(
+                    f"{name} is {lost.by:.3g} +- {lost.stderr:.2g} below its best, {sign * fmean(finite(best)):.3g}"
+                )
+            if finite(now) and (best is None or change(best, now).by > 0):
+                self.held_out[name] = now
+        return "; ".join(fallen)
+
     def _weight(self, name: str) -> float:
         """The weight of the part that a figure is, or is a part of; 0 where it is none."""
         if not name.startswith("reward/"):
@@ -62,9 +84,14 @@ class RewardParts:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; JSON."""
-        return {"best": {name: list(best) for name, best in self.best.items()}, "rows": self.rows}
+        return {
+            "best": {name: list(best) for name, best in self.best.items()},
+            "rows": self.rows,
+            "held_out": {name: list(column) for name, column in self.held_out.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; a checkpoint from before there was this has none."""
         self.best = {name: (mean, doubt) for name, (mean, doubt) in state.get("best", {}).items()}
         self.rows = int(state.get("rows", 0))
+        self.held_out = dict(state.get("held_out", {}))

@@ -23,7 +23,7 @@ WATCHED = (
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """What is remembered of a row."""
-EVALUATED = ("held_out_fell", "decoupled", "hacking", "video_drift")
+EVALUATED = ("held_out_fell", "held_out_part_fell", "decoupled", "hacking", "video_drift")
 """What is looked for at evaluations, not in every row."""
 AT_ONCE = ("not_finite",)
 """What needs no second look."""
@@ -132,6 +132,14 @@ class Sentinel:
             "does not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
         )
 
+    def _part_fell(self, scores: Scores, per_prompt: int) -> str:
+        """The same on held-out clips, where the base is what the first look compares with."""
+        fallen = self.parts.look_held_out(scores, per_prompt)
+        return fallen and (
+            f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
+            "and does not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
+        )
+
     def _parted(self, title: str) -> str:
         """A witness that preferred the same clips of a group as the total, and no longer does."""
         half = len(self.recent) // 2
@@ -173,6 +181,7 @@ class Sentinel:
         total = series["total"]
         texts = {
             "held_out_fell": self._fell(total),
+            "held_out_part_fell": self._part_fell(scores, per_prompt),
             "decoupled": "",
             "hacking": "",
             "video_drift": self._drifted(scores, total),
