@@ -352,6 +352,11 @@ class TrainConfig:
                 f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "
                 f"use at most {self.iterations - 1}."
             )
+        late = [number for number in self.evaluate.early if number > self.iterations]
+        if late:
+            raise ValueError(
+                f"evaluate.early {late[0]} is never reached: the run has {self.iterations} iterations. Leave it out, or raise iterations."
+            )
         if not self.model.train:
             raise ValueError("model.train must be true in a run, which would train nothing: leave it out.")
         if not any(reward.counts for reward in self.rewards):
