@@ -13,7 +13,6 @@ as a marked place.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import re
 import shlex
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import pictures
 from views import VIEWS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +104,7 @@ def problems() -> list[str]:
         found.append(
             "docs/results/leaderboard.json is not what the rows in docs/results give; run benchmarks/pages.py keep FOLDER"
         )
+    found += [f"{file.relative_to(ROOT)}: other rows; run benchmarks/pages.py" for file in pictures.stale()]
     for file in pages():
         text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
         if refreshed(text) != text:
@@ -116,10 +117,8 @@ def problems() -> list[str]:
 def keep(folder: Path) -> Path:
     """Take a comparison into docs/results/NAME: its rows without what no table shows, its figures, and a page to write on if there is none."""
     from sage_grpo.lab import store
-    from sage_grpo.lab.report import render
 
     suite, keys, command = store.load_suite(folder)
-    render(folder)
     target = RESULTS / suite.name
     target.mkdir(parents=True, exist_ok=True)
     rows = sorted(
@@ -134,25 +133,15 @@ def keep(folder: Path) -> Path:
     store.save_suite(
         target, suite, [row["key"] for row in rows], re.sub(r"(--out[= ])\S+", rf"\1runs/{suite.name}", command)
     )
-    for picture in folder.glob("*.png"):
-        store.write(target / picture.name, small(picture))
+    drawn = pictures.draw_suite(target)
     (RESULTS / "leaderboard.json").write_text(json.dumps(leaderboard(), indent=1) + "\n", encoding="utf-8")
     page = RESULTS / f"{suite.name}.md"
     if not page.is_file():
-        store.write(page, skeleton(suite.name, suite.title, suite.question, sorted(target.glob("*.png"))).encode())
+        store.write(page, skeleton(suite.name, suite.title, suite.question, sorted(drawn)).encode())
     print(
         f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write {page.relative_to(ROOT)}"
     )
     return target
-
-
-def small(picture: Path) -> bytes:
-    """A figure in 64 colours, a quarter of the bytes."""
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.open(picture).convert("RGB").quantize(64).save(stream, format="PNG", optimize=True)
-    return stream.getvalue()
 
 
 def compact(row: dict[str, Any], *, settings: bool) -> dict[str, Any]:
@@ -244,6 +233,7 @@ def main() -> int:
     elif options.words:
         parser.error("the only word is: keep FOLDER")
     if not options.check:
+        pictures.redraw()
         for file in pages():
             text = file.read_text(encoding="utf-8")
             if (new := refreshed(text)) != text:

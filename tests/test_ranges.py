@@ -131,7 +131,10 @@ def test_every_number_has_a_range_that_is_checked(part: type, name: str, hint: A
         (["--rewards", '[{"name": "shapes", "weights": {"TA": 0, "MQ": 0}}]'], "rewards: none of them counts"),
         (["--rewards", '[{"name": "shapes", "metric_only": true}]'], "rewards: none of them counts"),
         (["--rewards", "[]"], "rewards: none of them counts"),
-        (["--iterations", "4", "--evaluate.early", "[2, 9]"], "evaluate.early 9 is never reached: the run has 4 iterations"),
+        (
+            ["--iterations", "4", "--evaluate.early", "[2, 9]"],
+            "evaluate.early 9 is never reached: the run has 4 iterations",
+        ),
         (["--rewards", '[{"name": "clip", "standardize": {"clip": [0, 0]}}]'], "standardize.clip must be [mean, std]"),
     ],
 )

@@ -222,10 +222,24 @@ MUTANTS = (
         (f"{PARTS}test_clips_of_a_prompt_are_one_observation",),
     ),
     Mutant(
+        "a part that is low once and then is not counts as low twice",
+        "train/parts.py",
+        "        self.low = low\n",
+        "        self.low += low\n",
+        (f"{PARTS}test_what_is_not_sure_at_once_is_told_at_the_second_evaluation",),
+    ),
+    Mutant(
+        "weights that have begun to lose a part are good ones",
+        "train/sentinel.py",
+        "self.falling = self.parts.falling or any(",
+        "self.falling = any(",
+        (f"{PARTS}test_what_is_not_sure_at_once_is_told_at_the_second_evaluation",),
+    ),
+    Mutant(
         "held-out parts are not in a checkpoint",
         "train/parts.py",
-        'self.held_out = dict(state.get("held_out", {}))',
-        "self.held_out = {}",
+        'self.held_out, self.low = dict(state.get("held_out", {})), list(state.get("low", []))',
+        "self.held_out, self.low = {}, []",
         (f"{PARTS}test_what_was_evaluated_is_in_a_checkpoint",),
     ),
     Mutant(

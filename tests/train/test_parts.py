@@ -11,6 +11,7 @@ from watching import RESULTS, healthy_row
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import SentinelConfig
+from sage_grpo.train.paired import change
 from sage_grpo.train.parts import RewardParts
 from sage_grpo.train.sentinel import Finding, Sentinel
 from sage_grpo.train.watch import sentinel_of
@@ -168,6 +169,28 @@ def test_a_held_out_part_is_compared_with_its_best_evaluation() -> None:
     assert not evaluations(judged_by("a"), *[{"a": point["a"]} for point in points]), "one part is the total"
     falling = Sentinel(SentinelConfig(), clips=48, clip=0.01, trained={"a": -1.0, "b": 1.0})
     assert [finding.iteration for finding in evaluations(falling, *points)] == [10, 20, 30], "what shall fall rose"
+
+
+def test_what_is_not_sure_at_once_is_told_at_the_second_evaluation() -> None:
+    """3.7 standard errors: too many for weights to go back to, too few to speak of once."""
+    base = {"a": 0.5, "b": 0.5}
+    draw = random.Random(0)
+    first, later = evaluation(base, draw), evaluation(base, draw)
+    stderr = change(later["a"], first["a"]).stderr
+    shift = 3.7 * stderr - change(later["a"], first["a"]).by
+    later["a"] = [value - shift for value in later["a"]]
+    sentinel = judged_by("a", "b")
+    assert not sentinel.evaluated(0, first)
+    assert not sentinel.evaluated(10, later)
+    assert not sentinel.sound
+    second = judged_by("a", "b")
+    second.load_state_dict(json.loads(json.dumps(sentinel.state_dict())))
+    (told,) = second.evaluated(20, later)
+    assert told.name == "held_out_part_fell"
+    back = judged_by("a", "b")
+    back.load_state_dict(json.loads(json.dumps(sentinel.state_dict())))
+    assert not back.evaluated(20, first)
+    assert not back.evaluated(30, later), "two in a row, not two in all"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -17,9 +17,11 @@ from sage_grpo.train.signs import Row, values
 FALLEN = 5.0
 """Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this told every part that was
 lost and none that was not; with 4 it also told one that came back."""
-FELL = 4.0
-"""The same for held-out clips, where differences are taken prompt by prompt: the base was looked at too, so that also what is lost within
-the first iterations, before there is a window to compare with, is told."""
+FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 3.0
+"""The same for held-out prompts: at once, at two evaluations in a row, and so that weights are none to go back to. The base is evaluated
+too, so that also what is lost within the first iterations, before there is a window to compare with, is told. An attribute is all or
+nothing for most prompts: a loss of a quarter of 128 is four standard errors. With nine parts that only scatter, one of 30 runs with 16
+evaluations is told something, and none acts; at 3.25 at once it would be two of five."""
 
 
 class RewardParts:
@@ -30,6 +32,10 @@ class RewardParts:
         self.best: dict[str, tuple[float, float]] = {}
         self.held_out: dict[str, Column] = {}
         """Of every part the scores by prompt of its best evaluation, with the sign of its weight."""
+        self.low: list[str] = []
+        """Parts that were low at the last evaluation."""
+        self.falling = False
+        """Whether one had begun to fall."""
         self.rows = 0
         """Rows so far."""
 
@@ -59,18 +65,22 @@ class RewardParts:
 
     def look_held_out(self, scores: Scores, per_prompt: int) -> str:
         """Take in an evaluation, so many clips of each prompt side by side; says which part is far below its best, or nothing."""
-        fallen = []
         names = [name for name in scores if self._weight(f"reward/{name}")]
+        fallen, low, self.falling = [], [], False
         for name in names if len(names) > 1 else []:
             sign = math.copysign(1.0, self._weight(f"reward/{name}"))
             now = [None if value is None else sign * value for value in by_prompt(scores[name], per_prompt)]
             best = self.held_out.get(name)
-            if best is not None and (lost := change(now, best)).surely(FELL):
-                fallen.append(
-                    f"{name} is {lost.by:.3g} +- {lost.stderr:.2g} below its best, {sign * fmean(finite(best)):.3g}"
-                )
+            if best is not None:
+                lost = change(now, best)
+                self.falling |= lost.surely(NEARLY)
+                low += [name] * lost.surely(FELL_TWICE)
+                if lost.surely(FELL) or (name in low and name in self.low):
+                    was = sign * fmean(finite(best))
+                    fallen.append(f"{name} is {lost.by:.3g} +- {lost.stderr:.2g} below its best, {was:.3g}")
             if finite(now) and (best is None or change(best, now).by > 0):
                 self.held_out[name] = now
+        self.low = low
         return "; ".join(fallen)
 
     def _weight(self, name: str) -> float:
@@ -88,10 +98,11 @@ class RewardParts:
             "best": {name: list(best) for name, best in self.best.items()},
             "rows": self.rows,
             "held_out": {name: list(column) for name, column in self.held_out.items()},
+            "low": list(self.low),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; a checkpoint from before there was this has none."""
         self.best = {name: (mean, doubt) for name, (mean, doubt) in state.get("best", {}).items()}
         self.rows = int(state.get("rows", 0))
-        self.held_out = dict(state.get("held_out", {}))
+        self.held_out, self.low = dict(state.get("held_out", {})), list(state.get("low", []))

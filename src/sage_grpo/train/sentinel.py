@@ -190,7 +190,7 @@ class Sentinel:
             texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
             texts["hacking"] = texts["hacking"] or self._hacked(title, series[title], total)
         best = {title: self.held_out[title]["best"] for title in series if title in self.held_out}
-        self.falling = any(
+        self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
         )
         for title, now in series.items():

@@ -1,0 +1,124 @@
+"""Figures of docs/results and README.md from committed rows. Each has the digest of its rows in it, so that one that is stale is found (`pages.py --check`)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from views import _summary as summary_of
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+STAMP = "rows"
+"""Field of a PNG with the digest."""
+EVIDENCE = ROOT / "docs" / "images" / "evidence.png"
+PANELS = (
+    ("methods", "passes", "Eight seeds each, equal learning rates", ("branch", "mix_grpo", "sage", "flow_grpo", "cps")),
+    ("heat", "iterations", "Four times too hot, with a target KL", ("target_kl 2e-04", "none 5e-05", "none 2e-04")),
+    ("distance", "iterations", "How far a long run gets", ("branch_long", "branch, 300 iterations")),
+)
+"""Of README's figure: suite, what is below, title, arms."""
+
+
+def digest(folders: Sequence[Path]) -> str:
+    """Of rows and of what was asked for."""
+    content = b"".join((folder / name).read_bytes() for folder in folders for name in ("runs.jsonl", "suite.json"))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def draw_suite(folder: Path) -> list[Path]:
+    """The figures of a comparison in docs/results, from the rows beside them."""
+    from sage_grpo.lab.figures import draw
+
+    summary_of.cache_clear()
+    with tempfile.TemporaryDirectory() as place:
+        drawn = [(path.name, path.read_bytes()) for path in draw(summary_of(folder), Path(place))]
+    files = []
+    for name, content in drawn:
+        files.append(folder / name)
+        files[-1].write_bytes(stamped(content, digest([folder])))
+    return files
+
+
+def draw_evidence() -> Path:
+    """README's figure: what learns most, what holds a hot run, how far a long run gets."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(13, 3.6), layout="constrained")
+    for axis, (name, below, title, arms) in zip(axes, PANELS):
+        summary = summary_of(RESULTS / name)
+        _panel(axis, [summary.arms[arm] for arm in arms], below)
+        first = summary.suite.columns[0]
+        axis.axhline(next(iter(summary.arms.values())).base[first.key], color="#999999", lw=0.9, ls=":")
+        if name == "distance":
+            axis.axhline(first.ceiling, color="#999999", lw=0.9, ls=":")
+            axis.text(0, first.ceiling, "clean clips after the VAE", va="bottom", fontsize=8, color="#666666")
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("thousands of network passes" if below == "passes" else "iterations")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25, lw=0.6)
+        axis.legend(frameon=False, fontsize=8, loc="lower right" if name != "heat" else "center right")
+    axes[0].set_ylabel("Overall on held-out prompts")
+    stream = io.BytesIO()
+    figure.savefig(stream, dpi=110)
+    pyplot.close(figure)
+    EVIDENCE.write_bytes(stamped(stream.getvalue(), digest([RESULTS / name for name, *_ in PANELS])))
+    return EVIDENCE
+
+
+def _panel(axis: Any, arms: Sequence[Any], below: str) -> None:
+    from sage_grpo.lab.figures import COLOURS
+
+    for arm, colour in zip(arms, COLOURS):
+        curve = arm.curves["Overall"]
+        points = sorted(curve)
+        x = [arm.passes_at[p] / 1000 for p in points] if below == "passes" else points
+        mean, half = [curve[p].mean for p in points], [curve[p].half for p in points]
+        axis.plot(x, mean, color=colour, lw=1.6, label=arm.name)
+        axis.fill_between(x, [m - h for m, h in zip(mean, half)], [m + h for m, h in zip(mean, half)], color=colour, alpha=0.15, lw=0)  # fmt: skip
+
+
+def stamped(picture: bytes, mark: str) -> bytes:
+    """A figure in 256 colours, a third of the bytes, with a digest in it."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    fields, stream = PngInfo(), io.BytesIO()
+    fields.add_text(STAMP, mark)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(
+        stream, format="PNG", optimize=True, pnginfo=fields
+    )
+    return stream.getvalue()
+
+
+def suites() -> list[Path]:
+    """Every comparison in docs/results."""
+    return sorted(file.parent for file in RESULTS.glob("*/suite.json"))
+
+
+def stale() -> Iterator[Path]:
+    """Figures that are not of the rows that are there now."""
+    from PIL import Image
+
+    wanted = {file: digest([folder]) for folder in suites() for file in folder.glob("*.png")}
+    wanted[EVIDENCE] = digest([RESULTS / name for name, *_ in PANELS])
+    for file, mark in wanted.items():
+        if not file.is_file() or Image.open(file).text.get(STAMP) != mark:  # type: ignore[attr-defined]
+            yield file
+
+
+def redraw() -> None:
+    """Draw what is stale."""
+    folders = {file.parent for file in stale()}
+    for folder in suites():
+        if folder in folders:
+            draw_suite(folder)
+    if EVIDENCE.parent in folders:
+        draw_evidence()
