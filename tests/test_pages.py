@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import pages  # noqa: E402
+import pictures  # noqa: E402
 import views  # noqa: E402
 
 
@@ -54,6 +55,13 @@ def test_committed_data_is_small_and_says_how_it_was_made() -> None:
     listed = (ROOT / "benchmarks/results/README.md").read_text()
     for file in (ROOT / "benchmarks/results").glob("*.json*"):
         assert f"`{file.name}`" in listed, f"benchmarks/results/README.md does not say how {file.name} was made"
+
+
+def test_a_figure_of_other_rows_is_found(monkeypatch) -> None:
+    assert list(pictures.stale()) == []
+    monkeypatch.setattr(pictures, "digest", lambda folders: "other")
+    assert pictures.EVIDENCE in pictures.stale()
+    assert ROOT / "docs/results/heat/curves.png" in pictures.stale()
 
 
 def test_every_figure_has_a_source() -> None:

@@ -266,8 +266,8 @@ MUTANTS = (
     Mutant(
         "a continued run forgets when it last looked for a best",
         "train/parts.py",
-        '"rows": self.rows}',
-        '"rows": 0}',
+        '"rows": self.rows,',
+        '"rows": 0,',
         (f"{PARTS}test_a_continued_run_finds_the_same",),
     ),
     Mutant(

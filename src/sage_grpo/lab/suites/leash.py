@@ -39,6 +39,7 @@ def target_kl(nats: float) -> dict[str, Any]:
     return {"trust_region.mode": "none", "optimizer.target_kl": nats, "optimizer.max_kl": 5 * nats}
 
 
+GOES_BACK: dict[str, Any] = {"sentinel.action": "rollback"}
 BRANCH_NATS, SAGE_NATS = 0.01, 0.4
 """What a rollout's updates move the policy by at the good learning rate of 5e-5: branch, and sage with all steps trained."""
 
@@ -197,24 +198,23 @@ def sentinel(size: Size) -> Suite:
 
     A witness must be trusted: the proxy falls honestly while the judge is trained on, so it cannot watch the judge. The judge's VQ can.
     """
-    goes_back = {"sentinel.action": "rollback"}
     arms = (
         Arm(name="proxy, sentinel warns", recipe="shapes/branch", options={"rewards": proxied()}),
         Arm(
             name="proxy, sentinel goes back",
             recipe="shapes/branch",
-            options={"rewards": proxied(), **goes_back},
+            options={"rewards": proxied(), **GOES_BACK},
         ),
         Arm(
             name="proxy, sentinel lowers lr",
             recipe="shapes/branch",
             options={"rewards": proxied(), "sentinel.action": "lower_lr"},
         ),
-        Arm(name="judge, sentinel goes back", recipe="shapes/branch", options={"rewards": judged(), **goes_back}),
+        Arm(name="judge, sentinel goes back", recipe="shapes/branch", options={"rewards": judged(), **GOES_BACK}),
         Arm(
             name="judge watched by VQ, sentinel goes back",
             recipe="shapes/branch",
-            options={"rewards": [*judged(), VQ_WATCHES], **goes_back},
+            options={"rewards": [*judged(), VQ_WATCHES], **GOES_BACK},
         ),
     )
     suite = Suite(

@@ -17,6 +17,7 @@ from sage_grpo.lab.suites.common import (
     sized,
     suffixed,
 )
+from sage_grpo.lab.suites.leash import BRANCH_NATS, GOES_BACK, target_kl
 
 EXACT = {"kernel.name": "sage_exact", "kernel.sigma_max": None}
 METHODS = (
@@ -143,6 +144,8 @@ def distance(size: Size) -> Suite:
     arms = (
         Arm(name="branch_long", recipe="shapes/branch_long", options=at_once),
         Arm(name="branch_long, 200 iterations", recipe="shapes/branch_long", options=at_once, iterations=200),
+        Arm(name="branch_long + target_kl", recipe="shapes/branch_long", options={**at_once, **target_kl(BRANCH_NATS)}),
+        Arm(name="branch_long, goes back", recipe="shapes/branch_long", options={**at_once, **GOES_BACK}),
         Arm(name="8 prompts", recipe="shapes/branch", options={"batch.prompts": 8, **falling}),
         Arm(name="4 prompts", recipe="shapes/branch", options={"batch.prompts": 4, **falling}),
         Arm(name="branch, 300 iterations", recipe="shapes/branch", iterations=300),
