@@ -1,4 +1,4 @@
-"""docs/results: the command that a page names makes the very runs that it shows."""
+"""docs/results: the command that a page names makes the very runs that it shows, and they show what is recommended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sage_grpo.lab import store
 from sage_grpo.lab.prepare import prepare
 from sage_grpo.lab.suites import SUITES
 from sage_grpo.lab.suites.common import Size
+from sage_grpo.lab.summary import Summary, summarize
 from sage_grpo.recipes import recipe
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -33,3 +34,31 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
     rows = {(row["arm"], row["seed"]): row["key"] for row in store.read_rows(folder / store.ROWS)}
     assert rows
     assert rows.items() <= jobs.items()
+
+
+def _summary(name: str) -> Summary:
+    folder = RESULTS / name
+    suite, keys, _ = store.load_suite(folder)
+    return summarize(suite, list(store.latest(store.read_rows(folder / store.ROWS), keys).values()))
+
+
+@pytest.mark.parametrize("name", ["methods", "objectives"])
+def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_closer_to_the_manifold(name: str) -> None:
+    """What the pages recommend must stand in the rows: intervals that exclude 0, and no lower drift elsewhere."""
+    summary = _summary(name)
+    assert summary.suite.baseline == "branch"
+    for arm in summary.arms.values():
+        if arm.name != "branch":
+            assert arm.counts["done"] == 8, arm.name
+            assert arm.equal_difference["Overall"].high < 0, arm.name
+            assert arm.equal_difference["drift"].mean >= 0, arm.name
+
+
+def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing() -> None:
+    arms = _summary("heat").arms
+    for row in store.read_rows(RESULTS / "heat" / store.ROWS):
+        if row["arm"].startswith("target_kl"):
+            assert all(score["Overall"] >= row["evaluations"]["0"]["Overall"] for score in row["evaluations"].values())
+    assert {arm.counts["done"] for arm in arms.values()} == {8}
+    assert arms["target_kl 5e-05"].difference["Overall"].low > -0.01
+    assert arms["none 2e-04"].difference["Overall"].high < -0.3, "there is something to hold"
