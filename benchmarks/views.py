@@ -265,22 +265,7 @@ def timed(file: Path, model: str, variant: str, what: str = "total", digits: str
     return f"{seconds:.{digits}g}"
 
 
-# ---- what a comparison printed, where its rows were lost with the machine
-
-
-def logged(file: Path, table: str = "scores") -> str:
-    """A table of a comparison's log; `differences` is the second one."""
-    blocks = [block for block in file.read_text(encoding="utf-8").split("\n\n") if "|---|" in block]
-    block = blocks[("scores", "differences").index(table)]
-    return block[block.index("| ") :]
-
-
-def logged_value(file: Path, arm: str, column: str, table: str = "scores") -> str:
-    """One cell of it."""
-    heads, _, *rows = (
-        [cell.strip() for cell in line.strip("|").split("|")] for line in logged(file, table).splitlines()
-    )
-    return next(row for row in rows if row[0] == arm)[heads.index(column)]
+# ---- which steps gain and which pay
 
 
 def where(file: Path, seed: str, columns: str = "Overall,VQ,MQ,TA/shape,TA/size,drift") -> str:
