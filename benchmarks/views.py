@@ -297,8 +297,6 @@ VIEWS: dict[str, Callable[..., str]] = {
             made,
             leaderboard,
             timed,
-            logged,
-            logged_value,
             where,
             where_value,
         ),
