@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
-from views import VIEWS
+from views import VIEWS, loaded
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -174,8 +174,7 @@ def leaderboard() -> dict[str, Any]:
 
     boards, seen = [], set[str]()
     for file in sorted(RESULTS.glob(f"*/{store.SUITE}")):
-        suite, keys, _ = store.load_suite(file.parent)
-        rows = list(store.latest(store.read_rows(file.parent / store.ROWS), keys).values())
+        suite, rows, _ = loaded(file.parent)
         boards.append(board(suite, [row for row in rows if row["key"] not in seen]))  # suites may share runs
         seen |= {row["key"] for row in rows}
     entries = [entry for found in boards for entry in found["entries"]]

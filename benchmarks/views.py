@@ -119,27 +119,35 @@ def iteration_speed(file: Path, method: str, digits: str = "1") -> str:
 # Folders of `sage-grpo compare`
 
 
-@cache
-def _summary(folder: Path) -> Any:
+def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
+    """A comparison: what was asked for, the rows that count, and the command."""
     from sage_grpo.lab import store
+
+    suite, keys, command = store.load_suite(folder)
+    return suite, list(store.latest(store.read_rows(folder / store.ROWS), keys).values()), command
+
+
+@cache
+def summary_of(folder: Path) -> Any:
+    """Its numbers."""
     from sage_grpo.lab.summary import summarize
 
-    suite, keys, _ = store.load_suite(folder)
-    return summarize(suite, list(store.latest(store.read_rows(folder / store.ROWS), keys).values()))
+    suite, rows, _ = loaded(folder)
+    return summarize(suite, rows)
 
 
 def scores(folder: Path) -> str:
     """The table of a comparison."""
     from sage_grpo.lab.report import tables
 
-    return tables(_summary(folder)).split("\n\n")[0]
+    return tables(summary_of(folder)).split("\n\n")[0]
 
 
 def differences(folder: Path) -> str:
     """Paired differences from the baseline."""
     from sage_grpo.lab.report import tables
 
-    parts = tables(_summary(folder)).split("\n\n")
+    parts = tables(summary_of(folder)).split("\n\n")
     return parts[1] if len(parts) > 1 else "There is nothing to compare."
 
 
@@ -148,7 +156,7 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     from sage_grpo.lab.report import number as plain
     from sage_grpo.lab.report import percent, plus_minus
 
-    summary = _summary(folder)
+    summary = summary_of(folder)
     found, key = summary.arms[arm], column or summary.suite.columns[0].key
     if kind in ("final", "difference"):
         return plus_minus(getattr(found, kind)[key], signed=kind == "difference")
@@ -166,7 +174,7 @@ def by_seed(folder: Path, arm: str, column: str = "Overall", digits: str = "3") 
 
 def seeds_beyond(folder: Path, arm: str, column: str = "Overall", share: str = "", below_base: str = "") -> str:
     """In how many seeds a run ended beyond a share of the way to the ceiling, or (below_base=yes) below where it began."""
-    key = next(one for one in _summary(folder).suite.columns if one.key == column)
+    key = next(one for one in summary_of(folder).suite.columns if one.key == column)
     found = []
     for row in _runs(folder, arm):
         base, last = row["evaluations"]["0"][column], row["evaluations"][str(row["iterations"])][column]
@@ -184,17 +192,14 @@ def told(folder: Path, arm: str, finding: str) -> str:
 
 def _runs(folder: Path, arm: str) -> list[dict[str, Any]]:
     """The finished rows of an arm, by seed."""
-    from sage_grpo.lab import store
     from sage_grpo.lab.summary import reached
 
-    _, keys, _ = store.load_suite(folder)
-    rows = store.latest(store.read_rows(folder / store.ROWS), keys).values()
-    return sorted((row for row in rows if row["arm"] == arm and reached(row)), key=lambda row: row["seed"])
+    return sorted((row for row in loaded(folder)[1] if row["arm"] == arm and reached(row)), key=lambda row: row["seed"])
 
 
 def steps(folder: Path, arms: str) -> str:
     """Gradient norms by step beside what the kernel predicts, both over their mean; arms are separated by semicolons."""
-    summary = _summary(folder)
+    summary = summary_of(folder)
     rows = []
     for name in arms.split(";"):
         known = {step: found for step, found in summary.arms[name].steps.items() if "raw" in found}
@@ -209,10 +214,7 @@ def steps(folder: Path, arms: str) -> str:
 
 def made(folder: Path) -> str:
     """Command, machine, commit and seeds of a comparison."""
-    from sage_grpo.lab import store
-
-    suite, keys, command = store.load_suite(folder)
-    rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
+    suite, rows, command = loaded(folder)
     machines = sorted({row["machine"]["device"] for row in rows if "machine" in row})
     commits = sorted({row["commit"] for row in rows if row.get("commit")})
     place = f"docs/results/{folder.name}/runs.jsonl"

@@ -13,7 +13,6 @@ from sage_grpo.lab import store
 from sage_grpo.lab.prepare import prepare
 from sage_grpo.lab.suites import SUITES
 from sage_grpo.lab.suites.common import Size
-from sage_grpo.lab.summary import Summary, summarize
 from sage_grpo.recipes import recipe
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -42,16 +41,18 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
     assert {place: key for place, key in rows.items() if place in jobs}.items() <= jobs.items()
 
 
-def _summary(name: str) -> Summary:
-    folder = RESULTS / name
-    suite, keys, _ = store.load_suite(folder)
-    return summarize(suite, list(store.latest(store.read_rows(folder / store.ROWS), keys).values()))
+@pytest.fixture
+def summary_of(benchmark_module):
+    """The numbers of a comparison."""
+    return benchmark_module("views").summary_of
 
 
 @pytest.mark.parametrize("name", ["methods", "objectives"])
-def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_closer_to_the_manifold(name: str) -> None:
+def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_closer_to_the_manifold(
+    name: str, summary_of
+) -> None:
     """What the pages recommend must stand in the rows: intervals that exclude 0, and no lower drift elsewhere."""
-    summary = _summary(name)
+    summary = summary_of(RESULTS / name)
     assert summary.suite.baseline == "branch"
     for arm in summary.arms.values():
         if arm.name != "branch":
@@ -60,8 +61,8 @@ def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_close
             assert arm.equal_difference["drift"].mean >= 0, arm.name
 
 
-def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing() -> None:
-    arms = _summary("heat").arms
+def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing(summary_of) -> None:
+    arms = summary_of(RESULTS / "heat").arms
     for row in store.read_rows(RESULTS / "heat" / store.ROWS):
         if row["arm"].startswith("target_kl"):
             assert all(score["Overall"] >= row["evaluations"]["0"]["Overall"] for score in row["evaluations"].values())

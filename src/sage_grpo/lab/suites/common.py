@@ -44,6 +44,10 @@ TINY: Mapping[str, Any] = {
     "evaluate.prompts": 2,
     "evaluate.steps": 2,
 }
+GOES_BACK: Mapping[str, Any] = {"sentinel.action": "rollback"}
+"""A sentinel that acts."""
+BRANCH_NATS, SAGE_NATS = 0.01, 0.4
+"""What a rollout's updates move the policy by at the good learning rate of 5e-5: branch, and sage with all steps trained."""
 PER_ITERATION, PER_EVALUATION, PER_RUN = 0.044, 0.05, 0.2
 """Seconds of one H200 that an iteration of sage, an evaluation and a start take when 16 processes share it (`seconds` of the rows in
 docs/results/table2 and docs/results/distance, over 16)."""
@@ -60,6 +64,11 @@ def proxied() -> list[Mapping[str, Any]]:
     """Rewards: the naive proxy counts, the judge only watches."""
     watching = {"name": "shapes", "weights": dict(SETTING_B), "metric_only": True, "batch_size": 0}
     return [{"name": "shapes_proxy", "weights": {"proxy": 1.0}, "batch_size": 0}, watching, UNTRAINED]
+
+
+def target_kl(nats: float) -> dict[str, Any]:
+    """A learning rate that follows the KL of a rollout's updates, and takes back what went five times too far."""
+    return {"trust_region.mode": "none", "optimizer.target_kl": nats, "optimizer.max_kl": 5 * nats}
 
 
 def expected_seconds(suite: Suite) -> float:

@@ -6,16 +6,20 @@ from typing import Any
 
 from sage_grpo.lab.design import Arm, Column, Suite
 from sage_grpo.lab.suites.common import (
+    BRANCH_NATS,
     COLUMNS,
     DRIFT,
     FLICKER,
+    GOES_BACK,
     MEASURED,
     OVERALL,
+    SAGE_NATS,
     SEEDS,
     Size,
     judged,
     proxied,
     sized,
+    target_kl,
 )
 
 RECIPE = "shapes/sage_paper"
@@ -32,16 +36,6 @@ VQ_WATCHES: dict[str, Any] = {
     "batch_size": 0,
 }
 """An honest witness that knows less than the judge."""
-
-
-def target_kl(nats: float) -> dict[str, Any]:
-    """A learning rate that follows the KL of a rollout's updates, and takes back what went five times too far."""
-    return {"trust_region.mode": "none", "optimizer.target_kl": nats, "optimizer.max_kl": 5 * nats}
-
-
-GOES_BACK: dict[str, Any] = {"sentinel.action": "rollback"}
-BRANCH_NATS, SAGE_NATS = 0.01, 0.4
-"""What a rollout's updates move the policy by at the good learning rate of 5e-5: branch, and sage with all steps trained."""
 
 
 def ramp(low: float, high: float) -> dict[str, Any]:
@@ -229,7 +223,7 @@ def sentinel(size: Size) -> Suite:
         iterations=60,
         points=(0, 2, 4, 6, 8, 10, 12, 15, 20, 30, 45, 60),
         columns=(OVERALL, DRIFT),
-        notes="What the sentinel said and did is in each row of rows.jsonl under `sentinel`: iteration, finding, action. Four clips of each held-out "
+        notes="What the sentinel said and did is in each row of runs.jsonl under `sentinel`: iteration, finding, action. Four clips of each held-out "
         "prompt, because the gain of the true score before it falls is of the size of the noise of 128 clips.",
     )
     both = ("proxy, sentinel warns", "proxy, sentinel goes back")

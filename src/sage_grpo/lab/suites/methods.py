@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.suites.common import (
+    BRANCH_NATS,
     COLUMNS,
     DRIFT,
     FLICKER,
+    GOES_BACK,
     MEASURED,
     OVERALL,
     SEEDS,
@@ -16,8 +18,8 @@ from sage_grpo.lab.suites.common import (
     judged,
     sized,
     suffixed,
+    target_kl,
 )
-from sage_grpo.lab.suites.leash import BRANCH_NATS, GOES_BACK, target_kl
 
 EXACT = {"kernel.name": "sage_exact", "kernel.sigma_max": None}
 METHODS = (
