@@ -147,7 +147,7 @@ def keep(folder: Path) -> Path:
 def compact(row: dict[str, Any], *, settings: bool) -> dict[str, Any]:
     """A row without what no table shows; an arm's settings stand in its first row only."""
     training, evaluations = row.get("training") or {}, row["evaluations"]
-    return {name: value for name, value in row.items() if name not in ("versions", "code")} | {
+    return row | {
         "settings": row["settings"] if settings else {},
         "training": {
             name: [None if value is None else float(f"{value:.4g}") for value in thinned(values)]

@@ -11,8 +11,10 @@ import pytest
 
 from sage_grpo.lab import store
 from sage_grpo.lab.prepare import prepare
+from sage_grpo.lab.report import text
 from sage_grpo.lab.suites import SUITES
 from sage_grpo.lab.suites.common import Size
+from sage_grpo.lab.summary import summarize
 from sage_grpo.recipes import recipe
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -39,6 +41,15 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
     some = replace(suite, arms=arms, baseline=arms[0].name)
     jobs = {(job.arm, job.seed): job.key for job in prepare(some, recipe)}
     assert {place: key for place, key in rows.items() if place in jobs}.items() <= jobs.items()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path) -> None:
+    """`compare --table` of a folder of docs/results, but for the figures."""
+    suite, keys, command = store.load_suite(folder)
+    rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
+    written = text(summarize(suite, rows), rows, [], command)
+    assert all(f"\n- {part}: " in written for part in ("machine", "versions", "commit"))
 
 
 @pytest.fixture

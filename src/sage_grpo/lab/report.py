@@ -166,7 +166,8 @@ def _times(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += ["", "Runs shared the machine, so that these seconds are those of a busy one.", ""]
     known = [row for row in rows if "machine" in row]
     for title, part in (("machine", "machine"), ("versions", "versions"), ("commit", "commit"), ("code", "code")):
-        values = sorted({json.dumps(row[part], sort_keys=True) for row in known})
+        # Rows that were kept for a page may lack some of it.
+        values = sorted({json.dumps(row[part], sort_keys=True) for row in known if part in row})
         shown = "; ".join(_words(json.loads(value)) for value in values)
         mixed = " (runs differ in this: take care)" if len(values) > 1 else ""
         lines.append(f"- {title}: {shown or 'unknown'}{mixed}")

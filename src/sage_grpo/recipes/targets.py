@@ -36,7 +36,7 @@ def shapes() -> TrainConfig:
         batch=BatchConfig(prompts=4, group_size=12, micro_batch=12),
         kernel=KernelSpec(name="sage", eta=0.5),
         rollout=RolloutConfig(steps=6),
-        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.6),
+        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.6, deterministic=True),
         surrogate=SurrogateConfig(clip_scale=0.3),
         kl=KlCoefficient(kind="two_stage"),
         # Gradient norms here are 0.3 to 3: the clip is for outliers.

@@ -16,6 +16,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.own import Own
+from sage_grpo.train.same_bits import get_ready
 from sage_grpo.train.scoring import load_rewards
 from sage_grpo.train.sources import load_sources
 
@@ -38,6 +39,7 @@ def build(config: TrainConfig, world: World | None = None, own: Own | None = Non
     Prompts and rewards come first (which are tried out): it takes seconds to find out that one is broken, and minutes to load a model.
     """
     world, own = world or World(), own or Own()
+    get_ready(wanted=config.update.deterministic)
     prompts, held_out = load_sources(config, own)
     reward = load_rewards(config, prompts[0], world, own)
     if own.model is not None:

@@ -26,6 +26,7 @@ from sage_grpo.rl.surrogate import (
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.train.config import SurrogateConfig
 from sage_grpo.train.rollout import Record
+from sage_grpo.train.same_bits import same_bits
 from sage_grpo.train.transfers import settle, to_device, to_storage
 
 
@@ -221,11 +222,14 @@ def replay(item: Item, device: torch.device) -> Step:
     return record.policy.step(item.step, x, record.conditions)
 
 
-def backward(objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally) -> None:
+def backward(
+    objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally, deterministic: bool = False
+) -> None:
     """Replay one step and add its gradient; `scale` makes up for an engine that averages gradients over ranks."""
     step = replay(item, item.advantage.device)
     loss = loss_of(objective, item, step, kl_lambda=kl_lambda)
-    step.velocity.backward(scale * loss.total)
+    with same_bits(step.velocity.device, wanted=deterministic):
+        step.velocity.backward(scale * loss.total)
     _count(tally, item, loss, kl_lambda)
 
 
@@ -293,6 +297,7 @@ def accumulate(
     *,
     kl_lambda: float,
     scale: float = 1.0,
+    deterministic: bool = False,
     before_last: Callable[[], None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
 ) -> Tally:
@@ -310,7 +315,7 @@ def accumulate(
             weight=to_device(item.weight, device),
             v_anchor=None if item.v_anchor is None else to_device(item.v_anchor, device),
         )
-        backward(objective, placed, kl_lambda=kl_lambda, scale=scale, tally=tally)
+        backward(objective, placed, kl_lambda=kl_lambda, scale=scale, tally=tally, deterministic=deterministic)
         progress()
     return tally
 

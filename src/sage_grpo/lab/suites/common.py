@@ -44,8 +44,6 @@ TINY: Mapping[str, Any] = {
     "evaluate.prompts": 2,
     "evaluate.steps": 2,
 }
-GOES_BACK: Mapping[str, Any] = {"sentinel.action": "rollback"}
-"""A sentinel that acts."""
 BRANCH_NATS, SAGE_NATS = 0.01, 0.4
 """What a rollout's updates move the policy by at the good learning rate of 5e-5: branch, and sage with all steps trained."""
 PER_ITERATION, PER_EVALUATION, PER_RUN = 0.044, 0.05, 0.2

@@ -10,7 +10,6 @@ from sage_grpo.lab.suites.common import (
     COLUMNS,
     DRIFT,
     FLICKER,
-    GOES_BACK,
     MEASURED,
     OVERALL,
     SAGE_NATS,
@@ -27,7 +26,8 @@ ALL_STEPS = {"update.step_fraction": 1.0}
 """Runs that train every step fall back after 90 to 135 iterations: there a trust region must earn its keep."""
 SHARE: dict[str, Any] = {"kl.kind": "share", "trust_region.mode": "dual"}
 
-
+GOES_BACK: dict[str, Any] = {"sentinel.action": "rollback"}
+"""A sentinel that acts."""
 VQ_WATCHES: dict[str, Any] = {
     "name": "shapes",
     "label": "quality",

@@ -8,7 +8,6 @@ from sage_grpo.lab.suites.common import (
     COLUMNS,
     DRIFT,
     FLICKER,
-    GOES_BACK,
     MEASURED,
     OVERALL,
     SEEDS,
@@ -143,15 +142,16 @@ def distance(size: Size) -> Suite:
     """How far a long run gets: with many prompts and a rate that falls to zero, and with few and one that stays."""
     falling = {"optimizer.lr": 7e-5, "optimizer.decay": "linear"}
     at_once = {"batch.micro_batch": 192}
+    warned = {**at_once, "sentinel.action": "warn"}
     arms = (
         Arm(name="branch_long", recipe="shapes/branch_long", options=at_once),
-        Arm(name="branch_long, 200 iterations", recipe="shapes/branch_long", options=at_once, iterations=200),
-        Arm(name="branch_long + target_kl", recipe="shapes/branch_long", options={**at_once, **target_kl(BRANCH_NATS)}),
-        Arm(name="branch_long, goes back", recipe="shapes/branch_long", options={**at_once, **GOES_BACK}),
+        Arm(name="branch_long, only warned", recipe="shapes/branch_long", options=warned),
+        Arm(name="branch_long, 200 iterations", recipe="shapes/branch_long", options=warned, iterations=200),
+        Arm(name="branch_long + target_kl", recipe="shapes/branch_long", options={**warned, **target_kl(BRANCH_NATS)}),
         Arm(
             name="32 prompts, 200 iterations",
             recipe="shapes/branch_long",
-            options={"batch.prompts": 32, "batch.micro_batch": 384, "optimizer.lr": 1e-4},
+            options={**warned, "batch.prompts": 32, "batch.micro_batch": 384, "optimizer.lr": 1e-4},
             iterations=200,
         ),
         Arm(name="8 prompts", recipe="shapes/branch", options={"batch.prompts": 8, **falling}),
@@ -171,7 +171,7 @@ def distance(size: Size) -> Suite:
         points=(0, 45, 90, 135, 200, 300, 400),
         columns=COLUMNS,
         notes="`branch_long` has 16 prompts; an iteration costs so many times the passes of one of 4. All rates but the baseline's fall to zero, from 7e-5, "
-        "and with 32 prompts from 1e-4, in the passes of `branch_long`.",
+        "and with 32 prompts from 1e-4, in the passes of `branch_long`. Only `branch_long` itself acts on what its sentinel says.",
     )
-    brief = ("branch_long", "branch_long, 200 iterations", "branch, 300 iterations")
+    brief = ("branch_long", "branch_long, only warned", "branch, 300 iterations")
     return sized(suite, size, brief=brief, smoke=("branch_long", "branch, 300 iterations"))

@@ -1,0 +1,128 @@
+"""update.deterministic: backward passes, and nothing else, run in torch's deterministic mode; what has none is refused by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import deterministic
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.lab.prepare import key_of
+from sage_grpo.recipes import recipe
+from sage_grpo.train import same_bits as module
+from sage_grpo.train.same_bits import get_ready, same_bits
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    yield
+    assert (torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory) == before
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEVICES", ("cpu", "cuda"))
+
+
+def test_on_a_gpu_torch_adds_in_a_fixed_order_and_does_not_only_warn() -> None:
+    with same_bits(GPU, wanted=True):
+        assert torch.are_deterministic_algorithms_enabled()
+        # With a warning attention goes on in any order.
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not deterministic.fill_uninitialized_memory
+
+
+@pytest.mark.parametrize(("device", "wanted"), [(GPU, False), (CPU, True), (CPU, False)])
+def test_otherwise_torch_is_left_as_it_is(device: torch.device, *, wanted: bool) -> None:
+    with same_bits(device, wanted=wanted):
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert deterministic.fill_uninitialized_memory
+
+
+def test_what_a_program_had_asked_torch_for_comes_back() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with pytest.raises(ZeroDivisionError), same_bits(GPU, wanted=True):
+            _ = 1 / 0
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class _NoOrder(torch.autograd.Function):
+    """Its backward pass has an operation for which torch knows no fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.clone().put_(torch.tensor([0]), gradient[:1])
+
+
+def test_a_part_without_a_fixed_order_is_refused_by_name(as_on_a_gpu: None) -> None:
+    output = _NoOrder.apply(torch.ones(3, requires_grad=True)).sum()
+    with (
+        pytest.raises(ConfigError, match=r"(?s)update\.deterministic cannot be kept.*put_"),
+        same_bits(CPU, wanted=True),
+    ):
+        output.backward()
+
+
+def test_other_faults_stay_what_they_are(as_on_a_gpu: None) -> None:
+    with pytest.raises(RuntimeError, match=r"^out of memory$"), same_bits(CPU, wanted=True):
+        raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_run_does_its_backward_passes_in_there_and_its_forward_passes_outside(
+    make_config, make_trainer, as_on_a_gpu: None, *, wanted: bool
+) -> None:
+    """Replays must have the bits of the rollout, which knows nothing of the mode."""
+    config = make_config()
+    config = replace(config, update=replace(config.update, deterministic=wanted))
+    trainer = make_trainer(config)
+    backward: set[bool] = set()
+    forward: set[bool] = set()
+    for parameter in trainer.model.trainable().values():
+        parameter.register_hook(lambda gradient: backward.add(torch.are_deterministic_algorithms_enabled()))
+    velocity = trainer.model.velocity
+
+    def watched(*args: Any, **options: Any) -> Any:
+        forward.add(torch.are_deterministic_algorithms_enabled())
+        return velocity(*args, **options)
+
+    trainer.model.velocity = watched
+    trainer.encode_prompts()
+    trainer.step()
+    assert backward == {wanted}
+    assert forward == {False}
+
+
+def test_cublas_is_told_before_its_first_product_and_a_users_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(module.WORKSPACE, raising=False)
+    get_ready(wanted=False)
+    assert module.WORKSPACE not in os.environ
+    get_ready(wanted=True)
+    assert os.environ[module.WORKSPACE] == ":4096:8"
+    monkeypatch.setenv(module.WORKSPACE, ":16:8")
+    get_ready(wanted=True)
+    assert os.environ[module.WORKSPACE] == ":16:8"
+
+
+@pytest.mark.parametrize("method", ["sage", "sage_paper", "branch", "flow_grpo", "nft"])
+def test_the_miniature_is_repeatable_and_the_setting_makes_no_other_run_of_it(method: str) -> None:
+    config = recipe(f"shapes/{method}")
+    assert config.update.deterministic
+    other = replace(config, update=replace(config.update, deterministic=False))
+    assert key_of(config, (0,), "train") == key_of(other, (0,), "train")
