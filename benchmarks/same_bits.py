@@ -1,4 +1,4 @@
-"""Whether two runs of one seed have the same bits on this machine, with and without `update.deterministic`, and what it costs.
+"""Whether two runs of one seed have the same bits on this machine, with and without `model.deterministic`, and what it costs.
 
     PYTHONPATH=src python benchmarks/same_bits.py --out benchmarks/results/same_bits_h200.json
 
@@ -41,6 +41,7 @@ RECIPES = ("shapes/sage_paper", "shapes/flow_grpo")
 def attention(dtype: torch.dtype, shape: tuple[int, ...], *, wanted: bool, repeats: int) -> dict[str, Any]:
     """Repeats of one backward pass."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    get_ready(wanted=wanted)
     torch.manual_seed(0)
     q, k, v, gradient = (torch.randn(shape, device=device, dtype=dtype) for _ in range(4))
     found, seconds = [], []
@@ -62,12 +63,12 @@ def train(name: str, iterations: int, *, wanted: bool) -> dict[str, Any]:
     """A short run: a digest of the weights after every iteration, and seconds of one."""
     torch.set_num_threads(1)
     config = recipe(name)
-    config = replace(config, iterations=iterations, update=replace(config.update, deterministic=wanted))
     config = replace(
         config,
+        iterations=iterations,
         seed=1002,
         batch=replace(config.batch, micro_batch=128),
-        model=replace(config.model, vae_slicing=False, cache=None, options={"pad_text": 20}),
+        model=replace(config.model, deterministic=wanted, vae_slicing=False, cache=None, options={"pad_text": 20}),
     )
     trainer = Trainer(config, build(config))
     trainer.encode_prompts()
@@ -141,7 +142,6 @@ def main() -> None:
     parser.add_argument("--one", metavar="RECIPE", help=argparse.SUPPRESS)
     parser.add_argument("--wanted", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    get_ready(wanted=True)
     if options.one:
         print(json.dumps(train(options.one, options.iterations, wanted=options.wanted)))
         return

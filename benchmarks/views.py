@@ -53,6 +53,20 @@ def base_score(file: Path) -> str:
 # Other files
 
 
+def same_bits(file: Path) -> str:
+    """Runs of benchmarks/same_bits.py: how many part from the first of their kind."""
+    rows = [
+        [
+            f"`{row['recipe']}`",
+            "yes" if row["deterministic"] else "no",
+            f"{row['seconds']:.2f}",
+            f"{sum(number is not None for number in row['part_after'])} of {len(row['part_after'])}",
+        ]
+        for row in json.loads(file.read_text())["training"]
+    ]
+    return _table(["recipe", "`model.deterministic`", "seconds an iteration", "runs that part from the first"], rows)
+
+
 def demo(file: Path, recipe: str) -> str:
     """Demo runs of a recipe as a table."""
     rows = [row for row in read(file) if row["recipe"] == recipe]
@@ -190,6 +204,41 @@ def told(folder: Path, arm: str, finding: str) -> str:
     return ", ".join(f"seed {seed} after {known[0]} iterations" for seed, known in firsts if known) or "no run"
 
 
+def first_words(folder: Path, arm: str) -> str:
+    """What the sentinel of every run said first, and after how many iterations, by seed."""
+    firsts = [next(iter(row["sentinel"]), None) for row in _runs(folder, arm)]
+    return ", ".join("nothing" if first is None else f"{first[1]} {first[0]}" for first in firsts)
+
+
+def told_in_time(folder: Path, arm: str, column: str = "Overall", share: str = "3") -> str:
+    """In how many runs the sentinel spoke before a column had lost one part in so many of its peak gain."""
+    runs, good = _runs(folder, arm), 0
+    for row in runs:
+        curve = {int(point): scores[column] for point, scores in row["evaluations"].items()}
+        base, peak = curve[0], max(curve.values())
+        first = next((number for number, _, _ in row["sentinel"]), None)
+        if first is not None:
+            then = curve[max(point for point in curve if point <= first)]
+            good += peak - then < (peak - base) / int(share)
+    return f"{good} of {len(runs)}"
+
+
+def acted(folder: Path, arm: str) -> str:
+    """In how many runs the sentinel did more than warn."""
+    runs = _runs(folder, arm)
+    return f"{sum(any(action != 'warn' for _, _, action in row['sentinel']) for row in runs)} of {len(runs)}"
+
+
+def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
+    """In how many seeds an arm ends above another."""
+    last = [
+        {row["seed"]: row["evaluations"][str(row["iterations"])][column] for row in _runs(folder, name)}
+        for name in (arm, other)
+    ]
+    both = last[0].keys() & last[1].keys()
+    return f"{sum(last[0][seed] > last[1][seed] for seed in both)} of {len(both)}"
+
+
 def _runs(folder: Path, arm: str) -> list[dict[str, Any]]:
     """The finished rows of an arm, by seed."""
     from sage_grpo.lab.summary import reached
@@ -287,7 +336,7 @@ def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = 
 VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
-        *(methods, method_score, method_way, base_score, demo, demo_run, number, peaks, iteration, iteration_speed),
+        *(methods, method_score, method_way, base_score, demo, demo_run, same_bits, number, peaks, iteration, iteration_speed),
         *(
             scores,
             differences,
@@ -295,6 +344,10 @@ VIEWS: dict[str, Callable[..., str]] = {
             by_seed,
             seeds_beyond,
             told,
+            first_words,
+            told_in_time,
+            acted,
+            ahead_of,
             steps,
             made,
             leaderboard,

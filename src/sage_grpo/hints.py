@@ -36,7 +36,7 @@ ALSO_CALLED = {
     "rewards": ("reward", "reward_fn", "reward_funcs", "reward_model"),
     "rollout.steps": ("num_inference_steps", "sampling_steps", "denoising_steps", "inference_steps"),
     "surrogate.clip_range": ("clip_eps", "epsilon", "cliprange"),
-    "update.deterministic": ("full_determinism", "use_deterministic_algorithms", "reproducible"),
+    "model.deterministic": ("full_determinism", "use_deterministic_algorithms", "reproducible"),
     "update.gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing"),
     "steps": ("num_inference_steps", "sampling_steps"),
     "prompts": ("prompt", "text"),

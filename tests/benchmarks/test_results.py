@@ -18,8 +18,8 @@ from sage_grpo.lab.summary import summarize
 from sage_grpo.recipes import recipe
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-OLDER = {"methods", "fresh", "sentinel"}
-"""Runs of `benchmarks/methods.py`, of a grid without a suite, and of a suite that has other arms since; their pages say so."""
+OLDER = {"methods", "fresh"}
+"""Runs of `benchmarks/methods.py`, and of a grid without a suite; their pages say so."""
 FOLDERS = sorted(file.parent for file in RESULTS.glob(f"*/{store.SUITE}") if file.parent.name not in OLDER)
 
 
@@ -80,3 +80,15 @@ def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing(summary_of) -> 
     assert {arm.counts["done"] for arm in arms.values()} == {8}
     assert arms["target_kl 5e-05"].difference["Overall"].low > -0.01
     assert arms["none 2e-04"].difference["Overall"].high < -0.3, "there is something to hold"
+
+
+def test_the_recipe_for_long_runs_gets_beyond_55_per_cent_with_less_drift_than_the_base_in_every_seed(
+    summary_of,
+) -> None:
+    ceiling = summary_of(RESULTS / "distance").suite.columns[0].ceiling
+    runs = [row for row in store.read_rows(RESULTS / "distance" / store.ROWS) if row["arm"] == "branch_long"]
+    assert len(runs) == 8
+    for row in runs:
+        base, last = row["evaluations"]["0"], row["evaluations"]["400"]
+        assert (last["Overall"] - base["Overall"]) / (ceiling - base["Overall"]) >= 0.55, row["seed"]
+        assert last["drift"] < base["drift"], row["seed"]

@@ -14,6 +14,7 @@ from sage_grpo.lab import measure as lab
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
 
 ARMS = {
     "sage": {},
@@ -89,6 +90,26 @@ def test_a_row_has_the_curve_of_a_run_and_is_the_same_every_time(job_of: MakeJob
     assert not [name for name in first["training"] if name.startswith("time/")]
     assert len(bases) == 1
     assert first["settings"]["batch.prompts"] == 2
+
+
+def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained_ones(
+    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column asks for `sharpness`; a second reward with such a part must not empty it."""
+    asked: list[str] = []
+    unlabelled = lab.unlabelled
+    monkeypatch.setattr(lab, "unlabelled", lambda scores, title: asked.append(title) or unlabelled(scores, title))
+    job = job_of("sage")
+    trained = RewardSpec(
+        name="video_stats", label="trained", weights={"sharpness": 1.0}, options={"parts": ["sharpness"]}
+    )
+    rewards = [replace(trained, label="watching", metric_only=True), trained]
+    row = run(replace(job, config=replace(job.config, rewards=rewards)))
+    assert row["status"] == "done", row["error"]
+    assert set(asked) == {"trained"}
+    for scores in row["evaluations"].values():
+        assert scores["sharpness"] == scores["trained/sharpness"] == scores["watching/sharpness"]
+    assert unlabelled({"a/TA/size": 1.0, "a/TA": 2.0, "ab/TA": 3.0, "TA": 4.0}, "a") == {"TA/size": 1.0, "TA": 2.0}
 
 
 def test_another_evaluation_is_another_base(job_of: MakeJob) -> None:

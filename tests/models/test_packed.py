@@ -145,6 +145,24 @@ def test_the_fastest_kernel_is_taken(times: dict[str, float], best: str, monkeyp
     assert all(f"{ms:.1f} ms" in why for ms in times.values())
 
 
+def test_a_deterministic_model_has_no_kernel_without_a_fixed_order(model, monkeypatch) -> None:
+    times = {"_native_cudnn": 1.0, "_native_flash": 9.0}
+    monkeypatch.setattr(attention, "_milliseconds", lambda backend, *_: times.get(backend.value))
+    place = torch.device("cuda"), torch.bfloat16, attention.Shape(7, 2, 8)
+    attention._fastest.cache_clear()
+    assert [choose_backend("auto", *place, deterministic=wanted)[0].value for wanted in (False, True, False)] == [
+        "_native_cudnn", "_native_flash", "_native_cudnn",
+    ]  # fmt: skip
+    attention._fastest.cache_clear()
+    for name in ("native", "_native_flash", "_native_efficient", "_native_math"):
+        assert choose_backend(name, *place, deterministic=True)[0].value == name
+    for name in ("_native_cudnn", "flash", "sage", "xformers"):
+        with pytest.raises(ModelError, match=rf'"{name}" has no backward pass .*_native_flash'):
+            choose_backend(name, *place, deterministic=True)
+    with pytest.raises(ModelError, match=r"model\.deterministic"):
+        model("hunyuan15_t2v", attention="_native_cudnn", deterministic=True)
+
+
 def test_backend_is_the_models_own(model) -> None:
     from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 

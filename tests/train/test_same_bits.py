@@ -1,4 +1,4 @@
-"""update.deterministic: backward passes, and nothing else, run in torch's deterministic mode; what has none is refused by name."""
+"""model.deterministic: backward passes, and nothing else, run in torch's deterministic mode; what has none is refused by name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _NoOrder(torch.autograd.Function):
 def test_a_part_without_a_fixed_order_is_refused_by_name(as_on_a_gpu: None) -> None:
     output = _NoOrder.apply(torch.ones(3, requires_grad=True)).sum()
     with (
-        pytest.raises(ConfigError, match=r"(?s)update\.deterministic cannot be kept.*put_"),
+        pytest.raises(ConfigError, match=r"(?s)model\.deterministic cannot be kept.*put_"),
         same_bits(CPU, wanted=True),
     ):
         output.backward()
@@ -89,8 +89,7 @@ def test_a_run_does_its_backward_passes_in_there_and_its_forward_passes_outside(
     make_config, make_trainer, as_on_a_gpu: None, *, wanted: bool
 ) -> None:
     """Replays must have the bits of the rollout, which knows nothing of the mode."""
-    config = make_config()
-    config = replace(config, update=replace(config.update, deterministic=wanted))
+    config = make_config(model={"deterministic": wanted})
     trainer = make_trainer(config)
     backward: set[bool] = set()
     forward: set[bool] = set()
@@ -109,8 +108,33 @@ def test_a_run_does_its_backward_passes_in_there_and_its_forward_passes_outside(
     assert forward == {False}
 
 
-def test_cublas_is_told_before_its_first_product_and_a_users_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if no run had been in it yet."""
+    monkeypatch.setattr(module, "_turned_off", [])
     monkeypatch.delenv(module.WORKSPACE, raising=False)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("a_fresh_process")
+def test_pytorch_may_not_choose_cudnns_attention_until_a_run_without_the_setting() -> None:
+    """It excludes that kernel by itself only where the mode is on in forward passes, too."""
+    get_ready(wanted=True)
+    get_ready(wanted=True)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    get_ready(wanted=False)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # a program's own wish
+    get_ready(wanted=True)
+    get_ready(wanted=False)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.usefixtures("a_fresh_process")
+def test_cublas_is_told_before_its_first_product_and_a_users_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     get_ready(wanted=False)
     assert module.WORKSPACE not in os.environ
     get_ready(wanted=True)
@@ -123,6 +147,6 @@ def test_cublas_is_told_before_its_first_product_and_a_users_word_counts(monkeyp
 @pytest.mark.parametrize("method", ["sage", "sage_paper", "branch", "flow_grpo", "nft"])
 def test_the_miniature_is_repeatable_and_the_setting_makes_no_other_run_of_it(method: str) -> None:
     config = recipe(f"shapes/{method}")
-    assert config.update.deterministic
-    other = replace(config, update=replace(config.update, deterministic=False))
+    assert config.model.deterministic
+    other = replace(config, model=replace(config.model, deterministic=False))
     assert key_of(config, (0,), "train") == key_of(other, (0,), "train")

@@ -221,10 +221,18 @@ def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, l
         trainer.clock.report()  # what it took is no part of the next iteration
         record.seconds["evaluate"] += time.perf_counter() - start
         scores = {name.removeprefix("eval/"): figure(value) for name, value in found.metrics.items()}
+        scores = unlabelled(scores, next(reward.title for reward in config.rewards if reward.counts)) | scores
         if not base:
             return scores, found.rows
         bases[base] = scores, found.rows
     return bases[base]
+
+
+def unlabelled(scores: Scores, title: str) -> Scores:
+    """The parts of a reward without its title, which they have where another reward has parts of the same names: a column asks for `TA`, and
+    means the first reward's."""
+    start = f"{title}/"
+    return {name.removeprefix(start): value for name, value in scores.items() if name.startswith(start)}
 
 
 def sample(trainer: Trainer, record: Record, progress: Progress) -> None:

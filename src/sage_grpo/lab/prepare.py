@@ -33,7 +33,7 @@ NO_MATTER = (
     "evaluate.every",
     "evaluate.early",
     "evaluate.show",
-    "update.deterministic",
+    "model.deterministic",
     "seed",
 )
 """Fields that do not count in a run's key: they change nothing, or stand in it by themselves."""

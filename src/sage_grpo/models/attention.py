@@ -165,28 +165,46 @@ CLEARLY = 0.85
 a measurement would choose now the one and now the other, and a run could not be continued to the bit."""
 
 
+REPEATABLE = (
+    AttentionBackendName.NATIVE,
+    AttentionBackendName._NATIVE_FLASH,
+    AttentionBackendName._NATIVE_EFFICIENT,
+    AttentionBackendName._NATIVE_MATH,
+)
+"""Backends with a backward pass that can add up in a fixed order; the first where PyTorch does not choose cuDNN's kernel."""
+
+
 def choose_backend(
-    name: str, device: torch.device, dtype: torch.dtype, shape: Shape
+    name: str, device: torch.device, dtype: torch.dtype, shape: Shape, *, deterministic: bool = False
 ) -> tuple[AttentionBackendName, str]:
     """The backend of a spec, and why. "auto" measures on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
     if name == "auto":
         if device.type != "cuda" or dtype != torch.bfloat16:
             return AttentionBackendName.NATIVE, "PyTorch's own choice"
-        return _fastest(device, dtype, shape)
+        return _fastest(device, dtype, shape, deterministic=deterministic)
     known = [backend.value for backend in AttentionBackendName if not backend.value.endswith("_hub")]
     if name not in known:
         why = " Backends that fetch code from the hub are not supported." if name.endswith("_hub") else ""
         raise ModelError(f'model.attention "{name}" is not a backend.{why} Use "auto" or one of {", ".join(known)}.')
+    if deterministic and name not in REPEATABLE:
+        raise ModelError(
+            f'model.attention "{name}" has no backward pass that adds up in a fixed order, which model.deterministic asks for. Use "auto" or one of '
+            f"{', '.join(REPEATABLE)}; or leave model.deterministic out."
+        )
     return AttentionBackendName(name), f"{name}, as asked"
 
 
 @cache
-def _fastest(device: torch.device, dtype: torch.dtype, shape: Shape) -> tuple[AttentionBackendName, str]:
-    """cuDNN's kernel, or PyTorch's flash attention where that is clearly faster or the other does not run."""
-    both = (AttentionBackendName._NATIVE_CUDNN, AttentionBackendName._NATIVE_FLASH)
+def _fastest(
+    device: torch.device, dtype: torch.dtype, shape: Shape, *, deterministic: bool
+) -> tuple[AttentionBackendName, str]:
+    """cuDNN's kernel, or PyTorch's flash attention where that is clearly faster, the other does not run, or it shall be deterministic."""
+    both = [AttentionBackendName._NATIVE_CUDNN, AttentionBackendName._NATIVE_FLASH]
+    if deterministic:
+        both.remove(AttentionBackendName._NATIVE_CUDNN)
     times = {backend: ms for backend in both if (ms := _milliseconds(backend, device, dtype, shape)) is not None}
     if not times:
-        return AttentionBackendName.NATIVE, "PyTorch's own choice: neither cuDNN nor flash attention runs here"
+        return AttentionBackendName.NATIVE, "PyTorch's own choice: the fast kernels do not run here"
     first, *others = times
     best = min([first, *(other for other in others if times[other] < CLEARLY * times[first])], key=times.__getitem__)
     told = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())

@@ -90,7 +90,9 @@ class FamilyModel(ABC):
         config = self.transformer.config
         shape = Shape(self.tokens, config.num_attention_heads, config.attention_head_dim)
         asked = checked_backend(self.spec.attention, self.network)
-        backend, self.choices["attention"] = choose_backend(asked, self.device, self.dtype, shape)
+        backend, self.choices["attention"] = choose_backend(
+            asked, self.device, self.dtype, shape, deterministic=self.spec.deterministic
+        )
         for module in (self.network, *self.others):
             set_backend(module, backend)
 

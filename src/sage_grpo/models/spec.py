@@ -86,6 +86,10 @@ class ModelSpec:
     attention: str = "auto"
     """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" measures cuDNN's and PyTorch's flash
     attention on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
+    deterministic: bool = False
+    """On a GPU: backward passes add up in a fixed order, so that a run has the same bits when it is made again or continued. Without it
+    gradients of attention may differ in the last bit. Slower (docs/speed.md), and without cuDNN's attention; a model with a part that has no
+    such order is refused."""
     packed: bool = True
     """HunyuanVideo-1.5: drop padding and masks. False runs the stock forward (slow; there to compare with)."""
     compile: bool | None = None

@@ -31,12 +31,12 @@ def shapes() -> TrainConfig:
     """The embedded world on a laptop CPU, in minutes."""
     return TrainConfig(
         iterations=45,
-        model=ModelSpec(),
+        model=ModelSpec(deterministic=True),
         rewards=[RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5}, batch_size=0)],
         batch=BatchConfig(prompts=4, group_size=12, micro_batch=12),
         kernel=KernelSpec(name="sage", eta=0.5),
         rollout=RolloutConfig(steps=6),
-        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.6, deterministic=True),
+        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.6),
         surrogate=SurrogateConfig(clip_scale=0.3),
         kl=KlCoefficient(kind="two_stage"),
         # Gradient norms here are 0.3 to 3: the clip is for outliers.

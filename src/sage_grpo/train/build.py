@@ -39,7 +39,7 @@ def build(config: TrainConfig, world: World | None = None, own: Own | None = Non
     Prompts and rewards come first (which are tried out): it takes seconds to find out that one is broken, and minutes to load a model.
     """
     world, own = world or World(), own or Own()
-    get_ready(wanted=config.update.deterministic)
+    get_ready(wanted=config.model.deterministic)
     prompts, held_out = load_sources(config, own)
     reward = load_rewards(config, prompts[0], world, own)
     if own.model is not None:

@@ -122,9 +122,6 @@ class UpdateConfig:
     """Compute what the backward pass needs again instead of keeping it. true: all but the input of each block; "attention": all but
     that and what attention gave, the slowest to compute and small; "auto": nothing where memory allows, else as little as it
     takes."""
-    deterministic: bool = False
-    """On a GPU: backward passes add up in a fixed order, so that a run has the same bits when it is made again or continued. Without it
-    attention's gradients may differ in the last bit. Slower (docs/speed.md); a model with a part that has no such order is refused."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -244,7 +244,7 @@ class Trainer:
                 device,
                 kl_lambda=state.kl.value,
                 scale=self.engine.scale,
-                deterministic=self.config.update.deterministic,
+                deterministic=self.config.model.deterministic,
                 before_last=self.engine.synchronize,
                 progress=tick,
             )

@@ -29,9 +29,8 @@ from sage_grpo.train.sources import load_sources
 FREE = (
     "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel",
     "sentinel",
-    "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "update.deterministic",
-    "anchor.offload",
-    "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.packed",
+    "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
+    "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
     "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts",
     "data.encode_ahead",
 )  # fmt: skip
