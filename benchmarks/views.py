@@ -336,7 +336,19 @@ def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = 
 VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
-        *(methods, method_score, method_way, base_score, demo, demo_run, same_bits, number, peaks, iteration, iteration_speed),
+        *(
+            methods,
+            method_score,
+            method_way,
+            base_score,
+            demo,
+            demo_run,
+            same_bits,
+            number,
+            peaks,
+            iteration,
+            iteration_speed,
+        ),
         *(
             scores,
             differences,

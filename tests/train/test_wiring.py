@@ -21,7 +21,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import lay_out
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.train import metrics, runner, trainer
+from sage_grpo.train import metrics, runner, same_bits, trainer
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.watch import Watch
 
@@ -321,6 +321,16 @@ def device(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
         return str(config.model.load().device)
     except ValueError as error:
         return str(error)
+
+
+def fixed_order(config: TrainConfig, patch: pytest.MonkeyPatch) -> set[bool]:
+    """Whether backward passes add up in a fixed order, as on a GPU."""
+    patch.setattr(same_bits, "DEVICES", ("cpu",))
+    one, seen = wiring.trainer_of(config), set()
+    for parameter in one.model.trainable().values():
+        parameter.register_hook(lambda gradient: seen.add(torch.are_deterministic_algorithms_enabled()))
+    one.step()
+    return seen
 
 
 def compiled(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:

@@ -42,6 +42,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
         anchor=replace(config.anchor, every=10, skip_below=0.0),
         # The paper does not say how often a rollout is used. With once, as released, the clip and half of the KL are dead.
         update=replace(config.update, updates_per_rollout=2, repeat=False, permute_steps=True),
+        sentinel=replace(config.sentinel, action="warn"),
     )
 
 
