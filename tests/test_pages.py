@@ -72,3 +72,26 @@ def test_every_figure_has_a_source() -> None:
             assert file.is_file(), f"{page}: there is no {name}"
             beside_data = (file.parent / "runs.jsonl").is_file()
             assert beside_data or f"`{file.name}`" in pictures, f"{page}: {name} has no data and no command"
+
+
+def test_what_a_sentinel_said_is_counted_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int, scores: list[float], *said: tuple[int, str, str]) -> dict:
+        points = dict(zip(("0", "5", "10", "20"), ({"Overall": score} for score in scores), strict=True))
+        return {"seed": seed, "iterations": 20, "evaluations": points, "sentinel": [list(one) for one in said]}
+
+    arms = {
+        "warned": [
+            run(1, [1.0, 1.3, 1.25, 0.5], (12, "hacking", "warn"), (20, "hacking", "warn")),  # 0.05 of 0.3 lost
+            run(2, [1.0, 1.3, 1.1, 0.6], (10, "decoupled", "warn")),  # two thirds lost
+            run(3, [1.0, 1.3, 1.2, 0.7]),  # said nothing
+        ],
+        "acted": [
+            run(1, [1.0, 1.3, 1.25, 0.9], (10, "hacking", "warn"), (15, "hacking", "rollback")),
+            run(2, [1.0, 1.3, 1.25, 0.5]),
+        ],
+    }
+    monkeypatch.setattr(views, "_runs", lambda folder, arm: arms[arm])
+    assert views.told_in_time(ROOT, "warned") == "1 of 3"
+    assert views.first_words(ROOT, "warned") == "hacking 12, decoupled 10, nothing"
+    assert (views.acted(ROOT, "warned"), views.acted(ROOT, "acted")) == ("0 of 3", "1 of 2")
+    assert views.ahead_of(ROOT, "acted", "warned") == "1 of 2"  # of the seeds that both have

@@ -203,4 +203,18 @@ MUTANTS = (
         "if False:",
         (f"{RUN}test_a_worker_ends_with_whoever_asked_in_the_middle_of_a_run_too",),
     ),
+    Mutant(
+        "a column is the watching reward's",
+        "lab/measure.py",
+        "next(reward.title for reward in config.rewards if reward.counts)",
+        "config.rewards[0].title",
+        ("lab/test_measure.py::test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained_ones",),
+    ),
+    Mutant(
+        "a report wants what kept rows lack",
+        "lab/report.py",
+        "for row in known if part in row})",
+        "for row in known})",
+        ("benchmarks/test_results.py::test_a_report_can_be_written_of_the_rows_that_are_kept",),
+    ),
 )
