@@ -231,12 +231,22 @@ def acted(folder: Path, arm: str) -> str:
 
 def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     """In how many seeds an arm ends above another."""
-    last = [
-        {row["seed"]: row["evaluations"][str(row["iterations"])][column] for row in _runs(folder, name)}
-        for name in (arm, other)
-    ]
+    last = [_ends(folder, name, column) for name in (arm, other)]
     both = last[0].keys() & last[1].keys()
     return f"{sum(last[0][seed] > last[1][seed] for seed in both)} of {len(both)}"
+
+
+def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
+    """How far an arm ends from another, seed by seed."""
+    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.lab.statistics import paired_interval
+
+    own, others = (_ends(folder, name, column) for name in (arm, other))
+    return plus_minus(paired_interval(own, others), signed=True)
+
+
+def _ends(folder: Path, arm: str, column: str) -> dict[int, float]:
+    return {row["seed"]: row["evaluations"][str(row["iterations"])][column] for row in _runs(folder, arm)}
 
 
 def _runs(folder: Path, arm: str) -> list[dict[str, Any]]:
@@ -360,6 +370,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             told_in_time,
             acted,
             ahead_of,
+            between,
             steps,
             made,
             leaderboard,

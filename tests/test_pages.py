@@ -95,3 +95,4 @@ def test_what_a_sentinel_said_is_counted_run_by_run(monkeypatch: pytest.MonkeyPa
     assert views.first_words(ROOT, "warned") == "hacking 12, decoupled 10, nothing"
     assert (views.acted(ROOT, "warned"), views.acted(ROOT, "acted")) == ("0 of 3", "1 of 2")
     assert views.ahead_of(ROOT, "acted", "warned") == "1 of 2"  # of the seeds that both have
+    assert views.between(ROOT, "acted", "warned").startswith("+0.150 ± ")  # +0.4 and -0.1
