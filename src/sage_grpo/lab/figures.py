@@ -43,6 +43,7 @@ def _curves(summary: Summary, path: Path) -> Path | None:
     axes[-1][0].set_xlabel("iterations")
     for row in axes:
         row[0].xaxis.get_major_locator().set_params(integer=True)
+        row[1].xaxis.get_major_locator().set_params(nbins=5)  # long numbers
     axes[-1][1].set_xlabel("network passes (samples; forward 1, forward and backward 3)")
     return _save(figure, axes, path, "held-out prompts, mean and 95% interval over seeds")
 

@@ -89,10 +89,8 @@ class FamilyModel(ABC):
     def _set_attention(self) -> None:
         config = self.transformer.config
         shape = Shape(self.tokens, config.num_attention_heads, config.attention_head_dim)
-        asked = checked_backend(self.spec.attention, self.network)
-        backend, self.choices["attention"] = choose_backend(
-            asked, self.device, self.dtype, shape, deterministic=self.spec.deterministic
-        )
+        asked, fixed = checked_backend(self.spec.attention, self.network), self.spec.deterministic
+        backend, self.choices["attention"] = choose_backend(asked, self.device, self.dtype, shape, deterministic=fixed)
         for module in (self.network, *self.others):
             set_backend(module, backend)
 
