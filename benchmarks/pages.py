@@ -127,6 +127,13 @@ def keep(folder: Path) -> Path:
     )
     first = {row["arm"]: row["seed"] for row in reversed(rows)}
     short = [compact(row, settings=first[row["arm"]] == row["seed"]) for row in rows]
+    told = set[str]()
+    for row in short:  # what all have in common is told once
+        for name in ("versions", "code"):
+            words = json.dumps([name, row.get(name)])
+            if words in told:
+                row.pop(name, None)
+            told.add(words)
     content = "".join(json.dumps(row) + "\n" for row in short)
     store.write(target / store.ROWS, content.encode())
     # Where a folder lay is nobody's business, and would be wrong elsewhere.
