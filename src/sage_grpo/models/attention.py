@@ -189,7 +189,7 @@ def choose_backend(
     if deterministic and name not in REPEATABLE:
         raise ModelError(
             f'model.attention "{name}" has no backward pass that adds up in a fixed order, which model.deterministic asks for. Use "auto" or one of '
-            f"{', '.join(REPEATABLE)}; or leave model.deterministic out."
+            f"{', '.join(REPEATABLE)}; or set model.deterministic to false."
         )
     return AttentionBackendName(name), f"{name}, as asked"
 
