@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,21 @@ import pytest
 import tiny
 from sage_grpo.models import hunyuan15
 from sage_grpo.models.family import FamilyModel
+
+FIRST = ("parallel", "e2e", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
+"""Folders and files with few tests that take long."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: a worker has one file at a time, and one that is left for the end keeps the others waiting."""
+    counts = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[bool, int, str]:
+        quick = not {item.path.name, item.path.parent.name} & set(FIRST)
+        return quick, -counts[item.path], str(item.path)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
