@@ -44,10 +44,9 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path) -> None:
+def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path, benchmark_module) -> None:
     """`compare --table` of a folder of docs/results, but for the figures."""
-    suite, keys, command = store.load_suite(folder)
-    rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
+    suite, rows, command = benchmark_module("views").loaded(folder)
     written = text(summarize(suite, rows), rows, [], command)
     assert all(f"\n- {part}: " in written for part in ("machine", "versions", "commit"))
 

@@ -104,10 +104,11 @@ def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained
         name="video_stats", label="trained", weights={"sharpness": 1.0}, options={"parts": ["sharpness"]}
     )
     rewards = [replace(trained, label="watching", metric_only=True), trained]
-    row = run(replace(job, config=replace(job.config, rewards=rewards)))
-    assert row["status"] == "done", row["error"]
+    job = replace(job, config=replace(job.config, rewards=rewards))
+    row, sampled = run(job), run(replace(job, kind="rollout"))
+    assert (row["status"], sampled["status"]) == ("done", "done"), (row["error"], sampled["error"])
     assert set(asked) == {"trained"}
-    for scores in row["evaluations"].values():
+    for scores in (*row["evaluations"].values(), *sampled["evaluations"].values()):
         assert scores["sharpness"] == scores["trained/sharpness"] == scores["watching/sharpness"]
     assert unlabelled({"a/TA/size": 1.0, "a/TA": 2.0, "ab/TA": 3.0, "TA": 4.0}, "a") == {"TA/size": 1.0, "TA": 2.0}
 

@@ -221,16 +221,20 @@ def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, l
         trainer.clock.report()  # what it took is no part of the next iteration
         record.seconds["evaluate"] += time.perf_counter() - start
         scores = {name.removeprefix("eval/"): figure(value) for name, value in found.metrics.items()}
-        scores = unlabelled(scores, next(reward.title for reward in config.rewards if reward.counts)) | scores
+        scores = with_plain_names(scores, config)
         if not base:
             return scores, found.rows
         bases[base] = scores, found.rows
     return bases[base]
 
 
+def with_plain_names(scores: Scores, config: TrainConfig) -> Scores:
+    """Parts have their reward's title where another reward has parts of the same names. A column asks for `TA`, and means the trained reward's."""
+    return unlabelled(scores, next(reward.title for reward in config.rewards if reward.counts)) | scores
+
+
 def unlabelled(scores: Scores, title: str) -> Scores:
-    """The parts of a reward without its title, which they have where another reward has parts of the same names: a column asks for `TA`, and
-    means the first reward's."""
+    """The parts of a reward without its title."""
     start = f"{title}/"
     return {name.removeprefix(start): value for name, value in scores.items() if name.startswith(start)}
 
@@ -254,7 +258,7 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
         record.training.append({"reward/total": float(scored.total.nanmean())})
         progress(number + 1)
     found = {name: torch.cat(values) for name, values in totals.items()}
-    scores = {name: figure(float(values.nanmean())) for name, values in found.items()}
+    scores = with_plain_names({name: figure(float(values.nanmean())) for name, values in found.items()}, config)
     scores["clips"] = float(len(found["total"]))
     record.evaluations[str(config.iterations)] = scores
     record.passes[str(config.iterations)] = record.cost
