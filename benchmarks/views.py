@@ -245,6 +245,16 @@ def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     return plus_minus(paired_interval(own, others), signed=True)
 
 
+def made_again(folder: Path, again: str) -> str:
+    """How many runs of a file that were made once more have every digit of those of a comparison: scores, training and steps."""
+    first = {row["key"]: row for row in loaded(folder)[1]}
+    same = [
+        all(row[part] == first[row["key"]][part] for part in ("evaluations", "training", "steps", "passes"))
+        for row in read(Path(__file__).parent.parent / again)
+    ]
+    return f"{sum(same)} of {len(same)}"
+
+
 def _ends(folder: Path, arm: str, column: str) -> dict[int, float]:
     return {row["seed"]: row["evaluations"][str(row["iterations"])][column] for row in _runs(folder, arm)}
 
@@ -371,6 +381,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             acted,
             ahead_of,
             between,
+            made_again,
             steps,
             made,
             leaderboard,

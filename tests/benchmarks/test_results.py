@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from sage_grpo.lab.summary import summarize
 from sage_grpo.recipes import recipe
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-OLDER = {"methods", "fresh"}
-"""Runs of `benchmarks/methods.py`, and of a grid without a suite; their pages say so."""
+OLDER = {"methods", "fresh", "unseen"}
+"""Runs of `benchmarks/methods.py`, and of grids without a suite; their pages say so."""
 FOLDERS = sorted(file.parent for file in RESULTS.glob(f"*/{store.SUITE}") if file.parent.name not in OLDER)
 
 
@@ -57,18 +58,28 @@ def summary_of(benchmark_module):
     return benchmark_module("views").summary_of
 
 
-@pytest.mark.parametrize("name", ["methods", "objectives"])
+@pytest.mark.parametrize(
+    ("name", "recommended"),
+    [
+        ("methods", "branch"),
+        ("objectives", "branch"),
+        ("table2", "branch"),
+        ("table2_a", "branch/a"),
+        ("scaling", "branch 4 x 12"),
+    ],
+)
 def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_closer_to_the_manifold(
-    name: str, summary_of
+    name: str, recommended: str, benchmark_module
 ) -> None:
     """What the pages recommend must stand in the rows: intervals that exclude 0, and no lower drift elsewhere."""
-    summary = summary_of(RESULTS / name)
-    assert summary.suite.baseline == "branch"
-    for arm in summary.arms.values():
-        if arm.name != "branch":
-            assert arm.counts["done"] == 8, arm.name
-            assert arm.equal_difference["Overall"].high < 0, arm.name
-            assert arm.equal_difference["drift"].mean >= 0, arm.name
+    suite, rows, _ = benchmark_module("views").loaded(RESULTS / name)
+    arms = summarize(replace(suite, baseline=recommended), rows).arms
+    others = [arm for arm in arms.values() if not arm.name.startswith("branch")]
+    assert others
+    for arm in others:
+        assert arm.counts["done"] == 8, arm.name
+        assert arm.equal_difference["Overall"].high < 0, arm.name
+        assert arm.equal_difference["drift"].mean >= 0, arm.name
 
 
 def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing(summary_of) -> None:
@@ -81,13 +92,28 @@ def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing(summary_of) -> 
     assert arms["none 2e-04"].difference["Overall"].high < -0.3, "there is something to hold"
 
 
+@pytest.mark.parametrize(("name", "arm"), [("distance", "branch_long"), ("unseen", "shapes/branch_long")])
 def test_the_recipe_for_long_runs_gets_beyond_55_per_cent_with_less_drift_than_the_base_in_every_seed(
-    summary_of,
+    name: str, arm: str, summary_of
 ) -> None:
-    ceiling = summary_of(RESULTS / "distance").suite.columns[0].ceiling
-    runs = [row for row in store.read_rows(RESULTS / "distance" / store.ROWS) if row["arm"] == "branch_long"]
+    overall = summary_of(RESULTS / name).suite.columns[0]
+    runs = [row for row in store.read_rows(RESULTS / name / store.ROWS) if row["arm"] == arm]
     assert len(runs) == 8
     for row in runs:
         base, last = row["evaluations"]["0"], row["evaluations"]["400"]
-        assert (last["Overall"] - base["Overall"]) / (ceiling - base["Overall"]) >= 0.55, row["seed"]
+        way = (last[overall.key] - base[overall.key]) / (overall.ceiling - base[overall.key])
+        assert way >= 0.55, row["seed"]
         assert last["drift"] < base["drift"], row["seed"]
+
+
+def test_runs_that_were_made_again_on_a_gpu_have_every_digit(benchmark_module) -> None:
+    again = "benchmarks/results/equaliser_again_h200.jsonl"
+    assert benchmark_module("views").made_again(RESULTS / "equaliser", again) == "11 of 11"
+
+
+def test_a_run_with_another_digit_is_not_counted_as_made_again(benchmark_module, tmp_path) -> None:
+    rows = store.read_rows(RESULTS / "equaliser" / store.ROWS)[:2]
+    rows[1]["evaluations"]["45"]["VQ"] += 1e-9
+    file = tmp_path / "again.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert benchmark_module("views").made_again(RESULTS / "equaliser", str(file)) == "1 of 2"
