@@ -103,6 +103,33 @@ def test_passes_and_peaks_that_were_measured() -> None:
         assert said.total / GIB == pytest.approx(gib, rel=0.1)
 
 
+def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> None:
+    found = json.loads((RESULTS / "same_bits_h200.json").read_text())["attention"]["hunyuan15 480x848x81"]
+    assert found["true"]["differ"] == 0, "or the setting does nothing there"
+    assert found["true"]["seconds"] / found["false"]["seconds"] == pytest.approx(speed.IN_ORDER_BACKWARD, rel=0.02)
+
+    job, rates = Job(checkpointing=False), H200.rates
+    ordered = replace(job, same_bits=True)
+    attention = HUNYUAN15.blocks * speed.operations(HUNYUAN15, job).attention / rates.attention
+    more = (
+        speed.forward_seconds(HUNYUAN15, ordered, rates) - speed.forward_seconds(HUNYUAN15, job, rates),
+        speed.backward_seconds(HUNYUAN15, ordered, rates) - speed.backward_seconds(HUNYUAN15, job, rates),
+    )
+    assert more == pytest.approx((0.77 * attention, 2.21 * 2.5 * attention))
+
+
+def test_a_plan_knows_what_a_fixed_order_costs() -> None:
+    config = recipe("hunyuan15/branch")
+    fixed = replace(config, model=replace(config.model, deterministic=True))
+    now, then = (forecast(one, H200) for one in (config, fixed))
+    for phase, other in zip(now.phases, then.phases, strict=True):
+        assert (other.seconds > 1.2 * phase.seconds) == (phase.name in ("rollout", "update")), phase.name
+        assert other.memory == phase.memory
+    wide, wide_fixed = (replace(one, model=replace(one.model, dtype="float32")) for one in (config, fixed))
+    assert forecast(wide_fixed, H200).iteration_seconds == forecast(wide, H200).iteration_seconds, "no cuDNN there"
+    assert forecast(fixed, hardware.cpu()).iteration_seconds == forecast(config, hardware.cpu()).iteration_seconds
+
+
 def _guided(job: Job) -> float:
     rates = H200.rates
     return 2 * (speed.forward_seconds(HUNYUAN15, job, rates) + speed.backward_seconds(HUNYUAN15, job, rates))

@@ -74,6 +74,7 @@ def _steps(summary: Summary, path: Path) -> Path | None:
             )
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlabel("denoising step")
+        axis.locator_params(axis="x", integer=True)
         axis.set_yscale("log")
     return _save(figure, axes, path, "by denoising step, mean over iterations and seeds")
 

@@ -135,6 +135,8 @@ class Job:
     keep: tuple[tuple[Level, int], ...] = ()
     """With checkpointing: how many blocks keep more than their input."""
     compiled: bool = False
+    same_bits: bool = False
+    """Whether backward passes add up in a fixed order, which the fastest attention cannot."""
     anchor: bool = True
     anchor_offload: bool = False
     ema: bool = False

@@ -12,6 +12,9 @@ ATTENTION_BACKWARD = 2.5
 MOVED_BACKWARD, MOVED_BACKWARD_COMPILED = 1.7, 2.1
 """Bytes that the small operations move in the backward pass, in forward ones (fitted)."""
 
+IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
+"""What attention takes forward and backward where backward passes add up in a fixed order: flash attention instead of cuDNN's (docs/speed.md)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
@@ -81,7 +84,8 @@ def backward_seconds(network: Network, job: Job, rates: Rates) -> float:
     # Frozen weights need the gradient of their input alone; adapters are small.
     products = one.products * (2.0 if job.lora_rank is None else 1.1)
     moved = one.moved * (MOVED_BACKWARD_COMPILED if job.compiled else MOVED_BACKWARD)
-    plain = rates.backward * _at(ATTENTION_BACKWARD * one.attention, products, moved, job, rates)
+    slower = IN_ORDER_BACKWARD if _in_order(job) else 1.0
+    plain = rates.backward * _at(slower * ATTENTION_BACKWARD * one.attention, products, moved, job, rates)
     again = {level: _again(one, level, job, rates) for level in job.levels(network)}
     return sum(count * (plain + again[level]) for level, count in job.levels(network).items())
 
@@ -98,7 +102,8 @@ def decode_seconds(network: Network, job: Job, rates: Rates) -> float:
 
 
 def _forward(one: Operations, job: Job, rates: Rates) -> float:
-    return max(rates.launch, rates.forward * _at(one.attention, one.products, one.moved, job, rates))
+    slower = IN_ORDER if _in_order(job) else 1.0
+    return max(rates.launch, rates.forward * _at(slower * one.attention, one.products, one.moved, job, rates))
 
 
 def _again(one: Operations, level: Level, job: Job, rates: Rates) -> float:
@@ -108,6 +113,11 @@ def _again(one: Operations, level: Level, job: Job, rates: Rates) -> float:
     if level == "input":
         return _forward(one, job, rates)
     return rates.forward * _at(0.0, one.products, one.moved, job, rates)
+
+
+def _in_order(job: Job) -> bool:
+    """Whether the fastest attention is given up; in float32 it is not there to begin with."""
+    return job.same_bits and job.compute == COMPUTE
 
 
 def _at(attention: float, products: float, moved: float, job: Job, rates: Rates) -> float:

@@ -163,6 +163,7 @@ class Forecast:
             guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
             compute=_bytes(model.dtype),
             compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
+            same_bits=model.deterministic and not self.hardware.is_cpu,
             anchor=config.trust_region.uses_anchor,
             anchor_offload=config.anchor.offload,
             ema=config.optimizer.ema is not None,

@@ -19,6 +19,7 @@ from sage_grpo.train.forecast.architecture import Architecture
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.hardware import Hardware
 from sage_grpo.train.keeping import levels
+from sage_grpo.train.same_bits import get_ready, same_bits
 
 MORE = 2
 """Blocks by which the two networks differ whose times are compared: what is around the blocks cancels."""
@@ -42,6 +43,7 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
         compiled=False,
         keep=(("attention", 1),),
     )
+    get_ready(wanted=spec.deterministic)
     times: list[tuple[float, float]] = []
     decode: float | None = None
     for layers in (1, 1 + MORE):
@@ -94,7 +96,8 @@ def _block_times(model: FamilyModel) -> tuple[float, float]:
 
     def both() -> None:
         v = model.velocity(x, sigma, conditions)
-        v.backward(torch.ones_like(v))
+        with same_bits(model.device, wanted=model.spec.deterministic):
+            v.backward(torch.ones_like(v))
         model.network.zero_grad(set_to_none=True)
 
     return _seconds(forward, model.device), _seconds(both, model.device)
