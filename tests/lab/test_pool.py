@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sage_grpo.lab import pool as module
 from sage_grpo.lab.pool import Pool, Worker
 from sage_grpo.lab.prepare import Job
 from sage_grpo.lab.worker import request
@@ -138,8 +139,36 @@ def test_what_is_left_of_a_run_goes_by_where_it_was_kept() -> None:
 def test_time_left_is_the_work_over_the_workers() -> None:
     pool = Pool([job("a", 1), job("a", 2), job("b", 1)], [None, None], lambda job, row: None, asked)  # type: ignore[list-item]
     assert pool.left() is None
-    pool.estimates.learn(job("a"), 10, 2)  # b is not known yet and counts as the slowest
+    pool.estimates.learn(job("a"), 10, 2)  # b is not known yet and counts as the others do
     assert pool.left() == pytest.approx(15)
+    pool.estimates.learn(job("c"), 30, 2)
+    assert pool.left() == pytest.approx((10 + 10 + 20) / 2)
+
+
+def test_a_run_of_unknown_pace_is_only_begun_where_the_slowest_would_have_time() -> None:
+    pool = Pool([job("new")], [], lambda job, row: None, asked, budget=100)
+    pool.estimates.learn(job("quick"), 2, 2)
+    pool.estimates.learn(job("slow"), 300, 2)
+    assert pool._take() is None
+
+
+def test_the_start_of_a_run_is_no_part_of_its_pace(monkeypatch) -> None:
+    """An import of 40 s, and one iteration a second: 8 s are left of ten iterations, not 400."""
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    one = replace(job("a"), config=TrainConfig(iterations=10))
+    pool = Pool([one], [None], lambda job, row: None, asked)  # type: ignore[list-item]
+    pool._take()
+    clock[0] = 40.0
+    pool._hear(one, {"done": 1})
+    assert pool.left() is None  # one report is no pace yet
+    clock[0] = 41.0
+    pool._hear(one, {"done": 2})
+    assert pool.left() == pytest.approx(8)
+    pool._end(one, {"status": "done"})
+    assert pool.estimates.seconds(one, 10) == pytest.approx(41)  # a whole run has its start
+    pool.estimates.guess(one, 1000.0, 1)
+    assert pool.estimates.seconds(one, 10) == pytest.approx(41)  # and knows better than one under way
 
 
 def test_a_fault_of_ours_ends_the_workers(tmp_path: Path) -> None:

@@ -134,6 +134,20 @@ MUTANTS = (
         (f"{POOL}test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is",),
     ),
     Mutant(
+        "a run of unknown pace is taken for a usual one where time is short",
+        "lab/pool.py",
+        "self._stretch(job), max)",
+        "self._stretch(job))",
+        (f"{POOL}test_a_run_of_unknown_pace_is_only_begun_where_the_slowest_would_have_time",),
+    ),
+    Mutant(
+        "the start of a run counts as its pace",
+        "lab/pool.py",
+        "self.estimates.guess(job, now - then, done - at)",
+        "self.estimates.guess(job, now - since, done - first)",
+        (f"{POOL}test_the_start_of_a_run_is_no_part_of_its_pace",),
+    ),
+    Mutant(
         "a run that goes on forgets what it was",
         "lab/measure.py",
         "record.load_state_dict(known)",
@@ -164,8 +178,8 @@ MUTANTS = (
     Mutant(
         "a run is not started unless all of it fits",
         "lab/pool.py",
-        "needs = self.estimates.seconds(job, self._stretch(job)) or 0.0",
-        "needs = self.estimates.seconds(job, self._ahead(job)) or 0.0",
+        "needs = self.estimates.seconds(job, self._stretch(job), max) or 0.0",
+        "needs = self.estimates.seconds(job, self._ahead(job), max) or 0.0",
         (f"{POOL}test_a_run_that_gets_to_its_next_point_in_time_is_started_from_where_it_was_kept",),
     ),
     Mutant(

@@ -178,4 +178,25 @@ MUTANTS = (
         "",
         ("train/test_same_bits.py::test_pytorch_may_not_choose_cudnns_attention_until_a_run_without_the_setting",),
     ),
+    Mutant(
+        "a plan does not know that a fixed order is slower",
+        "train/forecast/costs.py",
+        "same_bits=model.deterministic and not self.hardware.is_cpu,",
+        "same_bits=False,",
+        ("train/test_forecast.py::test_a_plan_knows_what_a_fixed_order_costs",),
+    ),
+    Mutant(
+        "a fixed order is slower in float32 too, says a plan",
+        "parallel/speed.py",
+        "return job.same_bits and job.compute == COMPUTE",
+        "return job.same_bits",
+        ("train/test_forecast.py::test_a_plan_knows_what_a_fixed_order_costs",),
+    ),
+    Mutant(
+        "attention's forward and backward pass are slower alike",
+        "parallel/speed.py",
+        "slower = IN_ORDER_BACKWARD if _in_order(job) else 1.0",
+        "slower = IN_ORDER if _in_order(job) else 1.0",
+        ("train/test_forecast.py::test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured",),
+    ),
 )

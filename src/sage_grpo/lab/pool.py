@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,20 +22,32 @@ COMMAND = (sys.executable, "-m", "sage_grpo.lab.worker")
 
 
 class Estimates:
-    """Seconds that runs take: by arm and settings, from those that ended and from those under way."""
+    """Seconds that an iteration takes, by arm and settings: in runs that ended, and until one has, in those under way."""
 
     def __init__(self) -> None:
-        self._rates: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
+        self._under_way: dict[str, float] = {}
 
     def learn(self, job: Job, seconds: float, iterations: float) -> None:
-        """A job did so many iterations in so many seconds."""
+        """A job ended; it did so many iterations in so many seconds."""
         if iterations > 0:
-            self._rates[_kind(job)] = seconds / iterations
+            self._ended[_kind(job)] = seconds / iterations
 
-    def seconds(self, job: Job, iterations: int) -> float | None:
-        """What so many iterations of a job will take; as the slowest arm's where its own are not known yet, None where none are."""
-        rate = self._rates.get(_kind(job), max(self._rates.values(), default=None))
-        return None if rate is None else rate * iterations
+    def guess(self, job: Job, seconds: float, iterations: float) -> None:
+        """A job under way did so many iterations in so many seconds, its start left out."""
+        if iterations > 0:
+            self._under_way[_kind(job)] = seconds / iterations
+
+    def seconds(
+        self, job: Job, iterations: int, unknown: Callable[[Iterable[float]], float] = statistics.fmean
+    ) -> float | None:
+        """What so many iterations of a job will take; `unknown` makes a rate of the other arms' where its own is not known yet. None where
+        none is."""
+        rates = {**self._under_way, **self._ended}
+        if not rates:
+            return None
+        rate = rates.get(_kind(job))
+        return iterations * (unknown(rates.values()) if rate is None else rate)
 
 
 def _kind(job: Job) -> str:
@@ -121,6 +134,8 @@ class Pool:
         self.waiting, self.workers, self.on_row = deque(jobs), list(workers), on_row
         self.request, self.on_note, self.kept, self.budget = request, on_note, dict(kept or {}), budget
         self.estimates, self.running = Estimates(), dict[str, tuple[Job, float, int]]()
+        self._heard = dict[str, tuple[float, int, int]]()
+        """When a run under way first said how far it was, how far that was, and how far it is: what came before is its start, not its pace."""
         self.began = time.monotonic()
         self._lock, self._changed = threading.RLock(), threading.Event()
         self._stopped = False
@@ -158,22 +173,17 @@ class Pool:
     def left(self) -> float | None:
         """Seconds until all is done, as far as is known."""
         with self._lock:
-            whole = [self.estimates.seconds(job, self._ahead(job)) for job in self.waiting]
-            now = time.monotonic()
-            under_way = [
-                None
-                if (all_of_it := self.estimates.seconds(job, self._ahead(job))) is None
-                else max(0.0, all_of_it - (now - since))
-                for job, since, _ in self.running.values()
-            ]
-        known = [seconds for seconds in (*whole, *under_way) if seconds is not None]
-        if len(known) < len(whole) + len(under_way):
+            jobs = [*self.waiting, *(job for job, _, _ in self.running.values())]
+            all_of_it = [self.estimates.seconds(job, self._ahead(job)) for job in jobs]
+        known = [seconds for seconds in all_of_it if seconds is not None]
+        if len(known) < len(jobs):
             return None
         return max(sum(known) / max(1, len(self.workers)), max(known, default=0.0))
 
     def _ahead(self, job: Job) -> int:
         """Iterations that a job has before it."""
-        return job.config.iterations - self.kept.get(job.key, 0)
+        _, _, done = self._heard.get(job.key, (0.0, 0, self.kept.get(job.key, 0)))
+        return job.config.iterations - done
 
     def _stretch(self, job: Job) -> int:
         """Iterations until a job is kept the next time."""
@@ -186,7 +196,7 @@ class Pool:
             if self._stopped:
                 return None
             for place, job in enumerate(self.waiting):
-                needs = self.estimates.seconds(job, self._stretch(job)) or 0.0
+                needs = self.estimates.seconds(job, self._stretch(job), max) or 0.0  # rather too slow than cut off
                 if self.budget is None or self.elapsed + needs <= self.budget:
                     del self.waiting[place]
                     self.running[job.key] = (job, time.monotonic(), self.kept.get(job.key, 0))
@@ -208,15 +218,19 @@ class Pool:
             if "note" in words:
                 self.on_note(job, words["note"])
             if "done" in words:
+                now, done = time.monotonic(), int(words["done"])
                 _, since, first = self.running[job.key]
-                if words["done"] < first:  # it was not continued
-                    self.running[job.key], first = (job, since, 0), 0
+                if done < first:  # it was not continued
+                    self.running[job.key] = (job, since, 0)
                     del self.kept[job.key]
-                self.estimates.learn(job, time.monotonic() - since, words["done"] - first)
+                then, at, _ = self._heard.get(job.key, (now, done, done))
+                self._heard[job.key] = (then, at, done)
+                self.estimates.guess(job, now - then, done - at)
 
     def _end(self, job: Job, answer: Row | str) -> None:
         with self._lock:
             _, since, first = self.running.pop(job.key)
+            self._heard.pop(job.key, None)
             if isinstance(answer, str):
                 if self._stopped:  # we ended it: it is neither done nor failed
                     self.waiting.appendleft(job)
