@@ -291,7 +291,7 @@ def made(folder: Path) -> str:
     runs = f"{len(rows)} runs" if len(rows) == asked else f"{len(rows)} of {asked} runs made"
     return (
         f"`{command}`, {', '.join(machines)}, commit {', '.join(commits) or 'unknown'}, {len(suite.seeds)} seeds, {runs}. Data: "
-        f"[{place}]({folder.name}/runs.jsonl); `sage-grpo compare --table` draws it again."
+        f"[{place}]({folder.name}/runs.jsonl); `sage-grpo compare --table docs/results/{folder.name} --out runs/{folder.name}` draws it again."
     )
 
 

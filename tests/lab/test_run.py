@@ -114,6 +114,21 @@ def test_several_suites_share_runs_and_leave_what_single_calls_leave(
     assert main(["compare", "--table", str(tmp_path / "both")]) == 0
     assert tables in capsys.readouterr().out
 
+    before = written(tmp_path / "both")
+    assert main(["compare", "--table", str(tmp_path / "both"), "--out", str(tmp_path / "drawn")]) == 0
+    assert f"Report: {tmp_path / 'drawn' / 'other' / 'report.md'}" in capsys.readouterr().out
+    assert written(tmp_path / "both") == before
+    drawn = written(tmp_path / "drawn")
+    assert drawn["other/table.md"].strip() == tables
+    assert drawn.items() <= before.items()  # the same, and without rows
+
+
+@pytest.mark.parametrize("words", [["shapes/sage"], ["--suite", "one"], ["--seeds", "3"], ["--baseline", "a"]])
+def test_what_asks_for_runs_is_refused_where_only_tables_are_drawn(words: list[str], tmp_path: Path, capsys) -> None:
+    assert main(["compare", *words, "--table", str(tmp_path)]) != 0
+    name = words[0].removeprefix("--") if words[0].startswith("--") else "recipes"
+    assert f"runs nothing: leave out {name}." in capsys.readouterr().err
+
 
 def call(
     jobs: Mapping[str, list[Job]], two: Mapping[str, Suite], folders: Mapping[str, Path], **more: Any

@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -51,8 +51,8 @@ class Options:
     """The arm that others are compared with; None is the first. A recipe's name means its arm with the recipe's own values."""
     columns: list[str] = field(default_factory=list)
     """Metrics of the evaluation to show; the first one decides. Empty: total, and the parts of the shapes judge where all runs have it."""
-    out: Folder = "runs/compare"
-    """Folder of runs.jsonl and what derives from it. Runs that it holds are not made again."""
+    out: Folder | None = None
+    """Folder of runs.jsonl and what derives from it. Runs that it holds are not made again. None is runs/compare; with `table`, that folder itself."""
     jobs: Count | Literal["auto"] = "auto"
     """Runs side by side. auto: the cores, or 16 of the miniature on a GPU, or one of a real model on each."""
     mps: bool = True
@@ -63,10 +63,15 @@ class Options:
     weights: bool = False
     """Keep the final weights of every run, in weights/."""
     table: Folder | None = None
-    """Only draw the tables and figures of this folder again; or those of the suites in it."""
+    """Only draw the tables and figures of this folder again; or those of the suites in it. `out` takes them elsewhere."""
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def folder(self) -> Path:
+        """Where runs go."""
+        return Path(self.out or "runs/compare")
 
 
 def defaults(argv: list[str]) -> tuple[None, list[str]]:
@@ -89,7 +94,9 @@ def defaults(argv: list[str]) -> tuple[None, list[str]]:
 def run(options: Options) -> int:
     """Run what is missing, then draw."""
     if options.table is not None:
-        return _draw(_folders(Path(options.table)))
+        _refuse_to_run(options)
+        table = Path(options.table)
+        return _draw(_folders(table), None if options.out is None else (table, Path(options.out)))
     from sage_grpo.lab import run as lab
     from sage_grpo.lab.prepare import prepare
     from sage_grpo.lab.report import REPORT
@@ -97,7 +104,7 @@ def run(options: Options) -> int:
     from sage_grpo.recipes import recipe
     from sage_grpo.train.preflight import preflight
 
-    suites, out = suites_of(options), Path(options.out)
+    suites, out = suites_of(options), options.folder
     arms = chosen(suites, options.arms)
     parts = [
         lab.Part(
@@ -135,15 +142,24 @@ def run(options: Options) -> int:
     return 1 if ended.failed else 3 if ended.missing else 0
 
 
-def _draw(folders: Sequence[Path]) -> int:
-    """Tables, figures and reports of comparisons."""
+def _refuse_to_run(options: Options) -> None:
+    """What asks for runs is not ignored where only tables are drawn."""
+    plain, names = Options(), [one.name for one in fields(Options) if one.name not in ("table", "out")]
+    given = [name for name in names if getattr(options, name) != getattr(plain, name)]
+    if given:
+        raise ConfigError(f"--table draws what is there and runs nothing: leave out {', '.join(given)}.")
+
+
+def _draw(folders: Sequence[Path], moved: tuple[Path, Path] | None = None) -> int:
+    """Tables, figures and reports of comparisons; `moved` says from which folder to which."""
     from sage_grpo.lab.report import REPORT, render, tables
     from sage_grpo.lab.store import unfinished
 
     for folder in folders:
-        summary = render(folder)
+        place = folder if moved is None else moved[1] / folder.relative_to(moved[0])
+        summary = render(folder, place)
         head = f"{summary.suite.title}\n\n" if len(folders) > 1 else ""
-        print(f"{head}{tables(summary)}\n\nReport: {folder / REPORT}")
+        print(f"{head}{tables(summary)}\n\nReport: {place / REPORT}")
         if cut_off := unfinished(folder):
             print(cut_off)
     return 0
@@ -222,7 +238,7 @@ def _grid(options: Options) -> Suite:
             labels = [f"{name}={value}" for name, (_, value) in zip(names, values)]
             arms.append(Arm(name=" ".join([start, *labels]), recipe=start, options=dict(values)))
     return Suite(
-        name=Path(options.out).name,
+        name=options.folder.name,
         title=f"{' and '.join(options.recipes)}" + (f" over {', '.join(axis[0][0] for axis in axes)}" if axes else ""),
         question="Which settings score best on held-out prompts?",
         arms=tuple(arms),

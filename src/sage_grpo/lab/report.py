@@ -17,13 +17,16 @@ from sage_grpo.lab.summary import ArmSummary, Summary, summarize
 TABLE, REPORT, NUMBERS = "table.md", "report.md", "table.json"
 
 
-def render(folder: Path) -> Summary:
-    """Write table.md, table.json (neither has times: the same rows give the same files), report.md and the figures."""
+def render(folder: Path, out: Path | None = None) -> Summary:
+    """Write table.md, table.json (neither has times: the same rows give the same files), report.md and the figures of a comparison; beside its
+    rows, or in a folder of their own."""
     suite, keys, command = store.load_suite(folder)
     rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
     order = {key: place for place, key in enumerate(keys)}
     rows.sort(key=lambda row: order[row["key"]])
     summary = summarize(suite, rows)
+    folder = out or folder
+    folder.mkdir(parents=True, exist_ok=True)
     store.write(folder / TABLE, (tables(summary) + "\n").encode())
     store.write(folder / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))
     store.write(folder / NUMBERS, (json.dumps(numbers(summary), indent=1) + "\n").encode())
