@@ -25,13 +25,13 @@ def render(folder: Path, out: Path | None = None) -> Summary:
     order = {key: place for place, key in enumerate(keys)}
     rows.sort(key=lambda row: order[row["key"]])
     summary = summarize(suite, rows)
-    folder = out or folder
-    folder.mkdir(parents=True, exist_ok=True)
-    store.write(folder / TABLE, (tables(summary) + "\n").encode())
-    store.write(folder / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))
-    store.write(folder / NUMBERS, (json.dumps(numbers(summary), indent=1) + "\n").encode())
-    figures = draw(summary, folder)
-    store.write(folder / REPORT, (text(summary, rows, figures, command) + "\n").encode())
+    place = out or folder
+    place.mkdir(parents=True, exist_ok=True)
+    store.write(place / TABLE, (tables(summary) + "\n").encode())
+    store.write(place / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))
+    store.write(place / NUMBERS, (json.dumps(numbers(summary), indent=1) + "\n").encode())
+    figures = draw(summary, place)
+    store.write(place / REPORT, (text(summary, rows, figures, command) + "\n").encode())
     return summary
 
 

@@ -16,7 +16,6 @@ GIB = 2**30
 COMPUTE, MASTER = 2, 4
 """Bytes of a number in bfloat16 and in float32."""
 
-
 Level = Literal["input", "attention", "all"]
 """What a block keeps for its backward pass: its input alone (the rest runs again), also what attention gave, or everything."""
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -11,7 +11,6 @@ ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass, in forward ones: five products instead of two."""
 MOVED_BACKWARD, MOVED_BACKWARD_COMPILED = 1.7, 2.1
 """Bytes that the small operations move in the backward pass, in forward ones (fitted)."""
-
 IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
 """What attention takes forward and backward where backward passes add up in a fixed order: flash attention instead of cuDNN's (docs/speed.md)."""
 
