@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "compare writes no leaderboard",
         "lab/report.py",
-        "    store.write(folder / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))\n",
+        "    store.write(place / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))\n",
         "",
         (f"{BOARD}test_compare_writes_the_leaderboard",),
     ),
