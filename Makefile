@@ -23,7 +23,7 @@ demo: install ## Train the miniature video model on the CPU and show what change
 	@$(PY) -m sage_grpo demo
 
 test: install lint types ## Lint, types and all tests
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder
 
 test-core: install ## Only the mathematics (seconds)
 	@$(PY) -m pytest -q tests/flow tests/rl tests/test_gaussian.py tests/test_known_errors.py tests/test_house.py

@@ -15,18 +15,25 @@ import tiny
 from sage_grpo.models import hunyuan15
 from sage_grpo.models.family import FamilyModel
 
-FIRST = ("parallel", "e2e", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
+FIRST = ("e2e", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
 """Folders and files with few tests that take long."""
+TOGETHER = "parallel"
+"""A folder whose tests start several processes each: side by side they take a quarter more of the CPU's time than one after the other."""
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long come first: a worker has one file at a time, and one that is left for the end keeps the others waiting."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Which worker has what, and in which order. A worker has one file at a time, or all that go together. Those that take long come first:
+    one that is left for the end keeps the others waiting."""
+    for item in items:
+        folder, file = item.path.parts[-2:]
+        item.add_marker(pytest.mark.xdist_group(folder if folder == TOGETHER else f"{folder}/{file}"))
+    yield
     counts = Counter(item.path for item in items)
 
-    def place(item: pytest.Item) -> tuple[bool, int, str]:
-        quick = not {item.path.name, item.path.parent.name} & set(FIRST)
-        return quick, -counts[item.path], str(item.path)
+    def place(item: pytest.Item) -> tuple[bool, bool, int, str]:
+        folder, file = item.path.parts[-2:]
+        return folder != TOGETHER, not {folder, file} & set(FIRST), -counts[item.path], str(item.path)
 
     items.sort(key=place)
 
