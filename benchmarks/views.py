@@ -246,7 +246,7 @@ def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
 
 
 def made_again(folder: Path, again: str) -> str:
-    """How many runs of a file that were made once more have every digit of those of a comparison: scores, training and steps."""
+    """How many runs of a file that were made once more have every digit that is kept of those of a comparison: scores, training and steps."""
     first = {row["key"]: row for row in loaded(folder)[1]}
     same = [
         all(row[part] == first[row["key"]][part] for part in ("evaluations", "training", "steps", "passes"))
@@ -291,7 +291,7 @@ def made(folder: Path) -> str:
     runs = f"{len(rows)} runs" if len(rows) == asked else f"{len(rows)} of {asked} runs made"
     return (
         f"`{command}`, {', '.join(machines)}, commit {', '.join(commits) or 'unknown'}, {len(suite.seeds)} seeds, {runs}. Data: "
-        f"[{place}]({folder.name}/runs.jsonl); `sage-grpo compare --table docs/results/{folder.name} --out runs/{folder.name}` draws it again."
+        f"[{place}]({folder.name}/runs.jsonl); `sage-grpo compare --table docs/results/{folder.name} --out runs/{folder.name}-drawn` draws it again."
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from sage_grpo.commands import compare
+from sage_grpo.configure import parse
 from sage_grpo.lab import store
 from sage_grpo.lab.prepare import prepare
 from sage_grpo.lab.report import text
@@ -44,7 +47,16 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
     assert {place: key for place, key in rows.items() if place in jobs}.items() <= jobs.items()
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("name", ["unseen", "fresh"])
+def test_the_command_of_a_grid_makes_its_runs(name: str) -> None:
+    _, _, command = store.load_suite(RESULTS / name)
+    _, argv = compare.defaults(["--recipes", *shlex.split(command)[2:]])
+    (suite,) = compare.suites_of(parse(compare.Options, argv, prog="sage-grpo compare"))
+    rows = store.read_rows(RESULTS / name / store.ROWS)
+    assert {row["key"] for row in rows} == {job.key for job in prepare(suite, recipe)}
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, RESULTS / "unseen"], ids=lambda folder: folder.name)
 def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path, benchmark_module) -> None:
     """`compare --table` of a folder of docs/results, but for the figures."""
     suite, rows, command = benchmark_module("views").loaded(folder)

@@ -122,6 +122,11 @@ def test_several_suites_share_runs_and_leave_what_single_calls_leave(
     assert drawn["other/table.md"].strip() == tables
     assert drawn.items() <= before.items()  # the same, and without rows
 
+    for other in ("one", "both"):  # the rows of others, in it or in a folder of it
+        assert main(["compare", "--table", str(tmp_path / "both" / "other"), "--out", str(tmp_path / other)]) != 0
+        assert "has runs of its own, whose tables would be overwritten: name another --out" in capsys.readouterr().err
+    assert written(tmp_path / "both") == before
+
 
 @pytest.mark.parametrize("words", [["shapes/sage"], ["--suite", "one"], ["--seeds", "3"], ["--baseline", "a"]])
 def test_what_asks_for_runs_is_refused_where_only_tables_are_drawn(words: list[str], tmp_path: Path, capsys) -> None:

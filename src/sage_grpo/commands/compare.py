@@ -96,7 +96,10 @@ def run(options: Options) -> int:
     if options.table is not None:
         _refuse_to_run(options)
         table = Path(options.table)
-        return _draw(_folders(table), None if options.out is None else (table, Path(options.out)))
+        folders, moved = _folders(table), None if options.out is None else (table, Path(options.out))
+        if moved is not None:
+            _refuse_to_mix(_folders(moved[1]), folders)
+        return _draw(folders, moved)
     from sage_grpo.lab import run as lab
     from sage_grpo.lab.prepare import prepare
     from sage_grpo.lab.report import REPORT
@@ -148,6 +151,16 @@ def _refuse_to_run(options: Options) -> None:
     given = [name for name in names if getattr(options, name) != getattr(plain, name)]
     if given:
         raise ConfigError(f"--table draws what is there and runs nothing: leave out {', '.join(given)}.")
+
+
+def _refuse_to_mix(there: Sequence[Path], folders: Sequence[Path]) -> None:
+    """One comparison's tables beside another's rows would be taken for its own."""
+    from sage_grpo.lab.store import ROWS
+
+    own = {folder.resolve() for folder in folders}
+    other = [folder for folder in there if (folder / ROWS).is_file() and folder.resolve() not in own]
+    if other:
+        raise ConfigError(f"{other[0]} has runs of its own, whose tables would be overwritten: name another --out.")
 
 
 def _draw(folders: Sequence[Path], moved: tuple[Path, Path] | None = None) -> int:
