@@ -17,11 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "sage_grpo"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
-MAX_MODULE_LINES = 400
-MAX_FUNCTION_LINES = 60
-ALLOWED_LONG: frozenset[str] = frozenset()
-"""Names of modules or functions that may be longer; keep it empty."""
-
 # Imports point from a higher rank to a lower one. Units of one rank are siblings and do not import one another.
 RANKS = {
     "ranges": -1,
@@ -222,22 +217,6 @@ def test_the_parser_needs_only_the_standard_library_and_jsonargparse() -> None:
             (name, line) for name, line in _imports(path) if name.split(".")[:2] not in [["sage_grpo", n] for n in own]
         ]
         _report([f"{path.name}:{line}: {name}" for name, line in names if name.split(".")[0] not in allowed])
-
-
-def test_modules_and_functions_are_short() -> None:
-    problems = []
-    for path in FILES:
-        length = len(path.read_text(encoding="utf-8").splitlines())
-        if length > MAX_MODULE_LINES and _relative(path) not in ALLOWED_LONG:
-            problems.append(f"{_relative(path)}: {length} lines, at most {MAX_MODULE_LINES}")
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > MAX_FUNCTION_LINES and f"{_relative(path)}:{node.name}" not in ALLOWED_LONG:
-                    problems.append(
-                        f"{_relative(path)}:{node.lineno}: {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
-                    )
-    _report(problems)
 
 
 def _is_broad(kind: ast.expr | None) -> bool:
