@@ -20,7 +20,9 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in pa
 # Imports point from a higher rank to a lower one. Units of one rank are siblings and do not import one another.
 RANKS = {
     "ranges": -1,
+    "documents": -1,
     "hints": -1,
+    "inside": -1,
     "named": -1,
     "captions": -1,
     "tables": -1,
@@ -211,7 +213,7 @@ def test_the_parser_needs_only_the_standard_library_and_jsonargparse() -> None:
     import sys
 
     allowed = {*sys.stdlib_module_names, "jsonargparse", "yaml"}
-    own = ("configure", "hints", "manual", "named", "ranges")
+    own = ("configure", "hints", "inside", "manual", "named", "ranges")
     for path in (PACKAGE / f"{name}.py" for name in own):
         names = [
             (name, line) for name, line in _imports(path) if name.split(".")[:2] not in [["sage_grpo", n] for n in own]

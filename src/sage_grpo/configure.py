@@ -5,19 +5,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from sage_grpo.hints import explain, leaves
+from sage_grpo.inside import CONTROL
 from sage_grpo.ranges import faults
 
-__all__ = ["ConfigError", "check_yaml", "explain", "given", "leaves", "parse"]
+__all__ = ["ConfigError", "check_yaml", "explain", "given", "leaves", "parse", "read_yaml"]
 
 T = TypeVar("T")
 
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1_000_000, 50, 100_000
 """Far more than any configuration needs."""
+
+
+MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What PyYAML raises at values that are not of the kind that they are marked as: !!bool maybe, a date that there is not."""
 
 
 class ConfigError(ValueError):
@@ -99,10 +106,8 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
             values.append(words.pop(0))
         name, _, value = word.partition("=")
         if values or "=" in word:
-            _refuse_mistakes(name, kinds.get(name), (values or [value])[0])
+            _refuse_mistakes(name, kinds.get(name), (values or [value])[0], options)
         file = (values or [value])[0] if name == "--config" else ""
-        if file:
-            check_yaml(Path(file))
         result += [f"{key}=[]" for key in lists if name == key or (file and in_file(file, key.removeprefix("--")))]
         if kinds.get(word) in (bool, bool | None) and not values:
             result.append(f"{word}=true")
@@ -143,40 +148,78 @@ def given(argv: Sequence[str], key: str) -> str | None:
     return found
 
 
-def _refuse_mistakes(option: str, kind: Any, value: str) -> None:
-    """Refuse a key that is given twice, of which YAML takes the last in silence, and a path that is empty, as from a shell
-    variable that is not set: it would be the current folder."""
+def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
+    """Refuse YAML that must not be built, a key that is given twice, of which YAML takes the last in silence, and a path that is
+    empty, as from a shell variable that is not set: it would be the current folder."""
     import yaml
 
     if not value and kind in (Path, Path | None):
         raise ConfigError(f"{option.removeprefix('--')} is empty: give a path, or leave it out.")
-    is_part = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-    is_file = option == "--config" or (is_part and Path(value).is_file())
-    if not is_file and not value.startswith(("{", "[")):
+    is_part = any(isinstance(one, type) and dataclasses.is_dataclass(one) for one in (kind, *get_args(kind)))
+    if option == "--config" or (is_part and os.path.isfile(value)):
+        file = Path(value)
+        check_yaml(file)
+        if option == "--config":
+            _check_files_of_parts(file, options)
+        twice = _twice(_composed(_text_of(file)))
+    elif value.startswith(("{", "[")):
+        with suppress(yaml.YAMLError):  # what is no YAML is the parser's to complain about
+            fault = _yaml_fault(value)
+            if fault:
+                raise ConfigError(f"{option} cannot be used: {fault}.")
+        file, twice = Path(option), _twice(_composed(value))
+    else:
         return
-    try:
-        twice = _twice(yaml.compose(Path(value).read_text() if is_file else value, Loader=yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):
-        return  # what cannot be read is the parser's to complain about
     if twice:
-        raise ConfigError(f"{value if is_file else option} has {twice}: keep one of them.")
+        raise ConfigError(f"{file} has {twice}: keep one of them.")
 
 
-def _twice(node: Any, prefix: str = "") -> str | None:
-    """The first key of a YAML tree that is there twice, with both lines."""
+def _check_files_of_parts(file: Path, options: type) -> None:
+    """A group of options may be the name of another file, which the parser opens: it is held to the same limits."""
+    keys = [key for key, _ in leaves(options)]
+    for group in (key for key in keys if any(other.startswith(f"{key}.") for other in keys)):
+        value = _lookup(str(file), group)
+        if isinstance(value, str) and os.path.isfile(file.parent / value):
+            check_yaml(file.parent / value)
+
+
+def _text_of(file: Path) -> str:
+    """What a file holds; nothing where it cannot be read, which is the parser's to complain about."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _composed(text: str) -> Any:
+    """The tree of a YAML text, in which an alias is the very node that it stands for; None where it is no YAML."""
     import yaml
 
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return None
+
+
+def _twice(node: Any, prefix: str = "", seen: set[int] | None = None) -> str | None:
+    """The first key of a YAML tree that is there twice, with both lines. What aliases stand for is looked at once."""
+    import yaml
+
+    seen = set() if seen is None else seen
+    if id(node) in seen:
+        return None
+    seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        return next((found for item in node.value if (found := _twice(item, prefix))), None)
+        return next((found for item in node.value if (found := _twice(item, prefix, seen))), None)
     if not isinstance(node, yaml.MappingNode):
         return None
     lines: dict[str, int] = {}
     for key, value in node.value:
-        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        name, line = f"{prefix}{key.value if isinstance(key.value, str) else '?'}", key.start_mark.line + 1
         if name in lines:
             return f"the key {name!r} twice (lines {lines[name]} and {line})"
         lines[name] = line
-        found = _twice(value, f"{name}.")
+        found = _twice(value, f"{name}.", seen)
         if found:
             return found
     return None
@@ -191,13 +234,10 @@ _NOTHING = object()
 
 
 def _lookup(file: str, key: str) -> object:
-    """The value of a dotted key in a YAML file, or _NOTHING; a file that cannot be read is the parser's to complain about."""
-    import yaml
-
-    check_yaml(Path(file))
+    """The value of a dotted key in a YAML file, or _NOTHING; a file that is not there is the parser's to complain about."""
     try:
-        value = yaml.safe_load(Path(file).read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        value: object = read_yaml(Path(file))
+    except OSError:
         return _NOTHING
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -206,41 +246,45 @@ def _lookup(file: str, key: str) -> object:
     return value
 
 
-def check_yaml(file: Path) -> None:
-    """Refuse a file that is no YAML of options with values, or small on disk and enormous in memory, before anything builds it.
-
-    A file that is not there is the parser's to complain about.
-    """
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The options in a YAML file, whoever wrote it. ConfigError where it is no YAML of options with values, or small on disk and
+    enormous in memory: that is found out before anything builds it. OSError where it cannot be read."""
     import yaml
 
-    try:
-        if file.is_file() and file.stat().st_size > MAX_YAML_BYTES:
-            fault = f"it has {file.stat().st_size} bytes, more than {MAX_YAML_BYTES}"
-        else:
+    size = file.stat().st_size if file.is_file() else 0
+    fault, content = f"it has {size} bytes, more than {MAX_YAML_BYTES}", None
+    if size <= MAX_YAML_BYTES:
+        try:
             text = file.read_text(encoding="utf-8")
-            fault = _yaml_fault(yaml.parse(text, Loader=yaml.SafeLoader)) or _no_mapping(
-                yaml.compose(text, Loader=yaml.SafeLoader)
-            )
-    except OSError:
-        return
-    except UnicodeDecodeError as error:
-        fault = f"byte {error.object[error.start]:#04x} at {error.start} is no UTF-8"
-    except yaml.YAMLError as error:
-        fault = f"it is no YAML: {' '.join(str(error).replace('<unicode string>', file.name).split())}"
-    if fault:
+            fault = _yaml_fault(text)
+            content = None if fault else yaml.safe_load(text)
+        except UnicodeDecodeError as error:
+            fault = f"byte {error.object[error.start]:#04x} at {error.start} is no UTF-8"
+        except (yaml.YAMLError, *MISBUILT) as error:
+            fault = f"it is no YAML: {' '.join(str(error).replace('<unicode string>', file.name).split())}"
+    if not fault and content is None:
+        fault = "it is empty"
+    if not fault and not isinstance(content, dict):
+        fault = "it holds no options with values (name: value)"
+    if fault or not isinstance(content, dict):
         raise ConfigError(f"{file} is no configuration: {fault}.")
+    return content
 
 
-def _no_mapping(node: Any) -> str:
-    """What a document is that holds no options with values; empty where it does."""
+def check_yaml(file: Path) -> None:
+    """Refuse a file that `read_yaml` refuses; one that is not there is the parser's to complain about."""
+    with suppress(OSError):
+        read_yaml(file)
+
+
+def _yaml_fault(text: str) -> str:
+    """Why a YAML text must not be built; empty where it may. Raises yaml.YAMLError where it is no YAML."""
     import yaml
 
-    if node is None:
-        return "it is empty"
-    return "" if isinstance(node, yaml.MappingNode) else "it holds no options with values (name: value)"
+    return _excess(yaml.parse(text, Loader=yaml.SafeLoader))
 
 
-def _yaml_fault(events: Iterable[Any]) -> str:
+def _excess(events: Iterable[Any]) -> str:
     """Counts what aliases (`*name`) stand for without expanding them; stops reading at the first excess."""
     import yaml
 
@@ -257,6 +301,8 @@ def _yaml_fault(events: Iterable[Any]) -> str:
                 return f"*{event.anchor} refers to itself or to nothing"
             name, size = None, sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
+            if CONTROL.search(event.value):  # commands print options, and a terminal would obey it
+                return f"it holds control characters: {event.value[:60]!r}"
             name, size = event.anchor, 1
         elif isinstance(event, yaml.CollectionEndEvent):
             name, size = stack.pop()

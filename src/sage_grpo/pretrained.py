@@ -6,10 +6,11 @@ files an empty vocabulary. Both give plausible numbers that mean nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from sage_grpo.documents import DocumentError, read_object, shown
 
 LEAST_COVERAGE = 0.75
 """A tokenizer knows at least this share of its model's embeddings; real ones know 99% (rows are padded to round numbers)."""
@@ -73,5 +74,9 @@ def vocabulary_fault(tokenizer: Any, folder: str | Path, rows: int) -> str | Non
 
 def embedding_rows(config: Path) -> int | None:
     """The vocabulary size that a text model's config.json states, or None where it states none."""
-    values = json.loads(config.read_text())
-    return values.get("vocab_size", values.get("text_config", {}).get("vocab_size"))
+    values = read_object(config)
+    inner = values.get("text_config")
+    rows = values.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int)):
+        raise DocumentError(f"{config}: vocab_size must be a whole number, got {shown(rows)}.")
+    return rows

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sage_grpo.inside import inside
 from sage_grpo.ranges import Folder, Natural, check
 
 if TYPE_CHECKING:
@@ -99,15 +101,14 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
     A folder may come from somebody else: it does not decide which code runs here, nor where data and tokens are sent, unless
     `trust` says so. `rewards` is whether the caller will load the run's rewards too.
     """
-    from sage_grpo.configure import check_yaml, parse
+    from sage_grpo.configure import parse
     from sage_grpo.train.config import TrainConfig
 
-    file = run / "config.yaml"
+    file = inside(run, "config.yaml")
     if not file.is_file():
         raise FileNotFoundError(
             f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
         )
-    check_yaml(file)
     _check_sections(file)
     config = parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
     foreign = [] if trust else _foreign(config, rewards=rewards)
@@ -116,6 +117,13 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
             f"{file} names {' and '.join(foreign)}. A run's folder does not decide what runs on this machine: if the run is yours, "
             "or you know what this does, add --trust_run true."
         )
+    # Nor where files are written: encoded prompts go to the user's own cache, unless the command line says --model.cache.
+    if config.model.cache not in (None, "auto"):
+        warnings.warn(
+            f"{file}: model.cache {config.model.cache} is not used; encoded prompts are kept in your own cache folder. --model.cache names another.",
+            stacklevel=2,
+        )
+        config = replace(config, model=replace(config.model, cache="auto"))
     return config
 
 
@@ -149,18 +157,10 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
 
 def _check_sections(file: Path) -> None:
     """A run writes its whole configuration into one file; the parser would also open others that are named in it."""
-    import yaml
-
-    from sage_grpo.configure import ConfigError, leaves
+    from sage_grpo.configure import ConfigError, leaves, read_yaml
     from sage_grpo.train.config import TrainConfig
 
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is no YAML: {error}") from error
-    if not isinstance(content, dict):
-        what = "is empty" if content is None else f"holds a {type(content).__name__}, not options with values"
-        raise ConfigError(f"{file} is no configuration: it {what}.")
+    content = read_yaml(file)
     keys = [key for key, _ in leaves(TrainConfig)]
     for section in (key for key in keys if any(other.startswith(f"{key}.") for other in keys)):
         value: Any = content

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sage_grpo.inside import inside, whole
+
 if TYPE_CHECKING:
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
@@ -15,12 +17,13 @@ def find_checkpoint(run: Path, number: int | None = None) -> Path:
     """A whole checkpoint of a run; None is the newest good one."""
     from sage_grpo.parallel.checkpoint import find_fault, newest_good
 
-    root = run / "checkpoints"
+    root = inside(run, "checkpoints")
     folder = newest_good(root) if number is None else root / f"{number:06d}"
     if folder is None or not folder.is_dir():
         there = ", ".join(str(one) for one in _numbers(run)) or "none"
         wanted = "usable checkpoint" if number is None else f"checkpoint {number}"
         raise FileNotFoundError(f"No {wanted} under {root} (there: {there}).")
+    whole(run, folder.relative_to(run))
     fault = find_fault(folder)
     if fault is not None:
         raise ValueError(f"Checkpoint {folder} is damaged: {fault}.")
@@ -29,7 +32,7 @@ def find_checkpoint(run: Path, number: int | None = None) -> Path:
 
 def _numbers(run: Path) -> list[int]:
     """Iterations of the checkpoints that are there."""
-    return sorted(int(folder.name) for folder in (run / "checkpoints").glob("[0-9]*") if folder.name.isdigit())
+    return sorted(int(folder.name) for folder in inside(run, "checkpoints").glob("[0-9]*") if folder.name.isdigit())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +81,17 @@ class Choice:
 
     def _number(self, newest: Path) -> tuple[int, str]:
         """The iteration of the weights by name, and what the newest checkpoint knows about where the run stands."""
-        from sage_grpo.parallel.checkpoint import read_meta
+        from sage_grpo.parallel.checkpoint import continuing, read_meta
 
-        meta = read_meta(newest)
-        last, best = int(meta["config"]["iterations"]), meta["best"].get("iteration", -1)
+        meta = read_meta(newest, {"config": dict, "best": dict})
+        with continuing(newest):
+            last, best = int(meta["config"]["iterations"]), int(meta["best"].get("iteration", -1))
         ending = f"its newest checkpoint is --checkpoint {int(newest.name)}, of {last} iterations"
         if self.weights != "best":
             return last, ending
         if best == 0:
             raise ValueError("The best evaluation of this run is the one before training: use --weights base.")
-        return int(best), ending
+        return best, ending
 
     def _check(self, spec: ModelSpec) -> None:
         given = {"weights": self.weights, "checkpoint": self.checkpoint, "ema": self.ema}
@@ -115,6 +119,7 @@ class Choice:
                 f"{run} has no {name} weights: {ending}. --weights base is the model before training."
                 + (" Best weights need held-out prompts (data.eval_prompts)." if name == "best" else "")
             )
+        whole(run, name)
         if self.ema is not None:
             raise ValueError(f"Of these weights only {folder} is left, as the run exported it: leave --ema out.")
         if spec.lora is not None:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt, lines_of, prompt_of, read_rows, text_of
+from sage_grpo.documents import parse_json, shown
+from sage_grpo.inside import replace_text
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.train.scoring import metadata_of
@@ -65,6 +66,8 @@ def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
     video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix. Other columns are
     metadata that rewards receive.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file.")
     text = text_of(path)
     if path.suffix == ".txt":
         lines = lines_of(text)
@@ -89,13 +92,13 @@ def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
 
 def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
     if path.suffix == ".json":
-        try:
-            table = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON: {error}.") from error
+        table = parse_json(text, str(path))
         if not isinstance(table, dict):
-            raise ValueError(f"{path} must hold an object from video to prompt.")
-        return {str(video): Prompt(str(prompt)) for video, prompt in table.items()}
+            raise ValueError(f"{path} must hold an object from video to prompt, it holds {shown(table)}.")
+        return {
+            video: prompt_of(row if isinstance(row, dict) else {"prompt": row}, f"{path}, {video!r}", path.parent)
+            for video, row in table.items()
+        }
     if path.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"Prompts are read from .txt, .csv, .jsonl or .json, got {path}.")
     prompts = {}
@@ -211,11 +214,8 @@ def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) ->
         for row in rows
     ]
     document = json.dumps({"summary": summary(rows), "videos": records}, indent=2, allow_nan=False) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("scores.csv", table.getvalue()), ("scores.json", document)):
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, folder / name)
+        replace_text(folder / name, text)
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import json
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean
 
 COLUMNS = ("prompt", "seed", "image", "ref_image_path")
@@ -98,9 +98,9 @@ def set_file(name: str) -> Path:
 def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
     """The rows of a JSON document, with what errors call them: a list, or an object whose keys become `id`."""
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}. One object a line is .jsonl.") from error
+        document = parse_json(text, str(path))
+    except DocumentError as error:
+        raise ValueError(f"{error} One object a line is .jsonl.") from error
     if isinstance(document, dict):
         pairs = [(f"{path}, {key!r}", {"id": key}, value) for key, value in document.items()]
     elif isinstance(document, list):
@@ -109,7 +109,7 @@ def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path} must hold a list of prompts, or an object from ids to prompts.")
     for where, row, value in pairs:
         if not isinstance(value, (str, dict)):
-            raise ValueError(f"{where}: expected an object with a prompt, or a string, got {json.dumps(value)[:80]}.")
+            raise ValueError(f"{where}: expected an object with a prompt, or a string, got {shown(value)}.")
         yield where, {**row, **({"prompt": value} if isinstance(value, str) else value)}
 
 
@@ -144,12 +144,9 @@ def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
 
 
 def _from_json(line: str, path: Path, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number} is not JSON: {error}.") from error
+    row = parse_json(line, f"{path}, line {number}")
     if not isinstance(row, (str, dict)):
-        raise ValueError(f"{path}, line {number}: expected an object with a prompt, or a string, got {line.strip()!r}.")
+        raise ValueError(f"{path}, line {number}: expected an object with a prompt, or a string, got {shown(row)}.")
     return {"prompt": row} if isinstance(row, str) else row
 
 
@@ -161,9 +158,15 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
         hint = f" Call {near[0]!r} prompt." if near else ""
         there = [name for name in row if name not in COLUMNS or row[name] is not None]
         raise ValueError(f"{where}: there is no column prompt, only {', '.join(there) or 'none'}.{hint}")
-    text = str(row[column] or "").strip()
+    if not isinstance(row[column], str | None):
+        raise ValueError(f"{where}: the prompt must be a text, got {shown(row[column])}.")
+    text = (row[column] or "").strip()
     if not text:
-        raise ValueError(f"{where}: the prompt is empty.")
+        raise ValueError(f"{where}: the prompt is empty. Write what is to be seen, or take the row out.")
+    try:
+        text.encode()  # JSON can spell halves of characters, which no tokenizer and no file takes
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: {text[:60]!a} is no text ({error.reason}). Save the file as UTF-8.") from error
     seed = row.get("seed")
     try:
         number_or_none = None if seed in (None, "") else int(str(seed))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.documents import read_object
 from sage_grpo.parallel import checkpoint
 from sage_grpo.train.trainer import Trainer
 
@@ -56,7 +57,7 @@ class Unfinished:
             return None
         trainer.state.load(folder, trainer.world)
         self.tell(f"goes on after iteration {trainer.state.iteration}.")
-        return dict(json.loads((folder / RECORD).read_bytes()))
+        return read_object(folder / RECORD)
 
     def _fault(self, folder: Path) -> str:
         """Why a checkpoint would not lead to what an uninterrupted run computes."""
@@ -65,6 +66,8 @@ class Unfinished:
         other = [name for name in sorted({*known, *self.made_by}) if known.get(name) != self.made_by.get(name)]
         if other:
             return f"it was made by another {', '.join(other)}"
-        good = meta["sentinel"]["good"]
+        with checkpoint.continuing(folder):
+            good = meta["sentinel"]["good"]
+            good = None if good is None else int(good)
         fault = None if good is None else checkpoint.find_fault(self.root / f"{good:06d}")
         return f"the checkpoint that its sentinel may go back to is damaged: {fault}" if fault else ""

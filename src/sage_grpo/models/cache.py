@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from sage_grpo.documents import parse_json
+
 FORMAT = "2"
 """Raise this when the meaning of what is stored changes: older files are then not found."""
 
@@ -120,7 +122,7 @@ def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
 def _stored_checksum(body: bytes) -> str | None:
     """What the header says; `load` has checked that the header is whole."""
     (length,) = struct.unpack("<Q", body[:8])
-    return json.loads(body[8 : 8 + length]).get("__metadata__", {}).get("checksum")
+    return parse_json(body[8 : 8 + length]).get("__metadata__", {}).get("checksum")
 
 
 def digest(*parts: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from sage_grpo import inside
 from sage_grpo.models.errors import ModelError
+from sage_grpo.models.safety import shards_of
 
 WEIGHTS = "diffusion_pytorch_model"
 LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
@@ -21,13 +22,8 @@ LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A path to write to, which then takes the place of `target`; after an error nothing of it is left."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with inside.replacing(target, suffix=f".{os.getpid()}.tmp") as temporary:
         yield temporary
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -55,7 +51,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     index = folder / f"{WEIGHTS}.safetensors.index.json"
     names = [f"{WEIGHTS}.safetensors"]
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = shards_of(index)
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         if not (folder / name).is_file():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from sage_grpo import documents
+from sage_grpo.documents import DocumentError
 from sage_grpo.models.errors import ModelError
 
 LIBRARIES = ("diffusers", "transformers")
@@ -16,14 +17,9 @@ LIBRARIES = ("diffusers", "transformers")
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError where it is none."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
-        raise ModelError(
-            f"{file} is no JSON ({type(error).__name__}: {error}). Download the checkpoint again."
-        ) from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} must hold an object, it holds a {type(content).__name__}.")
-    return content
+        return documents.read_object(file)
+    except DocumentError as error:
+        raise ModelError(f"{error} Download the checkpoint again.") from error
 
 
 def check_index(file: Path, index: Mapping[str, Any]) -> None:
@@ -48,12 +44,18 @@ def check_index(file: Path, index: Mapping[str, Any]) -> None:
 def check_shards(folder: Path) -> None:
     """Refuse index files of sharded weights that point outside their own folder."""
     for file in sorted([*folder.glob("*.index.json"), *folder.glob("*/*.index.json")]):
-        shards = read_json(file).get("weight_map")
-        if not isinstance(shards, dict):
-            raise ModelError(f"{file} has no weight_map. Download the checkpoint again.")
-        for shard in shards.values():
-            plain = isinstance(shard, str) and PurePosixPath(shard).name == shard == PureWindowsPath(shard).name
-            if not plain or not shard.endswith(".safetensors"):
-                raise ModelError(
-                    f"{file} names the shard {str(shard)[:200]!r}: it must be a .safetensors file beside the index itself."
-                )
+        shards_of(file)
+
+
+def shards_of(index: Path) -> list[str]:
+    """The files that an index of sharded weights names, each once."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict):
+        raise ModelError(f"{index} has no weight_map. Download the checkpoint again.")
+    for shard in shards.values():
+        plain = isinstance(shard, str) and PurePosixPath(shard).name == shard == PureWindowsPath(shard).name
+        if not plain or not shard.endswith(".safetensors"):
+            raise ModelError(
+                f"{index} names the shard {str(shard)[:200]!r}: it must be a .safetensors file beside the index itself."
+            )
+    return sorted(set(shards.values()))

@@ -28,12 +28,16 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from sage_grpo.documents import DocumentError, demand, read_json, read_object, shown
 from sage_grpo.parallel.world import World
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 WRITTEN = re.compile(r"state\.json|manifest\.json|metrics\.jsonl|shard-[\w-]+\.safetensors")
 """Names of the files that a checkpoint consists of."""
+
+
+RESTORE = "Restore the checkpoint from a copy, or remove it to go on from the one before it."
 
 
 class CheckpointError(ValueError):
@@ -261,12 +265,38 @@ def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None =
         ) from error
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Everything in a checkpoint that is not a tensor."""
-    meta = json.loads((folder / "state.json").read_text())
-    if meta.get("format") != FORMAT:
-        raise CheckpointError(f"{folder} has checkpoint format {meta.get('format')}; this version reads {FORMAT}.")
+def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
+    """Everything in a checkpoint that is not a tensor; `kinds` are keys that the caller will look at, and what must be there.
+
+    A folder may come from somebody else, so that nothing in it is taken for granted.
+    """
+    file = folder / "state.json"
+    try:
+        meta = read_object(file)
+        if meta.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{folder} has checkpoint format {shown(meta.get('format'))}; this version reads {FORMAT}."
+            )
+        demand(meta, {"tensors": list, **(kinds or {})}, str(file))
+        odd = [name for name in meta["tensors"] if not isinstance(name, str)]
+        if odd:
+            raise DocumentError(f"{file} lists {shown(odd[0])} among its tensors, which is no name.")
+    except DocumentError as error:
+        raise CheckpointError(f"{error} {RESTORE}") from error
     return meta
+
+
+@contextmanager
+def continuing(folder: Path) -> Iterator[None]:
+    """Take over what a checkpoint's state.json holds; what cannot be taken over is refused in words."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise CheckpointError(
+            f"{folder / 'state.json'} holds what no run writes ({type(error).__name__}: {error}). {RESTORE}"
+        ) from error
 
 
 def folders(root: Path) -> list[Path]:
@@ -287,7 +317,7 @@ def newest_good(root: Path) -> Path | None:
 def find_fault(folder: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = read_json(folder / MANIFEST)
         if not isinstance(manifest, dict):
             return f"{MANIFEST} does not list the files of a checkpoint"
         strange = [name for name in manifest if Path(name).name != name]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.documents import DocumentError, demand, read_json, shown
+from sage_grpo.inside import inside
 from sage_grpo.train.folder.diary import read_events
 from sage_grpo.train.folder.journal import read_rows
 
@@ -16,6 +18,8 @@ MOST_POINTS = 1500
 """Points of a curve; of a longer run each point is the mean of several iterations."""
 STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
 """Metrics that have one value per denoising step."""
+READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finished", "videos")
+"""What is read of a run's folder, which may be somebody else's: none of it may lead out."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +64,17 @@ class RunData:
 
 def read_run(folder: Path) -> RunData:
     """Read a run; one that is still going on is read as far as it is."""
-    import yaml
-
-    from sage_grpo.configure import check_yaml
+    from sage_grpo.configure import read_yaml
 
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}.")
+    for name in READ:
+        inside(folder, name)
     rows = read_rows(folder / "metrics.jsonl")
     if not rows and not (folder / "config.yaml").is_file():
         raise FileNotFoundError(f"{folder} has neither config.yaml nor metrics.jsonl: is it the folder of a run?")
     file = folder / "config.yaml"
-    check_yaml(file)
-    try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read ({error}).") from error
-    config = config if isinstance(config, dict) else {}
+    config = read_yaml(file) if file.is_file() else {}
     clips, size = _clips(folder / "videos")
     return RunData(
         folder=folder,
@@ -172,21 +171,34 @@ def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
     """Clips by iteration, from the index of every evaluation; from the list of prompts where a run wrote no index."""
     clips: dict[int, list[Clip]] = {}
     size: dict[str, float] = {}
-    there = {file.name: file for file in folder.glob("heldout-*.mp4")} if folder.is_dir() else {}
-    for file in sorted(folder.glob("heldout-*.txt")) if folder.is_dir() else []:
+    found = sorted(folder.glob("heldout-*")) if folder.is_dir() else []
+    # A run writes no links, and what they name is not the run's to show.
+    links = [file for file in found if file.is_symlink()]
+    if links:
+        warnings.warn(f"{folder}: {len(links)} link(s) are not followed, such as {links[0].name}.", stacklevel=3)
+    found = [file for file in found if file.is_file() and not file.is_symlink()]
+    there = {file.name: file for file in found if file.suffix == ".mp4"}
+    for file in (file for file in found if file.suffix == ".txt"):
         prompts = file.read_text(encoding="utf-8", errors="replace").splitlines()
         names = [f"{file.stem}-{place:02d}.mp4" for place in range(len(prompts))]
         rows = [Clip(prompt, str(place), {}, there.get(names[place])) for place, prompt in enumerate(prompts)]
         clips[_iteration(file)] = rows
-    for file in sorted(folder.glob("heldout-*.json")) if folder.is_dir() else []:
+    for file in (file for file in found if file.suffix == ".json"):
         index = _json(file)
         if index is not None and isinstance(index.get("rows"), list):
-            clips[_iteration(file)] = [
-                Clip(str(row["prompt"]), str(row["noise"]), dict(row["scores"]), there.get(row["clip"] or ""))
-                for row in index["rows"]
-            ]
+            clips[_iteration(file)] = [_clip(row, file, there) for row in index["rows"]]
+            demand(index, dict.fromkeys(("width", "height", "frames", "fps"), (int, float)), str(file))
             size = {name: index[name] for name in ("width", "height", "frames", "fps")}
     return {iteration: rows for iteration, rows in sorted(clips.items()) if iteration >= 0}, size
+
+
+def _clip(row: Any, file: Path, there: Mapping[str, Path]) -> Clip:
+    """A row of an index. The folder may be somebody else's: what no run writes is refused."""
+    if not isinstance(row, dict):
+        raise DocumentError(f"{file}: a row must be an object, got {shown(row)}.")
+    demand(row, {"prompt": str, "noise": (str, int), "scores": dict, "clip": (str, type(None))}, f"{file}: a row")
+    demand(row["scores"], dict.fromkeys(row["scores"], (int, float, type(None))), f"{file}: scores")
+    return Clip(row["prompt"], str(row["noise"]), row["scores"], there.get(row["clip"] or ""))
 
 
 def _iteration(file: Path) -> int:
@@ -196,7 +208,7 @@ def _iteration(file: Path) -> int:
 
 def _json(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

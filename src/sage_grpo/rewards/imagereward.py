@@ -6,7 +6,6 @@ transformers' BLIP; the file is a safetensors copy, because the published one is
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sage_grpo.documents import read_json
 from sage_grpo.rewards.clip import clip_pixels
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
@@ -167,7 +167,7 @@ def _text_model(path: Path, width: int) -> nn.Module:
     from transformers.models.blip.modeling_blip_text import BlipTextModel
 
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
         names = (
             "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
             "max_position_embeddings", "hidden_act", "layer_norm_eps",

@@ -7,7 +7,6 @@ from the user's copy.
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sage_grpo.documents import demand, read_object
 from sage_grpo.pretrained import weights_fault
 from sage_grpo.rewards.frames import resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError, nearest
@@ -60,8 +60,10 @@ def read_config(folder: Path) -> VideoAlignConfig:
     path = folder / "model_config.json"
     if not path.is_file():
         raise RewardConfigError(f"{path} does not exist: give the folder that holds model_config.json.")
-    raw = json.loads(path.read_text())
-    data, model, lora = raw["data_config"], raw["model_config"], raw.get("peft_lora_config", {})
+    raw = read_object(path)
+    demand(raw, {"data_config": dict, "model_config": dict}, str(path))
+    data, model, lora = raw["data_config"], raw["model_config"], raw.get("peft_lora_config") or {}
+    demand(model, {"output_dim": int}, f"{path}: model_config")
     if not model.get("use_special_tokens", True):
         raise RewardConfigError("Only checkpoints with use_special_tokens are supported.")
     if model["output_dim"] not in (1, 3):
@@ -73,9 +75,15 @@ def read_config(folder: Path) -> VideoAlignConfig:
         raise RewardConfigError(f"Template type {kind!r} has no special tokens.{nearest(kind, _TEMPLATES)}")
     scale = None
     if lora.get("lora_enable", False):
+        demand(lora, {"lora_r": int, "lora_alpha": (int, float)}, f"{path}: peft_lora_config")
         rank = lora["lora_r"]
+        if rank < 1:
+            raise RewardConfigError(f"{path}: lora_r must be at least 1, got {rank}. Download the folder again.")
         scale = lora["lora_alpha"] / (math.sqrt(rank) if lora.get("use_rslora", False) else rank)
     statistics = raw.get("inference_config")
+    if statistics:
+        known = {f"{part}_{kind}": (int, float) for part in PARTS for kind in ("mean", "std")}
+        demand(statistics, known, f"{path}: inference_config")
     return VideoAlignConfig(
         output_dim=model["output_dim"],
         fps=data.get("fps") or 2.0,

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from sage_grpo.documents import DocumentError, parse_json
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import PartScores
 
@@ -151,12 +152,9 @@ def _scores_checksum(tensors: Mapping[str, Tensor]) -> str:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: no JSON, or a number of more digits than Python converts
-        raise WireError(f"{what} is no JSON: {error}") from error
+        return parse_json(text, what)
+    except DocumentError as error:
+        raise WireError(str(error)) from error
 
 
 def _load(body: bytes, keys: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -65,12 +65,13 @@ class TrainState:
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""
         meta = self._restore(folder, world)
-        self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
-        self.evaluated = int(meta.get("evaluated", self.iteration))
-        self.stream.position = int(meta["stream_position"])
-        self.sentinel.load_state_dict(meta.get("sentinel", {}))
-        if self.anchor is not None:
-            self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
+        with checkpoint.continuing(folder):
+            self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
+            self.evaluated = int(meta.get("evaluated", self.iteration))
+            self.stream.position = int(meta["stream_position"])
+            self.sentinel.load_state_dict(meta.get("sentinel", {}))
+            if self.anchor is not None:
+                self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
 
     def go_back(self, folder: Path, world: World) -> None:
         """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
@@ -92,9 +93,10 @@ class TrainState:
         with torch.no_grad():
             checkpoint.load(folder, tensors, world, _useless(meta["tensors"], self.unread))
         self.optimizer.load_tensors(tensors)
-        self.kl.load_state_dict(meta["kl"])
-        self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
-        self.reference.load_state_dict(meta.get("reference", {}))
+        with checkpoint.continuing(folder):
+            self.kl.load_state_dict(meta["kl"])
+            self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
+            self.reference.load_state_dict(meta.get("reference", {}))
         return meta
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -129,7 +131,7 @@ def has_ema(folder: Path) -> bool:
 
 def _useless(names: Iterable[str], unread: Collection[str]) -> set[str]:
     """Of a checkpoint's tensors (weights/NAME, optimizer/NAME/...) those of parameters that nothing reads, or of adapters there."""
-    return {name for name in names if re.sub(r"\.lora_[AB]\..+", ".weight", name.split("/")[1]) in unread}
+    return {name for name in names if re.sub(r"\.lora_[AB]\..+", ".weight", name.partition("/")[2].split("/")[0]) in unread}
 
 
 def load_weights(folder: Path, model: VelocityModel, *, ema: bool = False) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ names of their own for every task and side, which only the rater who has the tas
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections import OrderedDict
@@ -17,7 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Positive, Seconds, check
+from sage_grpo.report.study.material import clip_file
 from sage_grpo.report.study.results import results, to_csv
 from sage_grpo.report.study.store import ANSWERS, NoSuchTask, OtherVote, Store, StudyError
 
@@ -125,8 +126,8 @@ class StudyServer:
 
         name = request.path_params["name"]
         file = await asyncio.to_thread(self.store.clip, name) if OPAQUE.fullmatch(name) else None
-        path = self.clips / (file or "-")
-        if file is None or path.is_symlink() or not path.is_file():
+        path = None if file is None else clip_file(self.clips, file)
+        if path is None:
             self._count_failure(request)
             raise Refused(404, "There is no such video.")
         kind = {".mp4": "video/mp4", ".webm": "video/webm"}[path.suffix]
@@ -214,8 +215,8 @@ class StudyServer:
     def _read_vote(self, body: bytes) -> tuple[str, str, Mapping[str, str]]:
         """Task, nonce and an answer to every question; nothing else is let through."""
         try:
-            vote = json.loads(body)
-        except (ValueError, RecursionError) as error:
+            vote = parse_json(body)
+        except ValueError as error:
             raise Refused(400, "The vote is not JSON.") from error
         if not isinstance(vote, dict) or vote.keys() != {"task", "nonce", "answers"}:
             raise Refused(400, "A vote has task, nonce and answers.")

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sage_grpo.documents import parse_json
 from sage_grpo.report.study.pairs import Comparison, Shown, Task
 
 VERSION = 1
@@ -112,6 +113,14 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
+def _study(settings: str, file: Path) -> Study:
+    """What the database says about itself; a folder may come from somebody else."""
+    try:
+        return Study(**parse_json(settings, f"{file}: its settings"))
+    except (ValueError, TypeError) as error:
+        raise StudyError(f"{file} is not the database of a study: {error}") from error
+
+
 class Store:
     """The database of a study; may be used by several threads, and by several processes at a time."""
 
@@ -130,7 +139,7 @@ class Store:
         if version != VERSION:
             self._db.close()
             raise StudyError(f"{file} is of version {version}; this program reads version {VERSION}.")
-        self.study = Study(**json.loads(settings))
+        self.study = _study(settings, file)
 
     @classmethod
     def create(cls, file: Path, study: Study, clips: Mapping[tuple[int, Shown], str]) -> tuple[Store, str]:

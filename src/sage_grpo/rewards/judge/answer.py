@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sage_grpo.documents import parse_json
+
 _NUMBER = re.compile(r"\s*([-+]?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?))?\s*")
 
 
@@ -42,7 +44,7 @@ def read_answer(text: str, parts: Sequence[str], low: float, high: float) -> tup
 
 def _strict(text: str) -> Mapping[str, Any] | None:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
-import json
 import os
 import random
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, check
 from sage_grpo.rewards.connections import is_loopback
 from sage_grpo.rewards.functions import RewardConfigError
@@ -152,7 +152,7 @@ class Endpoint:
         return reason, asked
 
     def _read(self, answer: bytes, usage: Usage) -> Reply:
-        document = json.loads(answer)
+        document = parse_json(answer, "its answer")
         try:
             choice = document["choices"][0]
             message, counts = choice["message"], document.get("usage") or {}

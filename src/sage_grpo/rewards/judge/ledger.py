@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.documents import parse_json
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.meter import Usage
 
@@ -71,7 +72,7 @@ class Ledger:
         torn = 0
         for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                line = json.loads(text)
+                line = parse_json(text)
                 usage = Usage(*(int(line[name]) for name in ("requests", "input_tokens", "output_tokens")))
                 scores = {str(part): float(value) for part, value in line["scores"].items()}
                 reasons = {str(part): str(reason) for part, reason in line["reasons"].items()}

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.documents import parse_json
+
 NAME = "events.jsonl"
 LONGEST = 2000
 """Characters of a text; a reward's traceback does not belong here."""
@@ -27,7 +29,7 @@ def read_events(out: Path) -> list[dict[str, Any]]:
     file, rows = out / NAME, []
     for line in file.read_bytes().splitlines() if file.is_file() else []:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
         if isinstance(row, dict) and isinstance(row.get("iteration"), int) and isinstance(row.get("kind"), str):

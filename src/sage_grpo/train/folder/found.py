@@ -51,7 +51,7 @@ def look_around(config: TrainConfig, own: Own, out: Path) -> Found:
     prints = identity.identify(config, own)
     found = Found("", prints, [], notes, None)
     if folder is not None:
-        meta = checkpoint.read_meta(folder)
+        meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
         changed = identity.check(config, prints, meta, out)
         notes += identity.unsure(own)
         done = int(meta["iteration"]) if int(meta["iteration"]) >= config.iterations and _is_final(out, meta) else None

@@ -78,7 +78,8 @@ def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, A
     """Refuse to continue a run of another meaning; returns the harmless changes, for people."""
     changed = differences(meta["config"], plain(dataclasses.asdict(config)))
     free = [key for key in changed if _covers(FREE, key)]
-    known = meta.get("identity", {})
+    known = meta.get("identity")
+    known = known if isinstance(known, dict) else {}
     refused = {key: f"{old!r} -> {new!r}" for key, (old, new) in changed.items() if key not in free}
     refused |= {name: what for name, what in CONTENT.items() if known.get(name) != identity[name]}
     allowed = [key for key in refused if _covers(config.allow_changes, key)]
@@ -128,7 +129,9 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _without_free(rewards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _without_free(rewards: Any) -> Any:
+    if not isinstance(rewards, list) or not all(isinstance(reward, dict) for reward in rewards):
+        return rewards  # what no run writes is a difference
     return [{key: value for key, value in reward.items() if key not in FREE_OF_REWARDS} for reward in rewards]
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.documents import parse_json, shown
+
 NAME = "metrics.jsonl"
 
 
@@ -89,16 +91,36 @@ def describe_damage(found: bytes, recorded: bytes) -> str:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a journal, for readers of any run; a line that a kill cut short is left out."""
+    """The rows of a journal, for readers of any run: numbers by name, and None for what could not be measured.
+
+    A line that a kill cut short is left out; so is one that no run writes, with a warning that names it.
+    """
     rows = []
-    for line in file.read_bytes().splitlines() if file.is_file() else []:
+    for place, line in enumerate(file.read_bytes().splitlines() if file.is_file() else [], 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("iteration"), int):
-            rows.append(row)
+        odd = _odd(row)
+        if odd:
+            warnings.warn(f"{file}, line {place} is no row of a run and is left out: {odd}.", stacklevel=2)
+            continue
+        rows.append(
+            {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()}
+        )
     return rows
+
+
+def _odd(row: Any) -> str:
+    """What no run writes in a row; empty where all is well."""
+    if not isinstance(row, dict):
+        return f"it holds {shown(row)}"
+    for name, value in row.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and (not isinstance(value, int) or abs(value) < 2**63)):
+            return f"{name} is {shown(value)}"
+    iteration = row.get("iteration")
+    return "" if isinstance(iteration, int) and iteration >= 0 else f"iteration is {shown(iteration)}"
 
 
 def rows_until(file: Path, iteration: int, *, evaluated: bool) -> bytes:
