@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from sage_grpo import __version__
 from sage_grpo.commands import COMMANDS
 from sage_grpo.hints import did_you_mean
+from sage_grpo.inside import printable
+from sage_grpo.secrecy import hide
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
         return _fail(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} sage-grpo --help lists them.")
+    told = warnings.formatwarning
+    # They name files and values of folders that others made.
+    warnings.formatwarning = lambda *words: printable(told(*words))
     try:
         return _run(name, rest)
     except (ValueError, FileNotFoundError) as error:
@@ -38,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.filename}: {error.strerror or error}.")
     except KeyboardInterrupt:
         return _fail("interrupted.", 130)
+    finally:
+        warnings.formatwarning = told
 
 
 def _run(name: str, argv: list[str]) -> int:
@@ -77,7 +85,7 @@ def _run(name: str, argv: list[str]) -> int:
 def _say(text: str) -> None:
     """Tell the person at the terminal, if there is one: a run must not die because nobody reads."""
     with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _asked(argv: list[str], before: Collection[str]) -> tuple[str | None, list[str]]:
@@ -100,7 +108,7 @@ def _is_first() -> bool:
 
 
 def _fail(message: str, status: int = 2) -> int:
-    print(f"sage-grpo: {message}", file=sys.stderr)
+    print(f"sage-grpo: {printable(hide(message))}", file=sys.stderr)
     return status
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from sage_grpo.inside import replacing
 
 GUTTER, CAPTION = 3, 24
 """Pixels between frames of a contact sheet, and for a line above them."""
@@ -22,14 +23,12 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18) 
 
     path = Path(path)
     _check(clip)
-    path.parent.mkdir(parents=True, exist_ok=True)
     frames, height, width, _ = clip.shape
     # Browsers play the first two.
     codec = next((name for name in ("libx264", "libvpx-vp9") if name in av.codecs_available), "mpeg4")
     # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
     even = height % 2 == 0 and width % 2 == 0
-    temporary = path.with_name(f".{path.name}.tmp")
-    with av.open(str(temporary), "w", format="mp4") as container:
+    with replacing(path) as fresh, av.open(str(fresh), "w", format="mp4") as container:
         stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height = width, height
         stream.pix_fmt = "yuv420p" if even or codec == "mpeg4" else "yuv444p"
@@ -46,7 +45,6 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18) 
             frame = av.VideoFrame.from_ndarray(clip[index].cpu().contiguous().numpy(), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    os.replace(temporary, path)
     return path
 
 
@@ -137,10 +135,8 @@ def contact_sheet(
         sheet.paste(row, (0, top + text))
         top += row.height + text + GUTTER
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    sheet.save(temporary, format="PNG")
-    os.replace(temporary, path)
+    with replacing(path) as fresh:
+        sheet.save(fresh, format="PNG")
     return path
 
 

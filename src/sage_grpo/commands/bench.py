@@ -11,7 +11,6 @@ import dataclasses
 import gc
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from sage_grpo.commands.clips import Clip, Options, choice_of, sample
 from sage_grpo.data.benches import layout, read_lists, remark
 from sage_grpo.data.prompts import load_prompts
+from sage_grpo.documents import demand, read_object
+from sage_grpo.inside import replace_text, replacing
 
 if TYPE_CHECKING:
     from sage_grpo.commands.run_folder import Found
@@ -83,7 +84,9 @@ def _claim(out: Path, options: Options, clips: Mapping[Clip, str], models: Mappi
     record: dict[str, Any] = {"video": None, "settings": settings}
     file = out / "bench.json"
     if file.is_file():
-        old = json.loads(file.read_text(encoding="utf-8"))
+        old = read_object(file)
+        demand(old, {"settings": dict, "video": (dict, type(None))}, str(file))
+        demand(old["settings"], {"weights": dict}, f"{file}: settings")
         changed = {key: pair for key, pair in differences(old["settings"], settings).items() if key not in FREE}
         if changed:
             lines = "".join(f"\n  {key}: {was!r} -> {now!r}" for key, (was, now) in changed.items())
@@ -104,10 +107,7 @@ def _claim(out: Path, options: Options, clips: Mapping[Clip, str], models: Mappi
 
 
 def _write_record(out: Path, record: Mapping[str, Any]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    partial = out / ".bench.json.partial"
-    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, out / "bench.json")
+    replace_text(out / "bench.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def _print_of(found: Found) -> list[str]:
@@ -157,9 +157,7 @@ def _check_names(folder: Path, clips: Sequence[Clip]) -> None:
 
 def _write_table(file: Path, folder: Path, clips: Mapping[Clip, str]) -> None:
     """VideoPhy's judge reads a table of files and captions."""
-    partial = file.with_name(f".{file.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as stream:
+    with replacing(file) as fresh, fresh.open("w", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream, lineterminator="\n")
         table.writerow(["videopath", "caption"])
         table.writerows([str((folder / clip.file).resolve()), prompt] for clip, prompt in clips.items())
-    os.replace(partial, file)

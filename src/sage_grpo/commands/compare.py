@@ -18,6 +18,8 @@ from typing import Literal
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.hints import did_you_mean
+from sage_grpo.inside import check as check_links
+from sage_grpo.inside import inside, printable
 from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.lab.suites import Size
 from sage_grpo.ranges import Count, Folder, Natural, Positive, Seed, check
@@ -103,7 +105,7 @@ def run(options: Options) -> int:
     from sage_grpo.lab import run as lab
     from sage_grpo.lab.prepare import prepare
     from sage_grpo.lab.report import REPORT
-    from sage_grpo.lab.store import SUITE
+    from sage_grpo.lab.store import KEPT, SUITE
     from sage_grpo.recipes import recipe
     from sage_grpo.train.preflight import preflight
 
@@ -118,6 +120,8 @@ def run(options: Options) -> int:
         )
         for suite in suites
     ]
+    for folder in (out, *(part.folder for part in parts)):
+        check_links(inside(out, folder.relative_to(out)), KEPT)
     ended = None
     with suppress(KeyboardInterrupt):
         ended = lab.run(
@@ -169,10 +173,10 @@ def _draw(folders: Sequence[Path], moved: tuple[Path, Path] | None = None) -> in
     from sage_grpo.lab.store import unfinished
 
     for folder in folders:
-        place = folder if moved is None else moved[1] / folder.relative_to(moved[0])
+        place = folder if moved is None else inside(moved[1], folder.relative_to(moved[0]))
         summary = render(folder, place)
         head = f"{summary.suite.title}\n\n" if len(folders) > 1 else ""
-        print(f"{head}{tables(summary)}\n\nReport: {place / REPORT}")
+        print(printable(f"{head}{tables(summary)}\n\nReport: {place / REPORT}"))
         if cut_off := unfinished(folder):
             print(cut_off)
     return 0
@@ -182,7 +186,7 @@ def _folders(table: Path) -> list[Path]:
     """The folder of a comparison, or those of the suites in it."""
     from sage_grpo.lab.store import SUITE
 
-    inner = sorted(file.parent for file in table.glob(f"*/{SUITE}"))
+    inner = [inside(table, file.parent.name) for file in sorted(table.glob(f"*/{SUITE}"))]
     return [table] if (table / SUITE).is_file() or not inner else inner
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json as json_module
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
+from sage_grpo.inside import replace_text
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.ranges import Count, Natural, Share, check
 from sage_grpo.rewards.spec import RewardSpec
@@ -198,10 +198,7 @@ def _report(result: Evaluation, options: Options) -> None:
     if options.out is not None:
         from sage_grpo.video import contact_sheet
 
-        options.out.mkdir(parents=True, exist_ok=True)
-        partial = options.out / ".scores.json.partial"
-        partial.write_text(json_module.dumps(metrics, indent=1) + "\n")
-        os.replace(partial, options.out / "scores.json")
+        replace_text(options.out / "scores.json", json_module.dumps(metrics, indent=1) + "\n")
         if len(result.clips):
             contact_sheet(options.out / "clips.png", list(result.clips), result.captions)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from sage_grpo.flow.kernels import Flow, Kernel, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.inside import replacing
 from sage_grpo.inspector import KernelReport, final_variance, kernel_name
 
 COLOURS = {
@@ -83,10 +83,8 @@ def save_figure(grid: Grid, kernels: Sequence[Kernel], reports: Sequence[KernelR
             handles=handles, loc="upper right", ncols=len(handles), bbox_to_anchor=(0.995, 0.992), fontsize=12
         )
         figure.tight_layout(rect=(0, 0, 1, 0.965), w_pad=2.2, h_pad=2.6)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".tmp")
-        figure.savefig(partial, format="png", dpi=130)
-        os.replace(partial, path)
+        with replacing(path) as fresh:
+            figure.savefig(fresh, format="png", dpi=130)
         pyplot.close(figure)
     return path
 
@@ -137,10 +135,10 @@ def _draw_integral(axis: Any, grid: Grid) -> None:
         axis.fill_between(s.tolist(), curve, height, where=[c < height for c in curve], color=EXCESS, alpha=0.42, lw=0)
         axis.plot([q, q, p, p], [0, height, height, 0], color="#6c3483", lw=1.0)
     s = torch.linspace(float(left[-1]), 1 - 1e-6, 4000, dtype=torch.float64)
-    curve = (grid.eta**2 * s / (1 - s)).clamp(max=2 * top)
+    whole = (grid.eta**2 * s / (1 - s)).clamp(max=2 * top).tolist()
     inside = (s <= clamp).tolist()
-    axis.fill_between(s.tolist(), curve.tolist(), where=inside, color=INTEGRAL, alpha=0.75, lw=0, zorder=0.5)
-    axis.plot(s.tolist(), curve.tolist(), color="#10304f", lw=2)
+    axis.fill_between(s.tolist(), whole, where=inside, color=INTEGRAL, alpha=0.75, lw=0, zorder=0.5)
+    axis.plot(s.tolist(), whole, color="#10304f", lw=2)
     axis.axvline(clamp, color=COLOURS["sage"], lw=1.1, ls=(0, (3, 2)))
     axis.set_xlim(1.0, float(left[-1]))
     axis.set_ylim(0, top)

@@ -7,7 +7,6 @@ over prompts. Wins are counted by clips.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from sage_grpo.inside import replace_text
 from sage_grpo.lab.statistics import LEVEL, paired_interval
 
 if TYPE_CHECKING:
@@ -126,10 +126,7 @@ def write(folder: Path, written: Mapping[str, Any], base: Evaluation, tuned: Eva
     """pairs.json, and a contact sheet with every base clip above its tuned one."""
     from sage_grpo.video import contact_sheet
 
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / ".pairs.json.partial"
-    partial.write_text(dumps(written, indent=1) + "\n")
-    os.replace(partial, folder / "pairs.json")
+    replace_text(folder / "pairs.json", dumps(written, indent=1) + "\n")
     if len(base.clips):
         clips = [clip for pair in zip(base.clips, tuned.clips) for clip in pair]
         captions = [f"{name}: {text}" for text in base.captions for name in ("base", "tuned")]

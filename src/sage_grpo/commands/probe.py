@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sage_grpo.commands import train
 from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
+from sage_grpo.inside import replace_text
 from sage_grpo.ranges import Natural
 from sage_grpo.recipes import meanings, remarks
 from sage_grpo.tables import narrow_table
@@ -233,9 +233,7 @@ def _write(prober: Prober, finding: Finding, options: Options) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, file)
+    replace_text(file, text)
 
 
 def _print(finding: Finding, options: Options, text: str | None) -> None:

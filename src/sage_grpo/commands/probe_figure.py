@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sage_grpo.inside import replacing
 
 if TYPE_CHECKING:
     from sage_grpo.train.config import TrainConfig
@@ -37,10 +38,9 @@ def save_figure(finding: Finding, config: TrainConfig, path: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     axes[1].set_title(f"exploring at step {finding.best}", loc="left", fontsize=11)
     figure.suptitle(f"{config.kernel.name}, η = {finding.eta:.4g}, {config.rollout.steps} steps", x=0.012, ha="left")
-    partial = path.with_name(f".{path.name}.partial.png")
-    figure.savefig(partial, dpi=110)
+    with replacing(path) as fresh:
+        figure.savefig(fresh, format="png", dpi=110)
     pyplot.close(figure)
-    os.replace(partial, path)
     return path
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from sage_grpo.inside import replace_text
 from sage_grpo.ranges import Count, Seed, check
 from sage_grpo.shapes.making.pretrain import PretrainOptions
 
@@ -63,7 +64,6 @@ def _score(options: Options) -> int:
 def _ceiling(options: Options) -> int:
     """Scores of clean clips of the held-out prompts that runs are evaluated on, as they are and after the VAE."""
     import json
-    import os
 
     import torch
 
@@ -87,9 +87,7 @@ def _ceiling(options: Options) -> int:
         )
     )
     facts = {"prompts": options.prompts, "draws": options.draws, "seed": options.seed}
-    partial = options.out / ".ceiling.json.partial"
-    partial.write_text(json.dumps({**facts, **found}, indent=1) + "\n")
-    os.replace(partial, options.out / "ceiling.json")
+    replace_text(options.out / "ceiling.json", json.dumps({**facts, **found}, indent=1) + "\n")
     print(f"wrote {options.out / 'ceiling.json'}")
     return 0
 
@@ -104,6 +102,6 @@ def _render(options: Options) -> int:
     scenes = random_scenes(options.prompts, torch.Generator().manual_seed(options.seed), split="all")
     clips = to_uint8(render(scenes, FRAMES, SIDE, SIDE))
     contact_sheet(options.out / "renders.png", list(clips), scenes.texts(), columns=FRAMES, cell=96)
-    (options.out / "renders.txt").write_text("\n".join(scenes.texts()) + "\n")
+    replace_text(options.out / "renders.txt", "\n".join(scenes.texts()) + "\n")
     print(f"wrote {options.out / 'renders.png'}")
     return 0

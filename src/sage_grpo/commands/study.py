@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from sage_grpo.inside import printable, replace_text
 from sage_grpo.ranges import Count, Range, Seed, Share, check
 from sage_grpo.report.study.app import StudyLimits
 from sage_grpo.report.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, Plan, invite, make, open_study
@@ -106,7 +106,7 @@ def _create(options: Options) -> None:
     )
     token, notes = make(options.study, plan)
     for note in notes:
-        print(f"Note: {note}")
+        print(printable(f"Note: {note}"))
     print(f"{options.study}: {len(plan.methods)} methods, {len(prompts)} prompts.")
     print(f"Results, shown once: {_link(options, 'results', token)}")
     print(f"Next: sage-grpo study links --study {options.study} --raters 5, then sage-grpo study serve.")
@@ -171,7 +171,7 @@ def _results(options: Options) -> None:
 
     with contextlib.closing(open_study(options.study)) as store:
         found = results(store, exclude_flagged=options.exclude_flagged)
-    print(json.dumps(found) if options.json else to_text(found))
+    print(json.dumps(found) if options.json else printable(to_text(found)))
 
 
 def _export(options: Options) -> None:
@@ -179,7 +179,5 @@ def _export(options: Options) -> None:
 
     with contextlib.closing(open_study(options.study)) as store:
         text, rows = to_csv(store), len(store.votes()) * len(store.study.dimensions)
-    partial = options.out.with_name(f".{options.out.name}.partial")
-    partial.write_text(text, encoding="utf-8", newline="")
-    os.replace(partial, options.out)
+    replace_text(options.out, text, newline="")
     print(f"{rows} rows in {options.out}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.inside import replacing
 from sage_grpo.lab.design import Column
 from sage_grpo.lab.summary import Summary
 
@@ -129,8 +129,7 @@ def _save(figure: Any, axes: Any, path: Path, title: str, *, legend: bool = True
         handles, names = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    partial = path.with_name(f".{path.name}.partial.png")
-    figure.savefig(partial, dpi=120)
+    with replacing(path) as fresh:
+        figure.savefig(fresh, format="png", dpi=120)
     pyplot.close(figure)
-    os.replace(partial, path)
     return path

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.inside import printable
 from sage_grpo.lab import leaderboard, store
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.figures import draw
@@ -27,11 +28,12 @@ def render(folder: Path, out: Path | None = None) -> Summary:
     summary = summarize(suite, rows)
     place = out or folder
     place.mkdir(parents=True, exist_ok=True)
-    store.write(place / TABLE, (tables(summary) + "\n").encode())
+    # Names come from the folder, which may be somebody else's, and these are read in terminals.
+    store.write(place / TABLE, (printable(tables(summary)) + "\n").encode())
     store.write(place / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))
     store.write(place / NUMBERS, (json.dumps(numbers(summary), indent=1) + "\n").encode())
     figures = draw(summary, place)
-    store.write(place / REPORT, (text(summary, rows, figures, command) + "\n").encode())
+    store.write(place / REPORT, (printable(text(summary, rows, figures, command)) + "\n").encode())
     return summary
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from sage_grpo.inside import inside, replace_text
 from sage_grpo.report import gallery
 from sage_grpo.report.page import describe, render
 from sage_grpo.report.pairs import write_pairs
@@ -30,14 +30,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
 def write_report(folders: Sequence[Path], file: Path, *, embed_megabytes: float = EMBED_MEGABYTES) -> Path:
     """Write the page of some runs; many clips go into a folder beside it, NAME_clips."""
     data, clips = describe(read_runs(folders))
-    file.parent.mkdir(parents=True, exist_ok=True)
     if sum(clip.stat().st_size for _, clip in clips) <= embed_megabytes * 1e6:
         data["clips"] = {"kind": "inline", "list": gallery.inline(clips)}
     else:
-        data["clips"] = {"kind": "files", "list": gallery.beside(clips, file.with_name(f"{file.stem}_clips"))}
-    partial = file.with_name(f".{file.name}.tmp")
-    partial.write_text(render(data), encoding="utf-8")
-    os.replace(partial, file)
+        data["clips"] = {"kind": "files", "list": gallery.beside(clips, inside(file.parent, f"{file.stem}_clips"))}
+    replace_text(file, render(data))
     return file
 
 
@@ -50,7 +47,7 @@ def leave_report(out: Path) -> str:
     try:
         # A finished run that was started again has changed nothing.
         if not (page.is_file() and journal.is_file() and page.stat().st_mtime_ns >= journal.stat().st_mtime_ns):
-            write_pairs(read_run(out), out / PAIRS)
+            write_pairs(read_run(out), inside(out, PAIRS))
             write_report([out], page)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is done and saved
         warnings.warn(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.inside import replacing
 from sage_grpo.report.run_data import RunData
 from sage_grpo.report.summary import base_key, parts
 
@@ -39,7 +40,7 @@ def gallery(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, Pa
     for place, run in enumerate(runs):
         for iteration, clips in run.clips.items():
             for clip in clips:
-                fresh = {
+                fresh: dict[str, Any] = {
                     "prompt": clip.prompt,
                     "noise": clip.noise,
                     "base": [None] * len(bases),
@@ -77,14 +78,12 @@ def beside(files: Sequence[tuple[int, Path]], folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{place:02d}-{file.name}" for place, file in files]
     for name, (_, file) in zip(names, files):
-        partial = folder / f".{name}.tmp"
-        partial.unlink(missing_ok=True)
-        try:
-            os.link(file, partial)  # videos are replaced whole and never written into
-        except OSError:
-            shutil.copyfile(file, partial)
-        os.replace(partial, folder / name)
-        partial.unlink(missing_ok=True)  # to replace a link by another one to the same file does nothing
+        with replacing(folder / name) as fresh:
+            try:
+                fresh.unlink()
+                os.link(file, fresh)  # videos are replaced whole and never written into
+            except OSError:
+                shutil.copyfile(file, fresh)
     for old in folder.glob("[0-9][0-9]-heldout-*.mp4"):
         if old.name not in names:
             old.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.captions import Lettering, lettering
+from sage_grpo.inside import replacing
 from sage_grpo.report.run_data import RunData, read_run
 from sage_grpo.video import read_video
 
@@ -69,10 +69,9 @@ def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
         _curves(top.subplots(1, 3), run)
         if bottom is not None:
             _before_after(bottom, pairs, frames, letters)
-        partial = file.with_name(f".{file.name}.partial.png")
-        figure.savefig(partial)
+        with replacing(file) as fresh:
+            figure.savefig(fresh, format="png")
         plt.close(figure)
-    os.replace(partial, file)
     return file
 
 

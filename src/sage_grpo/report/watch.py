@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.inside import is_inside
 from sage_grpo.report.build import read_runs
 from sage_grpo.report.page import as_script, describe, render
 
@@ -28,6 +29,7 @@ class Watcher:
 
     def __init__(self, folders: Sequence[Path], every: float) -> None:
         self.folders, self.every = list(folders), every
+        self._roots = [folder.absolute() for folder in folders]
         self._lock = threading.Lock()
         self._read, self._stamp = -1.0, ""
         self._data: dict[str, Any] = {}
@@ -45,9 +47,13 @@ class Watcher:
             return self._data, self._stamp
 
     def clip(self, name: str) -> Path | None:
-        """The file of a clip that some page was told of."""
+        """The file of a clip that some page was told of; not what has been put in its place since and leads elsewhere."""
         with self._lock:
-            return self._names.get(name)
+            file = self._names.get(name)
+        here = (
+            file is not None and not file.is_symlink() and any(is_inside(one, file.absolute()) for one in self._roots)
+        )
+        return file if here else None
 
     def _describe(self) -> dict[str, Any]:
         data, files = describe(read_runs(self.folders))

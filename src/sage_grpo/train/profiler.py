@@ -6,7 +6,6 @@ their seconds stand beside those of the whole phase. Recording reads clocks and 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from sage_grpo.inside import replace_text, replacing
 from sage_grpo.train.metrics import attempt
 
 PASSES = 8
@@ -94,17 +94,13 @@ class Recorder:
         attempt(f"Writing a trace to {self.folder}", lambda: self._export(running))
 
     def _export(self, recording: profile) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / f".{self._phase}.partial.json.gz"
-        recording.export_chrome_trace(str(partial))
-        os.replace(partial, self.folder / f"{self._phase}.json.gz")
+        with replacing(self.folder / f"{self._phase}.json.gz", suffix=".partial.json.gz") as fresh:
+            recording.export_chrome_trace(str(fresh))
 
     def write_table(self, iteration: int, row: Mapping[str, float]) -> str:
         """Write the table beside the traces; returns it."""
         text = table(self.recorded, iteration, row)
-        partial = self.folder / f".{TABLE}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, self.folder / TABLE)
+        replace_text(self.folder / TABLE, text)
         return text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sage_grpo.inside import replace_text
 from sage_grpo.video import write_mp4
 
 WRITTEN = re.compile(r"(rollout|heldout)-\d{6,}(-\d{2,}\.mp4|\.txt|\.json)")
@@ -35,11 +35,10 @@ class Samples:
         for file, clip in zip(files, clips):
             write_mp4(file, clip, fps)
         text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # a line for each, whatever is in it
-        (self.folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        replace_text(self.folder / f"{name}.txt", text)
         if rows:
-            partial = self.folder / f".{name}.json.partial"
-            partial.write_text(json.dumps(_index(files, clips, fps, rows), ensure_ascii=False), encoding="utf-8")
-            os.replace(partial, self.folder / f"{name}.json")
+            index = json.dumps(_index(files, clips, fps, rows), ensure_ascii=False)
+            replace_text(self.folder / f"{name}.json", index)
         self.prune()
         return files
 

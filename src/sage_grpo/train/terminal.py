@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sage_grpo.inside import printable
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.plan import Plan
 
@@ -130,7 +131,7 @@ class Terminal:
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Print above the bars; as it is, because paths may have brackets in them."""
-        self.console.print(text, soft_wrap=True, markup=False, style=style)
+        self.console.print(printable(text), soft_wrap=True, markup=False, style=style)
 
     def start_at(self, iteration: int) -> None:
         """Where a resumed run stands."""

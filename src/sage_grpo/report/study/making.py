@@ -11,7 +11,8 @@ from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.hints import did_you_mean
-from sage_grpo.report.study.material import copy_clip, find_clips, spoil_clip, unequal
+from sage_grpo.inside import inside
+from sage_grpo.report.study.material import clip_file, copy_clip, find_clips, spoil_clip, unequal
 from sage_grpo.report.study.pairs import Shown, check_count, comparisons, deal, spoilt_pool
 from sage_grpo.report.study.store import Store, Study, StudyError
 
@@ -124,8 +125,10 @@ def _copy(
 
 def open_study(folder: Path) -> Store:
     """The store of a study; the error says which videos are missing."""
+    for name in (DATABASE, *(f"{DATABASE}-{end}" for end in ("wal", "shm", "journal")), CLIPS):
+        inside(folder, name)  # the folder may be somebody else's, and all of these are written or served
     store = Store(folder / DATABASE)
-    missing = [name for name in store.files() if not (folder / CLIPS / name).is_file()]
+    missing = [name for name in store.files() if clip_file(folder / CLIPS, name) is None]
     if missing:
         store.close()
         raise StudyError(f"{folder / CLIPS} lacks {len(missing)} videos of the study, first {missing[0]}.")

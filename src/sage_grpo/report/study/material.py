@@ -82,6 +82,13 @@ def _clip_of(there: Sequence[Path], root: Path, place: int, prompt: Prompt) -> P
     return real if real.is_file() and real.is_relative_to(root) else f"{path} leads out of its folder, to {real}."
 
 
+def clip_file(folder: Path, name: str) -> Path | None:
+    """A copy in the study's folder by the name that the database has; None where it is missing, or is or leads to anything else."""
+    path = folder / name
+    is_name = Path(name).name == name and path.suffix in SUFFIXES
+    return path if is_name and path.is_file() and not path.is_symlink() else None
+
+
 def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
     """Copy a video's pictures as they are into the folder, under a random name; StudyError when browsers cannot play it."""
     import av

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.inside import check, replace_text
 from sage_grpo.parallel.world import World
 from sage_grpo.train.folder.lock import FolderLock
+
+KEPT = (
+    "config.yaml", "schedule.json", "metrics.jsonl", ".metrics.jsonl.partial", "events.jsonl", ".finished", "checkpoints", "final", "best", "videos",
+    "tensorboard", "profile", "report.html", "report_clips", "before_after",
+)  # fmt: skip
+"""What a run writes into its folder. None of it may lead out: the folder may be somebody else's, whose links would decide what is overwritten."""
 
 
 @contextmanager
@@ -19,6 +25,11 @@ def owned(out: Path, world: World) -> Iterator[None]:
 
     def acquire() -> str:
         lock.acquire()
+        try:
+            check(out, KEPT)
+        except ValueError:
+            lock.release()
+            raise
         return ""
 
     by_main(world, acquire)
@@ -46,6 +57,4 @@ def by_main(world: World, answer: Callable[[], str]) -> str:
 
 def write(file: Path, text: str) -> None:
     """Replace a file; whole or not at all."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, file)
+    replace_text(file, text)

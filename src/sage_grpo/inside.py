@@ -1,0 +1,91 @@
+"""A folder that may come from somebody else: nothing outside of it is written, deleted, followed or shown, unless the user names it.
+
+A folder that the user names may itself be a link, or lie behind one. Links within it that lead out of it were named by whoever made it, so they
+are refused. What is written is written beside its place, to a file that did not exist, and takes the place of whatever is there, also of a link.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+"""Flag of os.open that refuses a link; systems without it have few of them."""
+
+
+class LeadsOut(ValueError):
+    """A path in a folder that leads out of it; the message says where to."""
+
+
+def inside(root: Path, *names: str | Path) -> Path:
+    """A path in the folder that the user named; LeadsOut where a link, `..` or an absolute name takes it elsewhere."""
+    path = root.joinpath(*names)
+    home, real = Path(os.path.realpath(root)), Path(os.path.realpath(path))
+    if not real.is_relative_to(home):
+        raise LeadsOut(
+            f"{path} leads out of {root}, to {real}. Links in the folder of a run or a comparison are not followed out of it: put the file itself "
+            f"there, or name another folder (which may itself be a link)."
+        )
+    return path
+
+
+def is_inside(root: Path, *names: str | Path) -> bool:
+    """Whether a path stays in the folder."""
+    try:
+        inside(root, *names)
+    except LeadsOut:
+        return False
+    return True
+
+
+def whole(root: Path, *names: str | Path) -> Path:
+    """A folder (or a file) in the one that the user named, with everything below it: no link down there leads out either."""
+    path = inside(root, *names)
+    for folder, folders, files in os.walk(path):  # follows no links
+        for name in (*folders, *files):
+            if os.path.islink(os.path.join(folder, name)):
+                inside(path, Path(folder, name).relative_to(path))
+    return path
+
+
+def check(root: Path, names: Iterable[str]) -> None:
+    """Refuse a folder in which one of these names leads out, or anything below it: before anything is written there."""
+    for name in names:
+        whole(root, name)
+
+
+@contextmanager
+def replacing(target: Path, *, suffix: str = ".tmp") -> Iterator[Path]:
+    """A new file beside `target` to write to, which then takes its place; after an error nothing of it is left.
+
+    What lies under the new file's name, be it left behind or put there, is removed and never written through. `suffix` is for writers that go by it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f".{target.name}{suffix}")
+    fresh.unlink(missing_ok=True)
+    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o666))
+    try:
+        yield fresh
+        os.replace(fresh, target)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def replace_text(target: Path, text: str, *, newline: str | None = None) -> None:
+    """Write a text file whole or not at all."""
+    with replacing(target) as fresh:
+        fresh.write_text(text, encoding="utf-8", newline=newline)
+
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, which begin the escapes that terminals obey; not tabs and ends of lines."""
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys or cannot show: control characters, which begin escapes, marks that turn the direction of a line, and halves of letters."""
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: what it would obey instead of show is written as its code. Tabs and ends of lines stay."""
+    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
