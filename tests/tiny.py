@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -91,6 +92,12 @@ def pipeline(folder: Path | str) -> Any:
     pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+@functools.cache
+def shared_pipeline(folder: Path) -> Any:
+    """The same, loaded once a session: for tests that undo what they do to it."""
+    return pipeline(folder)
 
 
 def image(seed: int = 0, height: int = 32, width: int = 32) -> torch.Tensor:

@@ -145,7 +145,7 @@ def sd3() -> Any:
         caption_projection_dim=16,
         pooled_projection_dim=16,
         out_channels=4,
-        pos_embed_max_size=8,
+        pos_embed_max_size=12,
         dual_attention_layers=(0,),
         qk_norm="rms_norm",
     )

@@ -22,14 +22,17 @@ TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
 PACKED = ("ltx", "flux", "qwen_image")
 
 
+def size_of(kind: str) -> dict[str, int]:
+    """Not square, so that rows that are taken for columns are seen; the pipelines of LTX-Video and SANA ask for multiples of 32."""
+    return {"height": 32, "width": 64 if kind.startswith(("ltx", "sana")) else 48}
+
+
 def options_of(kind: str, scale: float) -> dict:
-    size = {"height": 32, "width": 32}
-    if kind in tiny.IMAGES:
-        options = {**size}
-    elif kind == "sana_video":
-        options = {**size, "frames": 5, "use_resolution_binning": False}
-    else:
-        options = {**size, "num_frames": 5}
+    options = size_of(kind)
+    if kind == "sana_video":
+        options |= {"frames": 5, "use_resolution_binning": False}
+    elif kind not in tiny.IMAGES:
+        options["num_frames"] = 5
     if kind.startswith("ltx"):
         options["frame_rate"] = 8
     options["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale
@@ -52,13 +55,13 @@ def unpacked_by(pipe, kind: str, latents: torch.Tensor, x: torch.Tensor) -> torc
     if kind.startswith("ltx"):
         return pipe._unpack_latents(latents, *x.shape[2:])
     if kind.startswith(PACKED):
-        latents = pipe._unpack_latents(latents, 32, 32, pipe.vae_scale_factor)
+        latents = pipe._unpack_latents(latents, *size_of(kind).values(), pipe.vae_scale_factor)
     return latents.reshape(x.shape)
 
 
-def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, **call):
+def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prompts: list[str] = PROMPTS, **call):
     """The pipeline's grid, its last latents, what its VAE was given, and its video."""
-    pipe, seen = tiny.pipeline(folder), {}
+    pipe, seen = tiny.shared_pipeline(folder), {}
     decode, step = pipe.vae.decode, pipe.scheduler.step
 
     def spy_decode(z, *arguments, **kwargs):
@@ -69,9 +72,11 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, **ca
         seen["latents"] = step(*arguments, **kwargs)[0]
         return (seen["latents"],)
 
-    pipe.vae.decode, pipe.scheduler.step = spy_decode, spy_step
     options = {**options_of(kind, scale), "num_inference_steps": steps, **call}
-    output = pipe(prompt=PROMPTS, latents=packed_by(pipe, kind, x), output_type="pt", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.vae, "decode", spy_decode)
+        patch.setattr(pipe.scheduler, "step", spy_step)
+        output = pipe(prompt=prompts, latents=packed_by(pipe, kind, x), output_type="pt", **options)
     video = output.images[:, None] if kind in tiny.IMAGES else output.frames
     return pipe.scheduler.sigmas, unpacked_by(pipe, kind, seen["latents"], x), seen["z"], video
 
@@ -79,7 +84,7 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, **ca
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("kind", tiny.OTHERS)
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
-    ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False)
+    ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False, **size_of(kind))
     x = torch.randn(2, *ours.latent_shape())
     sigmas, latents, z, video = stock(checkpoint(kind), kind, x, scale)
     torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
@@ -101,6 +106,19 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     off = (clips.int() - expected.int()).abs()
     assert off.max() <= 1
     assert (off > 0).float().mean() < 2e-3
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it(kind: str, checkpoint, model) -> None:
+    """A pipeline's own encoding may allow more than its call does."""
+    ours = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE, train=False, **size_of(kind))
+    words = " ".join(str(number) for number in range(400))  # 1,490 bytes, each of them a token
+    x, long = torch.randn(2, *ours.latent_shape()), [words, words + " and on"]
+    _, latents, _, _ = stock(checkpoint(kind), kind, x, 1.0, steps=2, prompts=long)
+    y = solve(ours, build_solver(ours, "euler", 2), x, ours.encode(long))
+    torch.testing.assert_close(y, latents, **CLOSE)
+    short = solve(ours, build_solver(ours, "euler", 2), x, ours.encode([text[:80] for text in long]))
+    assert (y - short).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -159,7 +177,7 @@ def test_saved_weights_load_in_diffusers(kind: str, checkpoint, fresh_model, mod
 
 
 def test_renormalised_guidance_keeps_the_norm_of_every_token(model) -> None:
-    ours = model("qwen_image", guidance_scale=4.0, negative_prompt=NEGATIVE, train=False)
+    ours = model("qwen_image", guidance_scale=4.0, negative_prompt=NEGATIVE, train=False, **size_of("qwen_image"))
     x, conditions = torch.randn(1, *ours.latent_shape()), ours.encode(PROMPTS[:1])
     with torch.no_grad():
         guided = ours.velocity(x, torch.tensor(0.6), conditions)
@@ -192,15 +210,16 @@ def test_the_shift_grows_with_the_number_of_tokens(fresh_model) -> None:
 
 def test_ltx_options_reach_guidance_and_decoder(checkpoint, model) -> None:
     options = {"guidance_rescale": 0.7, "decode_timestep": 0.05, "decode_noise_scale": 0.0}
-    ours = model("ltx_timestep", guidance_scale=4.0, negative_prompt=NEGATIVE, train=False, options=options)
+    kind, given = "ltx_timestep", {"guidance_scale": 4.0, "negative_prompt": NEGATIVE, "train": False}
+    ours = model(kind, **given, options=options, **size_of(kind))
     x = torch.randn(2, *ours.latent_shape())
-    _, latents, _, video = stock(checkpoint("ltx_timestep"), "ltx_timestep", x, 4.0, **options)
+    _, latents, _, video = stock(checkpoint(kind), kind, x, 4.0, **options)
     y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(PROMPTS))
     torch.testing.assert_close(y, latents, **CLOSE)
     expected = (video.permute(0, 1, 3, 4, 2) * 255).round()
     assert (ours.decode(latents).float() - expected).abs().max() <= 1
-    noisy = model("ltx_timestep", train=False, options={"decode_timestep": 0.4})
-    plain = model("ltx_timestep", train=False)
+    noisy = model(kind, **given, options={"decode_timestep": 0.4}, **size_of(kind))
+    plain = model(kind, **given, **size_of(kind))
     assert (noisy.decode(latents) != plain.decode(latents)).any()
     assert torch.equal(noisy.decode(latents), noisy.decode(latents))  # the noise is the same each time
 
@@ -232,8 +251,8 @@ def test_sana_solver_of_the_published_checkpoint(checkpoint, tmp_path) -> None:
     config = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 8.0}
     scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="dpmsolver++", **config)
     folder = tiny.variant(checkpoint("sana_video"), tmp_path / "sana", scheduler=scheduler)
-    spec = ModelSpec(path=str(folder), cache=None, train=False, negative_prompt=NEGATIVE, guidance_scale=4.0)
-    ours = spec.load("cpu")
+    given = {"train": False, "negative_prompt": NEGATIVE, "guidance_scale": 4.0, **size_of("sana_video")}
+    ours = ModelSpec(path=str(folder), cache=None, **given).load("cpu")
     assert ours.shift == 8.0
     x = torch.randn(2, *ours.latent_shape())
     _, latents, _, _ = stock(folder, "sana_video", x, 4.0, steps=5)

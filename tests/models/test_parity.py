@@ -20,11 +20,17 @@ from sage_grpo.models.spec import ModelSpec
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
 CLOSE = {"rtol": 1e-5, "atol": 2e-5}
+PICTURE = tiny.image(3, 48, 80)
 
 
-def stock(folder, kind: str, x: torch.Tensor, scale: float | None, picture: torch.Tensor, steps: int = 3, **call):
+def size_of(kind: str) -> dict[str, int]:
+    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape."""
+    return {"height": 24, "width": 40} if kind == "hunyuan15_i2v" else {"height": 32, "width": 48}
+
+
+def stock(folder, kind: str, x: torch.Tensor, scale: float | None, steps: int = 3, **call):
     """The pipeline's last latents, its video and what its VAE was given; `scale` None leaves guidance to the checkpoint."""
-    pipe = tiny.pipeline(folder)
+    pipe = tiny.shared_pipeline(folder)
     pipe.vae.enable_slicing()  # the stock HunyuanVideo-1.5 VAE crashes for batches
     options = {"num_frames": 5, "num_inference_steps": steps, **call}
     if kind.startswith("hunyuan15"):
@@ -35,9 +41,9 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float | None, picture: torc
     elif scale is not None:
         options["guidance_scale"] = scale
     if kind.endswith("i2v"):
-        options["image"] = Image.fromarray(picture.numpy())
-    if kind != "hunyuan15_i2v":  # which derives its size from the image
-        options |= {"height": 32, "width": 32}
+        options["image"] = Image.fromarray(PICTURE.numpy())
+    if kind != "hunyuan15_i2v":
+        options |= size_of(kind)
     seen = {}
     decode, step, prepare = pipe.vae.decode, pipe.scheduler.step, pipe.prepare_latents
 
@@ -53,32 +59,39 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float | None, picture: torc
         seen["prepared"] = prepare(*arguments, **kwargs)
         return seen["prepared"]
 
-    pipe.vae.decode, pipe.scheduler.step, pipe.prepare_latents = spy_decode, spy_step, spy_prepare
     prompts = {"prompt": PROMPTS, "negative_prompt": [NEGATIVE] * len(PROMPTS)}
-    video = pipe(**prompts, latents=x, output_type="pt", **options).frames
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.vae, "decode", spy_decode)
+        patch.setattr(pipe.scheduler, "step", spy_step)
+        patch.setattr(pipe, "prepare_latents", spy_prepare)
+        video = pipe(**prompts, latents=x, output_type="pt", **options).frames
     latents = seen["latents"]
     if kind == "wan22_5b_i2v":  # after its last step this pipeline puts the image in the first frame
         latents = torch.cat([seen["prepared"][1].expand(len(x), -1, -1, -1, -1), latents[:, :, 1:]], dim=2)
     return latents, video, seen["z"]
 
 
-def load(folder, **fields):
-    return ModelSpec(path=str(folder), cache=None, train=False, negative_prompt=NEGATIVE, **fields).load("cpu")
+def fields_of(kind: str, scale: float | None) -> dict:
+    """What a model is loaded with that samples as `stock` does."""
+    return {"train": False, "negative_prompt": NEGATIVE, "guidance_scale": scale, **size_of(kind)}
 
 
-def conditions_of(ours, kind: str, picture: torch.Tensor):
-    return ours.encode(PROMPTS, [picture] * 2 if kind.endswith("i2v") else None)
+def load(folder, kind: str, scale: float | None):
+    return ModelSpec(path=str(folder), cache=None, **fields_of(kind, scale)).load("cpu")
+
+
+def conditions_of(ours, kind: str):
+    return ours.encode(PROMPTS, [PICTURE] * 2 if kind.endswith("i2v") else None)
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
-    ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE)
-    picture = tiny.image(3, 48, 48)
+    ours = model(kind, **fields_of(kind, scale))
     x = torch.randn(2, *ours.latent_shape())
-    latents, video, z = stock(checkpoint(kind), kind, x, scale, picture)
+    latents, video, z = stock(checkpoint(kind), kind, x, scale)
 
-    conditions = conditions_of(ours, kind, picture)
+    conditions = conditions_of(ours, kind)
     policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
     y = integrate(policy, x, conditions)
     torch.testing.assert_close(y, latents, **CLOSE)
@@ -115,9 +128,9 @@ SOLVERS = [
 @pytest.mark.parametrize(("kind", "scheduler"), SOLVERS)
 def test_checkpoint_solver_is_the_pipeline(kind: str, scheduler, checkpoint, tmp_path) -> None:
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
-    ours, picture = load(folder, guidance_scale=4.0), tiny.image(3, 48, 48)
-    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
-    latents, _, _ = stock(folder, kind, x, 4.0, picture, steps=6)
+    ours = load(folder, kind, 4.0)
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
+    latents, _, _ = stock(folder, kind, x, 4.0, steps=6)
     for _ in range(2):  # a second sampling knows nothing of the first
         y = solve(ours, build_solver(ours, "checkpoint", 6), x, conditions)
         torch.testing.assert_close(y, latents, **CLOSE)
@@ -147,11 +160,11 @@ BENT = [{"num_train_timesteps": 500, "shift_terminal": 0.1}, {"use_karras_sigmas
 def test_scheduler_settings_are_honoured(kind: str, config, checkpoint, model, tmp_path) -> None:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0, **config)
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
-    ours, picture = load(folder, guidance_scale=1.0), tiny.image()
-    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
+    ours = load(folder, kind, 1.0)
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
     y = solve(ours, build_solver(ours, "euler", 4), x, conditions)
-    torch.testing.assert_close(y, stock(folder, kind, x, 1.0, picture, steps=4)[0], **CLOSE)
-    plain = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE)
+    torch.testing.assert_close(y, stock(folder, kind, x, 1.0, steps=4)[0], **CLOSE)
+    plain = model(kind, **fields_of(kind, 1.0))
     assert (y - solve(plain, build_solver(plain, "euler", 4), x, conditions)).abs().max() > 1e-3
 
 
@@ -159,10 +172,10 @@ def test_scheduler_settings_are_honoured(kind: str, config, checkpoint, model, t
 def test_a_shift_of_ones_own(kind: str, checkpoint, model, tmp_path) -> None:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=2.0)
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
-    plain = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE)
-    set_once = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE, shift=2.0)
-    x, conditions = torch.randn(2, *plain.latent_shape()), conditions_of(plain, kind, tiny.image())
-    latents, _, _ = stock(folder, kind, x, 1.0, tiny.image())
+    plain = model(kind, **fields_of(kind, 1.0))
+    set_once = model(kind, **fields_of(kind, 1.0), shift=2.0)
+    x, conditions = torch.randn(2, *plain.latent_shape()), conditions_of(plain, kind)
+    latents, _, _ = stock(folder, kind, x, 1.0)
     for solver in ("euler", "checkpoint"):
         for ours, shift in ((plain, 2.0), (set_once, None)):
             y = solve(ours, build_solver(ours, solver, 3, shift), x, conditions)
@@ -172,7 +185,7 @@ def test_a_shift_of_ones_own(kind: str, checkpoint, model, tmp_path) -> None:
 
 def test_multistep_grid_is_the_schedulers_own_and_starts_at_pure_noise(checkpoint, tmp_path) -> None:
     scheduler = tiny.unipc()
-    ours = load(tiny.variant(checkpoint("wan_t2v"), tmp_path / "wan", scheduler=scheduler))
+    ours = load(tiny.variant(checkpoint("wan_t2v"), tmp_path / "wan", scheduler=scheduler), "wan_t2v", None)
     scheduler.set_timesteps(20)
     sigmas = ours.sigmas(20)
     assert ours.shift == 3.0
@@ -199,31 +212,30 @@ GUIDERS = [
 def test_guiders_are_honoured(config, checkpoint, model, tmp_path) -> None:
     kind = "hunyuan15_t2v"
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, guider=diffusers.ClassifierFreeGuidance(**config))
-    ours, picture = load(folder), tiny.image()
-    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
+    ours = load(folder, kind, None)
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
     y = solve(ours, build_solver(ours, "euler", 3), x, conditions)
-    torch.testing.assert_close(y, stock(folder, kind, x, None, picture)[0], **CLOSE)
-    plain = model(kind, guidance_scale=3.0, negative_prompt=NEGATIVE)
-    other = solve(plain, build_solver(plain, "euler", 3), x, conditions_of(plain, kind, picture))
+    torch.testing.assert_close(y, stock(folder, kind, x, None)[0], **CLOSE)
+    plain = model(kind, **fields_of(kind, 3.0))
+    other = solve(plain, build_solver(plain, "euler", 3), x, conditions_of(plain, kind))
     assert (y - other).abs().max() > 1e-3
 
 
 def test_second_guidance_scale_is_the_pipelines(checkpoint, model) -> None:
-    kind, picture = "wan22_t2v", tiny.image()
-    ours = model(kind, guidance_scale=4.0, guidance_scale_2=2.0, negative_prompt=NEGATIVE)
-    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind, picture)
-    latents, _, _ = stock(checkpoint(kind), kind, x, 4.0, picture, guidance_scale_2=2.0)
+    kind = "wan22_t2v"
+    ours = model(kind, **fields_of(kind, 4.0), guidance_scale_2=2.0)
+    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
+    latents, _, _ = stock(checkpoint(kind), kind, x, 4.0, guidance_scale_2=2.0)
     torch.testing.assert_close(solve(ours, build_solver(ours, "euler", 3), x, conditions), latents, **CLOSE)
 
 
 def test_5b_takes_an_image_where_a_prompt_has_one(checkpoint, model) -> None:
     """The published 5B checkpoint names the text-to-video pipeline; its weights serve both."""
-    picture = tiny.image(3, 48, 48)
-    ours = model("wan22_5b_t2v", guidance_scale=4.0, negative_prompt=NEGATIVE)
+    ours = model("wan22_5b_t2v", **fields_of("wan22_5b_t2v", 4.0))
     x = torch.randn(2, *ours.latent_shape())
-    with_image, _, _ = stock(checkpoint("wan22_5b_i2v"), "wan22_5b_i2v", x, 4.0, picture)
-    without, _, _ = stock(checkpoint("wan22_5b_t2v"), "wan22_5b_t2v", x, 4.0, picture)
-    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(PROMPTS, [picture, None]))
+    with_image, _, _ = stock(checkpoint("wan22_5b_i2v"), "wan22_5b_i2v", x, 4.0)
+    without, _, _ = stock(checkpoint("wan22_5b_t2v"), "wan22_5b_t2v", x, 4.0)
+    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(PROMPTS, [PICTURE, None]))
     torch.testing.assert_close(y, torch.stack([with_image[0], without[1]]), **CLOSE)
 
 
