@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import double
 import pytest
 import torch
 
@@ -93,6 +94,28 @@ def _one_model_per_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(ModelSpec, "load", cached)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.manual_seed(0)
+
+
+_DOUBLES: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
+"""Those of tests in float64."""
+
+
+@pytest.fixture
+def in_double(monkeypatch: pytest.MonkeyPatch, _one_model_per_spec: None) -> Iterator[None]:
+    """The whole test in float64, network and trainer: see double.py. What it compares agrees to `double.CLOSE`."""
+    load = ModelSpec.load
+
+    def wide(self: ModelSpec, device: Any = None, *, sharded: bool = False) -> Any:
+        if self.path is None:  # the toy has no file to read
+            return load(self, device, sharded=sharded)
+        with double.single():
+            model = load(self, device, sharded=sharded)
+        return double.widened(model)
+
+    monkeypatch.setitem(globals(), "_MODELS", _DOUBLES)
+    monkeypatch.setattr(ModelSpec, "load", wide)
+    with double.double():
+        yield
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import math
 
 import pytest
 import torch
+from double import CLOSE
 from torch import Tensor
 from trainer_helpers import steps_of
 from trainer_toys import bright
@@ -42,7 +43,9 @@ class Oracle:
         grid = [1 - index / STEPS for index in range(STEPS + 1)]
         if type(self.model).__name__ == "Wan":  # whose scheduler goes evenly to 1/1000, and to 0 instead
             grid = [1 - (1 - 1e-3) * index / STEPS for index in range(STEPS)] + [0.0]
-        self.sigmas = [shifted(s) for s in grid]
+        # diffusers' schedulers keep theirs in float32, whatever we do: from here on those numbers.
+        self.sigmas = trainer.planner.grid.sigmas.tolist()
+        assert self.sigmas == pytest.approx([shifted(s) for s in grid], rel=1e-6)
         self.coefficients = [self.sage(s, t) for s, t in zip(self.sigmas, self.sigmas[1:])]
         self.trained = list(range(STEPS - 1))  # the last step is deterministic
 
@@ -60,7 +63,7 @@ class Oracle:
 
     def velocity(self, x: Tensor, step: int) -> Tensor:
         """Two plain passes, then guidance by hand."""
-        sigma = torch.tensor(self.sigmas[step], dtype=torch.float32)
+        sigma = torch.tensor(self.sigmas[step])
         rows = [self.conditions[group] for group in range(PROMPTS) for _ in range(SIZE)]
         yes = self.model.velocity(x, sigma, rows, guidance=1.0)
         no = self.model.velocity(x, sigma, [Conditioning(row.negative) for row in rows], guidance=1.0)
@@ -68,7 +71,7 @@ class Oracle:
 
     @torch.no_grad()
     def roll_out(self, clips: Tensor) -> None:
-        """`clips` are the trainer's: ours are the same up to pixels that round the other way, but rewards would see those."""
+        """`clips` are the trainer's: a pixel of ours may stand at the edge of a grey level and round the other way; rewards would see it."""
         shape, place = self.model.latent_shape(), (0, self.iteration)
         members = [(group, member) for group in range(PROMPTS) for member in range(SIZE)]
         x = torch.stack([keyed_noise(shape, "start", *place, *member) for member in members])
@@ -148,6 +151,7 @@ def watched(trainer) -> list[tuple[dict, dict]]:
 
 
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_unipc_t2v"])
+@pytest.mark.usefixtures("in_double")
 def test_gradients_of_every_update_are_those_of_the_formulas(kind: str, make_config, make_trainer) -> None:
     config = make_config(
         kind=kind,
@@ -189,7 +193,7 @@ def test_gradients_of_every_update_are_those_of_the_formulas(kind: str, make_con
         clipped.append(oracle.clipped)
         size = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
         wrong = math.sqrt(sum(float((expected[n] - caught[update][1][n]).square().sum()) for n in expected))
-        assert wrong < 1e-5 * size, (update, wrong / size)
+        assert wrong < CLOSE * size, (update, wrong / size)
         assert trainer.log[update]["ratio/clip_fraction"] == pytest.approx(oracle.clipped, abs=1e-6)
     assert any(0 < share < 1 for share in clipped)  # else the clip was not tested
 
