@@ -181,3 +181,22 @@ def test_decoupled_normalisation_leaves_masked_rollouts_out() -> None:
     advantage = decoupled_advantage(parts, {"a": 1.0, "b": 2.0}, groups, valid=valid)
     assert bool((advantage[~valid] == 0).all())
     assert float(advantage[valid].square().mean().sqrt()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("group", [-1 / 1.5, 1 / 1.5, -3 / 3.5, 3 / 3.5]),
+        ("global", [value / (math.sqrt(5) + 0.5) for value in (-1, 1, -3, 3)]),
+        ("none", [-1.0, 1.0, -3.0, 3.0]),
+    ],
+)
+def test_eps_is_added_to_the_std_and_not_to_the_variance(scale: str, expected: list[float]) -> None:
+    """By hand, with an eps that counts: groups of std 1 and 3, and sqrt(5) over both."""
+    rewards, groups = torch.tensor([4.0, 6.0, 0.0, 6.0]), torch.tensor([0, 0, 1, 1])
+    advantage = group_advantage(rewards, groups, scale=scale, eps=0.5)  # type: ignore[arg-type]
+    assert advantage.tolist() == pytest.approx(expected, rel=1e-6)
+    terms = torch.tensor(expected, dtype=torch.float64)
+    decoupled = decoupled_advantage({"a": rewards}, {"a": 2.0}, groups, scale=scale, eps=0.5)  # type: ignore[arg-type]
+    by_hand = 2 * terms / ((2 * terms).square().mean().sqrt() + 0.5)
+    assert decoupled.tolist() == pytest.approx(by_hand.tolist(), rel=1e-6)

@@ -83,3 +83,29 @@ def test_what_is_kept_of_a_step_has_the_largest_kl(rate: float) -> None:
 
 def test_without_a_limit_all_is_kept() -> None:
     assert share_kept(1e9, None) == 1.0
+
+
+def test_a_brake_holds_however_little_the_policy_moves() -> None:
+    """A KL far below the target asks for longer steps: they become as long as the brake allows, and no longer."""
+    pace = Pace(0.01, most=2.0)
+    for brake in (0.5, 0.25):
+        pace.slow_to(brake)
+        assert {pace.observe(1e-9) for _ in range(40)} >= {2.0 * brake}
+        assert pace.factor == 2.0 * brake
+    still = Pace(None)
+    still.slow_to(0.25)
+    assert [still.observe(1e-9) for _ in range(3)] == [0.25] * 3
+    for _ in range(100):
+        pace.observe(1e9)
+    assert pace.factor == LEAST * 0.25
+
+
+def test_brakes_are_shares_of_the_free_step_and_not_of_one_another() -> None:
+    pace = Pace(0.01)
+    for brake in (0.5, 0.25, 0.25, 1.0, 0.125):
+        pace.slow_to(brake)
+        assert pace.factor == brake
+    again = Pace(0.01)
+    again.load_state_dict(json.loads(json.dumps(pace.state_dict())))
+    again.slow_to(0.125)  # as after going back: it is what it was
+    assert again.factor == 0.125

@@ -345,9 +345,17 @@ def _evaluate(run: Run) -> None:
 
 
 def _keep_if_best(run: Run, total: float) -> bool:
-    """Write the weights to best/ when no evaluation was better; NaN is never the best."""
+    """Write the weights to best/ when no evaluation was better; NaN is never the best, nor is what the sentinel doubts."""
     state = run.trainer.state
     if not total > state.best.get("score", float("-inf")):
+        return False
+    if state.sentinel.doubts:
+        text = (
+            f"The held-out total of {total:.4g} after iteration {state.iteration} is the highest so far, but best/ is not taken from it: the "
+            f"sentinel doubts it ({', '.join(state.sentinel.doubts)})."
+        )
+        run.terminal.say(text, style="yellow")
+        _note(run.trainer, "best", text)
         return False
     fault = _export(run.trainer, run.out / "best") if state.iteration > 0 else ""
     if fault:

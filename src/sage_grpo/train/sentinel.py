@@ -16,19 +16,21 @@ from sage_grpo.train.config import SentinelConfig
 from sage_grpo.train.paired import Change, Column, Scores, by_prompt, change, finite, shortfall, weighted
 from sage_grpo.train.parting import AGREEMENT, STDERR, Look, Tally, evidence, in_words, tallies, tally
 from sage_grpo.train.parts import RewardParts
-from sage_grpo.train.signs import LEAST_PAST, SIGNS, TINY, Past, Row, values
+from sage_grpo.train.signs import EXPLODED, LEAST_PAST, SIGNS, TINY, Past, Row, values
 
 WATCHED = (
     "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_update",
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """What is remembered of a row."""
-EVALUATED = ("held_out_fell", "held_out_part_fell", "decoupled", "hacking", "video_drift")
+EVALUATED = ("held_out_exploded", "held_out_fell", "held_out_part_fell", "decoupled", "hacking", "video_drift")
 """What is looked for at evaluations, not in every row."""
 AT_ONCE = ("not_finite",)
 """What needs no second look."""
 ONLY_TOLD = ("decoupled", "parted")
 """What is a reason to look, but not to act."""
+OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck")
+"""What is wrong with how steps are made; what held-out clips are worth is not in doubt. Any of these may be there all through a run."""
 LOOKS_LEFT = 3.0
 """A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
 SURE = 1.5
@@ -162,8 +164,9 @@ class Sentinel:
         """What a sign compares with: not with the rows in which it was there already, unless that lasts longer than the window."""
         window = self.config.window
         before = self.recent[: len(self.recent) - min(self.streaks.get(name, 0), window)][-window:]
+        begun = self.parts.rows - self.streaks.get(name, 0)  # rows before the sign was there
         return Past(
-            start=self.start,
+            start=self.start[:begun] if begun > 0 else self.start,
             recent=before,
             newest=self.recent[-1] if self.recent else {},
             clips=self.clips,
@@ -179,9 +182,11 @@ class Sentinel:
         series |= {title: weighted(scores, weights) for title, weights in self.witnesses.scores.items()}
         series = {title: by_prompt(column, per_prompt) for title, column in series.items()}
         total = series["total"]
+        exploded = self._exploded(total)
         texts = {
+            "held_out_exploded": exploded,
             "held_out_fell": self._fell(total),
-            "held_out_part_fell": self._part_fell(scores, per_prompt),
+            "held_out_part_fell": "" if exploded else self._part_fell(scores, per_prompt),
             "decoupled": "",
             "hacking": "",
             "video_drift": self._drifted(scores, total),
@@ -193,9 +198,10 @@ class Sentinel:
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
         )
-        for title, now in series.items():
+        for title, now in series.items() if not exploded else ():  # such a total would be the best for ever
             self._remember(title, now, total)
-        if self.witnesses.scores and finite(total):  # where every reward failed there is nothing to compare with
+        # Where every reward failed there is nothing to compare with.
+        if self.witnesses.scores and finite(total) and not exploded:
             self.looks.append(Look(series, dict(self.agreement)))
             self.looks = self.looks if len(self.looks) <= MOST_LOOKS else self.looks[::2]
         for name in self.witnesses.statistics:
@@ -206,6 +212,25 @@ class Sentinel:
     def sound(self) -> bool:
         """Whether there is no sign of anything and no held-out score has begun to fall: weights that are worth going back to."""
         return not self.falling and not any(self.streaks.values())
+
+    @property
+    def doubts(self) -> list[str]:
+        """Signs, lasting or not, by which a score is not worth what it says: weights that are not to be the best, however high they score."""
+        return [name for name, looks in self.streaks.items() if looks and name not in OF_STEPS]
+
+    def _exploded(self, now: Column) -> str:
+        """Scores of held-out prompts that are much further apart than those of the base; rows show it one iteration later."""
+        first, last = finite(self.held_out.get("total", {}).get("first", [])), finite(now)
+        prompts = min(len(first), len(last))
+        if prompts < 2 or stdev(first) <= TINY:
+            return ""
+        # Standard deviations of two or three prompts differ by factors of their own: as rare as 20 is for five.
+        if stdev(last) < stdev(first) * EXPLODED ** max(1.0, 4 / (prompts - 1)):
+            return ""
+        return (
+            f"The totals of held-out prompts are {stdev(last):.3g} apart (standard deviation), at first {stdev(first):.3g}: such scores are of broken "
+            "clips, or of a broken reward, however good their mean is. Look at the clips and at the reward; lower optimizer.lr, or set optimizer.max_kl."
+        )
 
     def _fell(self, now: Column) -> str:
         known = self.held_out.get("total")

@@ -17,8 +17,12 @@ LEAST_PAST = 5
 """Iterations without which nothing is relative to the past."""
 TINY = 1e-12
 """Below this a figure is 0: its logarithm says nothing."""
+ROUNDING = 1e-6
+"""Scores that differ by less than this share of their size are equal, but for float32."""
 VANISHED = 0.05
 """A reward whose spread within groups is below this share of what it was at the start tells the members of a group no longer apart."""
+EXPLODED = 20.0
+"""A reward whose spread is this many times what it was at the start no longer measures what it did: clips, or the reward itself, are broken."""
 ALIKE = 0.2
 """Clips of a group that differ by less than this share of what they did at the start have collapsed."""
 FAILING = 0.1
@@ -40,7 +44,7 @@ class Past:
     """What a row is compared with."""
 
     start: Sequence[Row]
-    """The first rows of the run."""
+    """The first rows of the run, without those in which the sign was there already."""
     recent: Sequence[Row]
     """The rows before, without those in which the sign was there already."""
     newest: Row
@@ -85,6 +89,21 @@ def spread_vanished(row: Row, past: Past) -> str:
         "apart, and there is nothing to learn from. Look at the reward (a server that answers the same to all?) and at kernel.eta."
         if now <= limit
         else ""
+    )
+
+
+def spread_exploded(row: Row, past: Past) -> str:
+    """The reward tells the members of a group apart by far more than it ever did."""
+    now, known = row.get("reward/group_std"), sorted(values(past.start, "reward/group_std"))
+    if now is None or not math.isfinite(now) or len(known) < LEAST_PAST:
+        return ""
+    # Not the median: of a reward that few clips get, most iterations of the start may have no spread. Not the largest: it may be an outlier.
+    most, size = known[-2], max(map(abs, values(past.start, "reward/total")), default=0.0)
+    if most <= max(TINY, ROUNDING * size) or now < EXPLODED * most:  # what was 0 has no range
+        return ""
+    return (
+        f"reward/group_std is {now:.3g}, at the start it was up to {most:.3g}: scores as far apart as these are of broken clips, or of a "
+        "broken reward, however good their mean is. Look at the clips and at the reward; lower optimizer.lr, or set optimizer.max_kl."
     )
 
 
@@ -177,6 +196,7 @@ SIGNS = {
     for sign in (
         not_finite,
         spread_vanished,
+        spread_exploded,
         rewards_failing,
         replay_differs,
         ratio_off,

@@ -1,0 +1,144 @@
+"""Laws of a plan and of what samples it: who replays what, which passes are one, where windows lie, and by what noise is keyed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from trainer_helpers import plan_of
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.windows import Window
+from sage_grpo.train.config import BatchConfig, RolloutConfig, UpdateConfig
+from sage_grpo.train.plan import Plan
+from sage_grpo.train.planner import Planner
+
+PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
+EXACT = KernelSpec(name="sage_exact", eta=math.sqrt(2))
+"""A kernel whose last step can be trained."""
+
+
+def planner_of(make_config, *, ranks: int = 1, micro_batch: int = 8, update: UpdateConfig | None = None, **rollout):
+    """A planner without a model."""
+    config = replace(
+        make_config(),
+        kernel=EXACT,
+        rollout=RolloutConfig(**{"steps": 6, "same_noise": True, **rollout}),
+        batch=BatchConfig(prompts=len(PROMPTS), group_size=2, micro_batch=micro_batch),
+        update=update or UpdateConfig(updates_per_rollout=2),
+    )
+    return Planner(config, Schedule.shifted(config.rollout.steps, 3.0), EXACT.build(), lambda sigma: True, ranks)
+
+
+def replayed(plan: Plan, ranks: int, update: int) -> Counter[tuple[int, int, int]]:
+    """(group, member, step in the run's grid) of everything that is replayed in an update."""
+    return Counter(
+        (member.group, member.index, plan.groups[member.group].label(replay.step))
+        for rank in range(ranks)
+        for replay in plan.replays(rank, update)
+        for member in replay.members
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "repeat", "ranks", "micro_batch", "branches"),
+    [
+        (True, False, 1, 8, 1),
+        (True, False, 1, 3, 2),
+        (False, False, 1, 8, 1),
+        (True, False, 2, 4, 1),
+        (True, True, 1, 1, 1),
+    ],
+)
+def test_every_member_replays_what_its_own_group_trains(
+    share: bool, repeat: bool, ranks: int, micro_batch: int, branches: int, make_config
+) -> None:
+    """Groups that explore at the same steps may train them in other updates: windows of three steps, dealt out to two updates."""
+    window = Window(kind="drawn", at=[1, 2], length=3, branches=branches)
+    update = UpdateConfig(updates_per_rollout=2, repeat=repeat, permute_steps=True)
+    planner = planner_of(make_config, ranks=ranks, micro_batch=micro_batch, update=update, window=window, share=share)
+    differ = False
+    for iteration in range(3):
+        plan = planner.plan(iteration, PROMPTS)
+        ways = {(group.branch, group.trained) for group in plan.groups}
+        differ |= len(ways) > len({branch for branch, _ in ways})
+        for number in range(plan.updates):
+            wanted = Counter(
+                (group.index, member, group.label(step))
+                for group in plan.groups
+                for member in range(plan.group_size)
+                for step in group.trained[number]
+            )
+            assert replayed(plan, ranks, number) == wanted, (iteration, number)
+    assert differ, "no two groups of one window trained its steps in another order"
+
+
+@pytest.mark.parametrize(("length", "noisy_end", "last"), [(1, False, 4), (1, True, 5), (2, False, 4), (3, True, 3)])
+def test_a_drawn_window_may_lie_anywhere_up_to_the_end(length: int, noisy_end: bool, last: int, make_config) -> None:
+    """A last step without noise cannot be trained alone, but a window may end with it."""
+    window = Window(kind="drawn", length=length)
+    planner = planner_of(
+        make_config, update=UpdateConfig(updates_per_rollout=1), window=window, deterministic_last=not noisy_end
+    )
+    planner = replace(planner, kernel=KernelSpec(name="sage").build())
+    assert planner.candidates() == list(range(last + 1))
+    drawn = {group.branch - 1 for n in range(4) for group in planner.plan(n, PROMPTS).groups}
+    assert last in drawn
+
+
+BRANCHES = {"steps": 10, "before_steps": 3, "window": Window(kind="drawn", at=[4, 8], branches=2), "same_noise": True}
+"""Two groups a prompt whose ways to their branches start alike (sigma 1) and then differ."""
+
+
+def rolled_out(make_config, make_trainer, **rollout):
+    """Plan, rollout and trainer."""
+    config = make_config(rollout={**BRANCHES, **rollout}, update=UpdateConfig(updates_per_rollout=1), kernel=EXACT)
+    trainer = make_trainer(config)
+    plan = plan_of(trainer)
+    return trainer, plan, trainer.roll_out(plan)
+
+
+def test_passes_are_shared_only_where_the_whole_way_is_the_same(make_config, make_trainer) -> None:
+    """Branches of one prompt with so many steps before them: only their first pass, at sigma 1, is one."""
+    _, plan, shared = rolled_out(make_config, make_trainer, share=True)
+    assert plan.groups[0].schedule.sigmas[1] != plan.groups[1].schedule.sigmas[1]
+    ways = {(group.place, *group.schedule.sigmas[:stop].tolist()) for group in plan.groups for stop in range(1, 5)}
+    assert len(ways) == 2 * 7
+    passes = Counter(one.sigma for one in plan.sampled(0) if one.shared)
+    assert passes == Counter(way[-1] for way in ways)
+    _, _, apart = rolled_out(make_config, make_trainer, share=False)
+    for left, right in zip(by_member(shared.latents), by_member(apart.latents), strict=True):
+        assert left[0] == right[0]
+        torch.testing.assert_close(left[1], right[1], rtol=1e-3, atol=1e-3)  # a wrong pass is off by tenths
+
+
+def by_member(latents) -> list[tuple[object, torch.Tensor]]:
+    """Every clip with its name."""
+    found = [(member, row) for batch, rows in latents for member, row in zip(batch.members, rows)]
+    return sorted(found, key=lambda one: (one[0].group, one[0].index))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("before", [None, 2, 3])
+def test_exploration_noise_goes_by_the_step_of_the_runs_own_grid(share, before, make_config, make_trainer) -> None:
+    """However many steps are taken before it: else runs with other numbers of them would not explore alike."""
+    window = Window(kind="drawn", at=[4, 7], length=2)
+    trainer, plan, rollout = rolled_out(make_config, make_trainer, share=share, before_steps=before, window=window)
+    shape, seen = trainer.model.latent_shape(), set()
+    for replay, record in rollout.records.items():
+        step = record.policy.step(replay.step, record.x, record.conditions)
+        law = step.gaussian.expand(len(replay.members))
+        noise = (record.x_next - law.mean) / law.std
+        for member, row in zip(replay.members, noise.detach()):
+            label = plan.groups[member.group].label(replay.step)
+            seen.add(label)
+            expected = keyed_noise(shape, "step", trainer.config.seed, 0, member.group, member.index, label)
+            torch.testing.assert_close(row, expected, rtol=0.0, atol=1e-2)  # another key is off by whole numbers
+    assert seen <= {4, 5, 7, 8}
+    assert len(seen) > 1
