@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from double import CLOSE
 from trainer_helpers import assert_resumes_to_the_bit, plan_of
 
+from double import CLOSE
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import LoraSpec

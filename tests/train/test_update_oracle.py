@@ -10,11 +10,11 @@ import math
 
 import pytest
 import torch
-from double import CLOSE
 from torch import Tensor
 from trainer_helpers import steps_of
 from trainer_toys import bright
 
+from double import CLOSE
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.rewards.spec import RewardSpec
