@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import select
 import sys
 import warnings
 from collections.abc import Collection, Sequence
@@ -18,7 +20,24 @@ from sage_grpo.secrecy import hide
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _main(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it can be told that nobody reads
+        return status
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        _say_no_more()
+        return UNREAD
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _say_no_more()
+        return _fail(f"Nothing more can be written: {error.strerror}. Make room on the disk.")
+
+
+def _main(argv: list[str]) -> int:
     if argv[:1] == ["help"] and len(argv) > 1:  # `help train model` is `train --help model`
         argv = [argv[1], "--help", *argv[2:]]
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -46,6 +65,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("interrupted.", 130)
     finally:
         warnings.formatwarning = told
+
+
+UNREAD = 141
+"""The status of a program whose reader has gone, as `... | head` does: what a shell makes of the signal SIGPIPE."""
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _unread() -> bool:
+    """Whether it is the reader of our output who has gone, and not somebody on a network."""
+    try:
+        sys.stdout.flush()  # what could not be written is still there, unless nothing is kept (python -u)
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), select.POLLERR)
+        return bool(watch.poll(0))
+    except BrokenPipeError:
+        return True
+    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+        return False
+
+
+def _say_no_more() -> None:
+    """Nothing is written to a reader who has gone, also not by the interpreter when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(name: str, argv: list[str]) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from sage_grpo.ranges import KINDS
+
 ALSO_CALLED = {
     "batch.group_size": ("num_generations", "generations", "samples_per_prompt", "num_samples", "group"),
     "batch.micro_batch": ("micro_batch_size", "per_device_train_batch_size", "mbs"),
@@ -42,10 +44,6 @@ ALSO_CALLED = {
     "prompts": ("prompt", "text"),
 }
 """What other programs call an option; only where that is not near enough in letters."""
-KINDS = {
-    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list ([a, b])",
-    "tuple": "a list of numbers ([0.9, 0.999])", "dict": "a mapping ({name: value})", "NoneType": "null",
-}  # fmt: skip
 
 
 def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+KINDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list ([a, b])",
+    "tuple": "a list of numbers ([0.9, 0.999])", "dict": "a mapping ({name: value})", "NoneType": "null", "Path": "a path",
+}  # fmt: skip
+"""What values of a type are called."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -88,8 +94,10 @@ def check(options: Any) -> None:
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
     """What is out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
     for name, hint in _hints(kind).items():
-        value = getattr(values, name) if dataclasses.is_dataclass(values) else values.get(name)
-        yield from _faults(hint, value, prefix + name)
+        if dataclasses.is_dataclass(values):
+            yield from _faults(hint, getattr(values, name), prefix + name)
+        elif name in values:
+            yield from _faults(hint, values[name], prefix + name)
 
 
 def ranges(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -107,6 +115,8 @@ def _hints(kind: type) -> dict[str, Any]:
 def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
     origin, inner = get_origin(hint), get_args(hint)
     if value is None:
+        if not _takes_nothing(hint):
+            yield f"{name} must be {_in_words(hint)}, got null: give a value, or leave {name} out."
         return
     if origin is Annotated:
         for limit in inner[1:]:
@@ -126,6 +136,33 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
     elif origin in (list, tuple) and isinstance(value, (list, tuple)):
         for place, item in enumerate(value):
             yield from _faults(inner[min(place, len(inner) - 1)], item, f"{name}[{place}]")
+
+
+def _takes_nothing(hint: Any) -> bool:
+    """Whether None is a value of a type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is None or hint is type(None) or hint is Any or hint is object:
+        return True
+    if origin is Annotated:
+        return _takes_nothing(inner[0])
+    return (origin in (Union, types.UnionType) and any(map(_takes_nothing, inner))) or (
+        origin is Literal and None in inner
+    )
+
+
+def _in_words(hint: Any) -> str:
+    """What a value must be, for people."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _in_words(inner[0])
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_in_words, inner))
+    kind = origin or hint
+    if dataclasses.is_dataclass(kind):
+        return "a group of options ({name: value})"
+    return KINDS.get(getattr(kind, "__name__", ""), getattr(kind, "__name__", str(kind)))
 
 
 def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:

@@ -859,7 +859,7 @@ EVALUATION = (
     Mutant(
         "the limit of failed rewards is not applied",
         "train/scoring.py",
-        "    check_failures(int((~valid).sum()), len(valid), limit, text)\n",
+        "    check_failures(int((~valid).sum()), len(valid), reward.max_failed_fraction, text)\n",
         "",
         (f"{MASKING}test_more_failures_than_allowed_stop_the_run_before_an_update",),
     ),

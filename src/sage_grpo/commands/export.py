@@ -140,6 +140,7 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     from sage_grpo.models.spec import FAMILIES
     from sage_grpo.objects import is_object
     from sage_grpo.rewards.spec import BUILT_IN
+    from sage_grpo.secrecy import hide
 
     found = []
     family = config.model.family
@@ -147,9 +148,9 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
         found.append(f"the code {config.model.family} (model.family)")
     for spec in config.rewards if rewards else []:
         if spec.name == "remote":
-            found.append(f"the reward server {spec.options.get('urls')}")
+            found.append(hide(f"the reward server {spec.options.get('urls')}"))
         elif spec.name == "vlm_judge":
-            found.append(f"the judge at {spec.options.get('url')}")
+            found.append(hide(f"the judge at {spec.options.get('url')}"))
         elif spec.name not in BUILT_IN and not is_object(spec.name):
             found.append(f"the code {spec.name} (rewards)")
     return found

@@ -7,6 +7,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sage_grpo.inside import inside, replace_text, replacing
+from sage_grpo.train.folder.journal import read_rows
+
 if TYPE_CHECKING:
     from sage_grpo.train.config import TrainConfig
 
@@ -17,16 +20,12 @@ def complete(out: Path, run: Path, config: TrainConfig, iteration: int) -> None:
     """Put clips beside the weights, and what was trained and measured into the card."""
     clips = _clips(run)
     for source, name in clips:
-        (out / "clips").mkdir(exist_ok=True)
-        shutil.copyfile(source, out / "clips" / name)
+        with replacing(out / "clips" / name) as fresh:
+            shutil.copyfile(source, fresh)
     card = out / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else "# Weights trained with sage-grpo\n"
-    partial = card.with_name(".README.md.partial")
-    partial.write_text(
-        "\n".join([text.rstrip("\n"), *_recipe(config, iteration), *_metrics(run, iteration), *_shown(clips), ""]),
-        encoding="utf-8",
-    )
-    partial.replace(card)
+    added = [*_recipe(config, iteration), *_metrics(run, iteration), *_shown(clips)]
+    replace_text(card, "\n".join([text.rstrip("\n"), *added, ""]))
 
 
 def _recipe(config: TrainConfig, iteration: int) -> list[str]:
@@ -48,9 +47,9 @@ def _recipe(config: TrainConfig, iteration: int) -> list[str]:
 
 def _metrics(run: Path, iteration: int) -> list[str]:
     """Scores on held-out prompts before training and at the last evaluation up to the weights that are shown."""
-    file = run / "metrics.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()] if file.is_file() else []
-    rows = [row for row in rows if "eval/total" in row and row["iteration"] <= iteration]
+    rows = [
+        row for row in read_rows(inside(run, "metrics.jsonl")) if "eval/total" in row and row["iteration"] <= iteration
+    ]
     if len(rows) < 2:
         return []
     first, last = rows[0], rows[-1]
@@ -65,7 +64,8 @@ def _metrics(run: Path, iteration: int) -> list[str]:
 
 def _clips(run: Path) -> list[tuple[Path, str]]:
     """Held-out clips of the first and the last evaluation, the same prompts."""
-    found = sorted((run / "videos").glob("heldout-*-*.mp4"))
+    # A link would send whatever it names.
+    found = sorted(file for file in inside(run, "videos").glob("heldout-*-*.mp4") if not file.is_symlink())
     moments = sorted({path.stem.split("-")[1] for path in found})
     kept = [moments[0], moments[-1]] if len(moments) > 1 else moments
     return [

@@ -25,9 +25,12 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     A recipe on the command line wins over that of a file. Without a recipe, a file or a model it is the embedded world's, which
     runs on any machine; with a model or a file, the options' own defaults, which are the paper's.
     """
-    words, named = _without_recipe(with_files(argv))
-    if named is None:
-        named = given(words, "recipe")
+    words, names = _without_recipe(with_files(argv))
+    in_files = given(words, "recipe")
+    named = names[-1] if names else in_files
+    for other in (*names[:-1], in_files):
+        if other not in (None, "None", "null", named):
+            recipe(str(other))  # one that is overruled must be one all the same
     files = [value for value in (given(words, "config"),) if value]
     chosen = any(word.split("=")[0] in ("--model", "--model.path", "--model.family") for word in words)
     if named is None and not files and not chosen:
@@ -67,18 +70,18 @@ def with_files(argv: list[str], *, runs: bool = False) -> list[str]:
     return words
 
 
-def _without_recipe(argv: list[str]) -> tuple[list[str], str | None]:
-    """The words without `--recipe NAME` and `--recipe=NAME`, and the last name."""
-    words, rest, named = [], list(argv), None
+def _without_recipe(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words without `--recipe NAME` and `--recipe=NAME`, and the names."""
+    words, rest, names = [], list(argv), []
     while rest:
         word = rest.pop(0)
         if word.startswith("--recipe="):
-            named = word.partition("=")[2]
+            names.append(word.partition("=")[2])
         elif word == "--recipe":
-            named = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+            names.append(rest.pop(0) if rest and not rest[0].startswith("--") else "")
         else:
             words.append(word)
-    return words, named
+    return words, names
 
 
 def _say_what_it_stands_on(files: list[str]) -> None:

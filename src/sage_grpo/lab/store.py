@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.documents import parse_json, read_json
+from sage_grpo.inside import inside, replacing
 from sage_grpo.lab.design import Arm, Column, Suite
 
 ROWS, SUITE, UNFINISHED = "runs.jsonl", "suite.json", "unfinished"
+KEPT = (ROWS, SUITE, UNFINISHED, "configs", "logs", "weights")
+"""What a comparison writes into and deletes from its folder, besides files that it replaces. None of it may lead out."""
 FORMAT = 1
 FINISHED = ("done", "diverged")
 """States that a run does not leave: to diverge is a result. One that failed is tried again by the next call."""
@@ -23,13 +27,14 @@ FINISHED = ("done", "diverged")
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a file; a last line that was cut off is left out, any other damage is an error."""
+    inside(file.parent, file.name)
     if not file.is_file():
         return []
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             if number == len(lines):
                 break
@@ -66,9 +71,8 @@ def append(file: Path, row: Mapping[str, Any]) -> None:
 
 def write(file: Path, content: bytes) -> None:
     """Write a file at once: a reader never sees half of it."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, file)
+    with replacing(file) as fresh:
+        fresh.write_bytes(content)
 
 
 def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -89,11 +93,11 @@ def save_suite(folder: Path, suite: Suite, keys: Sequence[str], command: str) ->
 
 def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
     """What was asked for in a folder, the keys of its runs, and the command."""
-    file = folder / SUITE
+    file = inside(folder, SUITE)
     if not file.is_file():
         raise FileNotFoundError(f"{folder} is not the folder of a comparison: it has no {SUITE}.")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         suite = dict(content["suite"])
         suite["arms"] = tuple(Arm(**arm) for arm in suite["arms"])
         suite["columns"] = tuple(Column(**column) for column in suite["columns"])
@@ -107,7 +111,7 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
 
 def place(folder: Path, key: str) -> Path:
     """Where a run is kept while it is under way: checkpoints by the number of their iteration (see lab/unfinished.py)."""
-    return folder / UNFINISHED / key
+    return inside(folder, UNFINISHED, key)
 
 
 def kept(folder: Path, keys: Iterable[str]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import stored_shapes
 from sage_grpo.models.safety import check_index, check_shards, read_json
+from sage_grpo.models.whole import check_lengths
 from sage_grpo.pretrained import (
     embedding_rows,
     loading_fault,
@@ -72,6 +73,11 @@ def resolve(spec: Located) -> Path:
             )
         return folder
     folder = Path(spec.path).expanduser()
+    if folder.is_dir() and spec.revision is not None:
+        raise ModelError(
+            f'model.path "{spec.path}" is a folder here, which has no revisions, but model.revision is "{spec.revision}": leave the '
+            "revision out, or give a hub id."
+        )
     if folder.is_dir():
         return folder
     looks_local = spec.path.startswith((".", "/", "~")) or spec.path.count("/") != 1
@@ -128,7 +134,7 @@ def read_config(folder: Path, component: str) -> dict[str, Any]:
 def detect_family(spec: Located) -> str:
     """The family that serves the checkpoint's pipeline class."""
     folder = resolve(spec)
-    name = read_index(folder).get("_class_name")
+    name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:
         raise ModelError(
             f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}. For another model write a family '
@@ -158,8 +164,9 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
 
 
 def check_folder(folder: Path) -> None:
-    """Everything that can be known of a checkpoint without reading its weights: components, names and shapes, tokenizers."""
+    """Everything that can be known of a checkpoint without reading its weights: lengths, components, names and shapes, tokenizers."""
     index = read_index(folder)
+    check_lengths(folder)
     parts = {name: entry for name, entry in index.items() if isinstance(entry, list) and entry[0] is not None}
     networks = [name for name in parts if name not in TOKENIZERS and (folder / name / "config.json").is_file()]
     check_components(folder, index, parts, networks)
@@ -168,8 +175,9 @@ def check_folder(folder: Path) -> None:
         _check_weights(folder, ())
 
 
-def load_pipeline(pipeline: type, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
-    """The stock pipeline without its encoders, which load when a prompt is not in the cache."""
+def load_pipeline(pipeline: Any, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
+    """The stock pipeline without its encoders, which load when a prompt is not in the cache; their files must be whole already now."""
+    check_lengths(folder)
     with _quiet(folder):
         _check_tokenizer_files(folder)
         _check_weights(folder, skip)

@@ -109,15 +109,20 @@ class ModelSpec:
     writes none."""
 
     def __post_init__(self) -> None:
-        named = self.family is not None and not is_object(self.family)
-        if named and "." not in self.family and self.family not in FAMILIES:
-            close = difflib.get_close_matches(self.family, FAMILIES, n=1, cutoff=0.4)
+        family = self.family
+        if family is not None and not is_object(family) and "." not in family and family not in FAMILIES:
+            close = difflib.get_close_matches(family, FAMILIES, n=1, cutoff=0.4)
             hint = f' Did you mean "{close[0]}"?' if close else ""
             raise ModelError(
-                f'model.family "{self.family}" is unknown: use one of {", ".join(FAMILIES)}, the import path of a module '
+                f'model.family "{family}" is unknown: use one of {", ".join(FAMILIES)}, the import path of a module '
                 f"with load(spec), or leave it out to read it from the checkpoint.{hint}"
             )
         check(self)
+        if self.revision is not None and self.path in (None, "shapes") and self.family is None:
+            raise ModelError(
+                f'model.revision "{self.revision}" is a version of a hub id, and model.path names none: give --model.path '
+                "owner/name as well, or leave the revision out."
+            )
         if self.guidance_scale == 1 and self.guidance_scale_2 not in (None, 1):
             raise ModelError(
                 f"model.guidance_scale 1 turns guidance off for both experts, as in the stock pipeline, but "

@@ -11,6 +11,7 @@ from typing import Any
 
 from sage_grpo.documents import DocumentError, demand, read_json, shown
 from sage_grpo.inside import inside
+from sage_grpo.secrecy import hide_inside
 from sage_grpo.train.folder.diary import read_events
 from sage_grpo.train.folder.journal import read_rows
 
@@ -74,7 +75,7 @@ def read_run(folder: Path) -> RunData:
     if not rows and not (folder / "config.yaml").is_file():
         raise FileNotFoundError(f"{folder} has neither config.yaml nor metrics.jsonl: is it the folder of a run?")
     file = folder / "config.yaml"
-    config = read_yaml(file) if file.is_file() else {}
+    config = hide_inside(read_yaml(file)) if file.is_file() else {}
     clips, size = _clips(folder / "videos")
     return RunData(
         folder=folder,
@@ -208,7 +209,7 @@ def _iteration(file: Path) -> int:
 
 def _json(file: Path) -> dict[str, Any] | None:
     try:
-        found = read_json(file)
+        found = read_json(file) if file.is_file() else None  # a pipe would be waited for
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -65,10 +65,12 @@ def describe_failures(counts: dict[str, int], total: int, lines: list[str], limi
 
 
 def check_failures(failed: int, total: int, limit: float, report: str = "") -> None:
-    """Raise RewardFailure when more than the fraction `limit` of the clips has no valid score.
+    """Raise RewardFailure when more than the fraction `limit` of the clips has no valid score, and always when none has one.
 
     Pure, and apart from scoring: on several ranks the counts are summed first, so all ranks decide alike.
     """
+    if total > 0 and failed == total:  # there is nothing to learn from or to compare, however much failure is allowed
+        raise RewardFailure(f"None of {total} clips could be scored.\n{report}\nRepair the reward.")
     if total > 0 and failed > limit * total:
         raise RewardFailure(
             f"{failed} of {total} clips could not be scored, more than the allowed fraction {limit:g}.\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
-import os
 import random
 import socket
 import threading
@@ -14,21 +13,25 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import torch
 from torch import Tensor
 
 from sage_grpo.ranges import Range
-from sage_grpo.rewards.functions import PartScores, RewardConfigError, nearest
+from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.types import PartScores
 from sage_grpo.rewards.pool import Pool, Server
 from sage_grpo.rewards.wire import WireError, decode_response, encode_request
+from sage_grpo.secrecy import hide, parse_address, read_key
 
 log = logging.getLogger(__name__)
 
 TRY_AGAIN = frozenset({408, 425, 429, 502, 503, 504})
 """Answers after which the same request may succeed."""
 LARGEST_ANSWER = 64 * 2**20
+LOOKED_AT = 20_000
+"""Bytes of an answer without scores from which its first words are taken."""
 CONNECT_SECONDS = 10.0
 """A machine that does not even take the connection in this time is not there."""
 
@@ -74,6 +77,7 @@ class RemoteReward:
             if not limit.holds(value):
                 raise RewardConfigError(f"The remote reward's {name} must be {limit}, got {value}.")
         self._parts, self._token_env, self._timeout = tuple(parts), token_env, timeout
+        self._token()  # what is no token is refused now
         self._retries, self._backoff, self._max_backoff = retries, backoff, max_backoff
         self._clips, self._parallel = clips_per_request, parallel or 2 * len(self._urls)
         self._jitter = random.Random()  # its own: the run's random numbers must not depend on the network
@@ -166,6 +170,17 @@ class RemoteReward:
         if scores is not None:
             task.settle(scores)
 
+    def _token(self) -> str:
+        """The token, read where it is needed and kept nowhere; empty where there is none."""
+        try:
+            return read_key(self._token_env, "The remote reward's token_env") if self._token_env else ""
+        except ValueError as error:
+            raise RewardConfigError(str(error)) from error
+
+    def _said(self, text: str) -> str:
+        """What a server said, for people: servers like to repeat the token. Hidden before anything is cut off, which could leave half of it."""
+        return hide(text, self._token())
+
     def _try(self, task: _Task, server: Server, number: int, *, second: bool = False) -> PartScores | None:
         """Ask one server once; None when it has to be tried again, here or elsewhere. A `second` try may lose to the first."""
         where = server.url.geturl()
@@ -179,10 +194,11 @@ class RemoteReward:
             if task.cut:
                 self._pool.dropped(server, number, late=task.settled.is_set() and not second)
                 return None
-            task.reason = f"{where}: {type(error).__name__}: {error}"
-            self._pool.failed(server, number, f"{type(error).__name__}: {error}")
+            told = self._said(f"{type(error).__name__}: {error}")
+            task.reason = f"{where}: {told}"
+            self._pool.failed(server, number, told)
             return None
-        text = answer[:500].decode("utf-8", "replace")
+        text = self._said(answer[:LOOKED_AT].decode("utf-8", "replace"))[:500]
         task.reason = f"{where} answered {status}: {text}"
         if status in (429, 503):
             self._pool.busy(server, number)
@@ -215,8 +231,10 @@ class RemoteReward:
     def _chosen(self, scores: PartScores) -> PartScores:
         for part in self._parts:
             if part not in scores:
-                raise RewardConfigError(f"The reward server has no part {part!r}.{nearest(part, scores)}")
-        return PartScores({part: scores[part] for part in self._parts}, scores.reasons)
+                near = self._said(nearest(part, scores))
+                raise RewardConfigError(f"The reward server has no part {part!r}.{near}")
+        reasons = {index: self._said(reason) for index, reason in scores.reasons.items()}
+        return PartScores({part: scores[part] for part in self._parts}, reasons)
 
     def _post(self, url: SplitResult, body: list[bytes | memoryview], task: _Task) -> tuple[int, bytes]:
         secure = url.scheme == "https"
@@ -225,7 +243,7 @@ class RemoteReward:
         connection = kind(url.hostname or "", port, timeout=min(self._timeout, CONNECT_SECONDS))
         headers = {"Content-Type": "application/octet-stream", "Connection": "close"}
         headers["Content-Length"] = str(sum(len(piece) for piece in body))
-        token = os.environ.get(self._token_env, "").strip()
+        token = self._token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
         deadline = time.monotonic() + self._timeout
@@ -321,9 +339,10 @@ class _Task:
 
 
 def _parse(url: str) -> SplitResult:
-    parsed = urlsplit(url)
-    if parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise RewardConfigError(f"A reward server's url looks like http://host:8765, got {url!r}.")
-    if parsed.username or parsed.password:
-        raise RewardConfigError("A url must not hold a password: put the token into an environment variable.")
+    try:
+        parsed = parse_address(url, "A reward server's url", "http://host:8765", "token_env")
+    except ValueError as error:
+        raise RewardConfigError(str(error)) from error
+    if parsed.query or parsed.fragment:  # clips are sent to its path alone
+        raise RewardConfigError(f"A reward server's url ends with its path: leave out what follows {parsed.path!r}.")
     return parsed

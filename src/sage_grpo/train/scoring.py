@@ -114,8 +114,6 @@ def score_everywhere(
         text = describe_failures(failed, len(rows), [line for part in lines for line in part.splitlines()])
     total = rows[:, width]
     valid = torch.isfinite(total)
-    # With no valid reward at all there is nothing to learn from or to compare, however much failure is allowed.
-    limit = reward.max_failed_fraction if bool(valid.any()) else 0.0
-    check_failures(int((~valid).sum()), len(valid), limit, text)
+    check_failures(int((~valid).sum()), len(valid), reward.max_failed_fraction, text)
     parts = {name: rows[:, width + 1 + column] for column, name in enumerate(reward.names)}
     return ScoreTable(rows[:, :width], total, parts, failed, text)

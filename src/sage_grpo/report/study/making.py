@@ -68,6 +68,13 @@ def _check(plan: Plan) -> None:
     """Refuse what needs no look at a video."""
     if len(plan.methods) < 2:
         raise StudyError(f"A study compares two methods or more, got {', '.join(plan.methods) or 'none'}.")
+    places: dict[Path, str] = {}
+    for name, folder in plan.methods.items():
+        other = places.setdefault(folder.resolve(), name)
+        if other != name:
+            raise StudyError(
+                f"Methods {other!r} and {name!r} are one folder, {folder}: raters would compare clips with themselves. Give each its own."
+            )
     if not plan.dimensions:
         raise StudyError("A study needs at least one dimension: --dimensions '{name: question}'.")
     for name in (*plan.methods, *plan.dimensions):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
-import os
 import random
 import re
 import threading
@@ -13,13 +12,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult
 
 from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, check
 from sage_grpo.rewards.connections import is_loopback
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.meter import Meter, Usage
+from sage_grpo.secrecy import hide, parse_address, read_key
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Answers after which the same request may succeed."""
@@ -79,18 +79,15 @@ class Endpoint:
         """The key, read where it is needed and kept nowhere."""
         if not self._key_env:
             return ""
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self._key_env):
-            raise RewardConfigError(  # what stands there may be the key itself: it is not shown
-                "key_env must be the name of an environment variable that holds the key, not the key."
-            )
-        key = os.environ.get(self._key_env, "").strip()
+        try:
+            key = read_key(self._key_env, "key_env")
+        except ValueError as error:
+            raise RewardConfigError(str(error)) from error
         if not key:
             raise RewardConfigError(
                 f"The environment variable {self._key_env} is empty: put the judge's key there, or set key_env to '' for an "
                 "endpoint without one."
             )
-        if not re.fullmatch(r"[\x21-\x7e]+", key):
-            raise RewardConfigError(f"The key in {self._key_env} holds spaces, line ends or other signs no key has.")
         return key
 
     def ask(self, body: bytes, usage: Usage, stop: threading.Event) -> Reply:
@@ -120,8 +117,7 @@ class Endpoint:
 
     def hide(self, text: str) -> str:
         """A text without the key: servers like to repeat it in their errors."""
-        key = self.key()
-        return text.replace(key, "***") if key else text
+        return hide(text, self.key())
 
     def _where(self) -> str:
         return f"{self.url.scheme}://{self.url.netloc}{self.url.path}"
@@ -161,7 +157,7 @@ class Endpoint:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             text = self.hide(answer.decode("utf-8", "replace"))[:200]
             raise ValueError(f"answered no chat completion: {text!r}") from error
-        if self._needs_tokens and not sent + said:
+        if self._needs_tokens and not (sent and "completion_tokens" in counts):  # each has its own price
             raise RewardConfigError(
                 "The judge's endpoint does not count tokens, so max_tokens and max_cost cannot be kept: use max_requests."
             )
@@ -206,13 +202,11 @@ class Endpoint:
 
 def check_url(url: str) -> SplitResult:
     """The address, if clips and a key may be sent there: https, or plain http on this machine."""
-    parsed = urlsplit(url)
-    if parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise RewardConfigError(f"The judge's url looks like https://host/v1, got {url!r}.")
-    secrets = [name for name, _ in parse_qsl(parsed.query) if re.search("key|token|secret|sig", name, re.IGNORECASE)]
-    if parsed.username or parsed.password or secrets:
-        raise RewardConfigError("The judge's url must not hold a key: put it into an environment variable (key_env).")
-    if parsed.scheme == "http" and not is_loopback(parsed.hostname):
+    try:
+        parsed = parse_address(url, "The judge's url", "https://host/v1", "key_env")
+    except ValueError as error:
+        raise RewardConfigError(str(error)) from error
+    if parsed.scheme == "http" and not is_loopback(parsed.hostname or ""):
         raise RewardConfigError(
             f"The judge at {parsed.hostname} needs https: plain http would show clips and key to the network. Only this "
             "machine (127.0.0.1, localhost) may do without; an SSH tunnel brings another one there."
