@@ -26,7 +26,7 @@ def options(folder, out, **fields) -> Options:
     return Options(model=spec, out=str(out), progress=False, steps=2, **fields)
 
 
-def test_clips_do_not_depend_on_the_batch(wan, tmp_path) -> None:
+def test_clips_do_not_depend_on_the_batch(wan, tmp_path, written) -> None:
     fields = {"prompts": ["a cat", "a dog"], "per_prompt": 2, "kernel": KernelSpec(name="sage")}
     assert run(options(wan, tmp_path / "one", batch=1, **fields)) == 0
     assert run(options(wan, tmp_path / "three", batch=3, **fields)) == 0
@@ -34,9 +34,10 @@ def test_clips_do_not_depend_on_the_batch(wan, tmp_path) -> None:
     assert sorted(file.name for file in (tmp_path / "one").iterdir()) == [*names, "contact_sheet.png"]
     clips = []
     for name in names:
-        (a, fps), (b, _) = read_video(tmp_path / "one" / name), read_video(tmp_path / "three" / name)
-        assert (a.int() - b.int()).abs().max() <= 2
-        assert (fps, a.shape) == (8.0, (5, 32, 32, 3))
+        a, b = written[tmp_path / "one" / name], written[tmp_path / "three" / name]
+        assert (a.int() - b.int()).abs().max() <= 1  # a pixel at the edge of a level rounds either way
+        read, fps = read_video(tmp_path / "one" / name)
+        assert (fps, read.shape) == (8.0, (5, 32, 32, 3))
         clips.append(a)
     assert not torch.equal(clips[0], clips[1])
 
@@ -47,19 +48,19 @@ def test_the_last_step_explores_only_where_its_noise_may_stay(last: bool, wan, t
     assert _policy(given, given.model.load("cpu")).schedule.stochastic == (True, not last)
 
 
-def test_lora_changes_the_clips(wan, tmp_path) -> None:
+def test_lora_changes_the_clips(wan, tmp_path, written) -> None:
     trained = ModelSpec(path=str(wan), cache=None, lora=LoraSpec(rank=2)).load("cpu")
     with torch.no_grad():
         for parameter in trained.trainable().values():
-            parameter.normal_()
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
     trained.save(tmp_path / "lora")
     run(options(wan, tmp_path / "plain", prompts="a cat"))
     run(options(wan, tmp_path / "tuned", prompts="a cat", lora=str(tmp_path / "lora")))
-    a, b = (read_video(tmp_path / name / "0000-a-cat.mp4")[0] for name in ("plain", "tuned"))
+    a, b = (written[tmp_path / name / "0000-a-cat.mp4"] for name in ("plain", "tuned"))
     assert (a.int() - b.int()).abs().max() > 5
 
 
-def test_images_reach_their_prompts(tmp_path) -> None:
+def test_images_reach_their_prompts(tmp_path, written) -> None:
     folder = tiny.build("wan22_i2v", tmp_path / "i2v")
     for seed in (1, 2):
         Image.fromarray(tiny.image(seed).numpy()).save(tmp_path / f"{seed}.png")
@@ -68,12 +69,12 @@ def test_images_reach_their_prompts(tmp_path) -> None:
     (tmp_path / "p.csv").write_text(f"prompt,seed,image\na,0,{images[0]}\na,1,{images[1]}\n")
     run(options(folder, tmp_path / "file", prompts=str(tmp_path / "p.csv"), batch=2))
     for name in ("0000-a.mp4", "0001-a.mp4"):
-        a, b = (read_video(tmp_path / out / name)[0] for out in ("out", "file"))
-        assert (a.int() - b.int()).abs().max() <= 2
+        a, b = (written[tmp_path / out / name] for out in ("out", "file"))
+        assert (a != b).float().mean() < 1e-3  # a pixel at the edge of a level rounds either way
     run(options(folder, tmp_path / "swapped", prompts=["a", "a"], images=images[::-1]))
     for name in ("0000-a.mp4", "0001-a.mp4"):  # images matter, so that a wrong one would show
-        a, b = (read_video(tmp_path / out / name)[0] for out in ("out", "swapped"))
-        assert (a.int() - b.int()).abs().max() > 5
+        a, b = (written[tmp_path / out / name] for out in ("out", "swapped"))
+        assert (a != b).float().mean() > 0.02  # measured: 0.05 and 0.10
     with pytest.raises(ValueError, match="one per prompt"):
         plan(options(folder, tmp_path, prompts=["a", "b", "c"], images=images))
 

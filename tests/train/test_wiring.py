@@ -342,6 +342,17 @@ def compiled(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     return len(calls)
 
 
+def stock_passes(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
+    """How often diffusers' own forward runs for a velocity."""
+    one: Any = config.model.load()
+    calls: list[Any] = []
+    handle = one.transformer.register_forward_pre_hook(lambda *given: calls.append(given))
+    with torch.no_grad():
+        one.velocity(torch.zeros(1, *one.latent_shape()), torch.tensor(0.5), one.encode(["a cat"]))
+    handle.remove()
+    return len(calls)
+
+
 def model(config: TrainConfig, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a loaded model is and does."""
     one: Any = config.model.load()

@@ -211,7 +211,7 @@ MODEL = {
         "_native_math", look="model", kind="wan_t2v", why="the toy has none; the values are the same"
     ),
     "model.deterministic": Seen(True, look="fixed_order", why="a CPU has one order anyway"),
-    "model.packed": Seen(False, look="model", kind="hunyuan15_t2v", why="one family; the values are the same"),
+    "model.packed": Seen(False, look="stock_passes", kind="hunyuan15_t2v", why="one family; the values are the same"),
     "model.compile": Seen(True, look="compiled", kind="wan_t2v", why="speed only"),
     "model.expert": Seen("low", look="model", kind="wan22_t2v", why="needs two experts"),
     "model.vae_slicing": Seen(False, look="model", kind="wan_t2v", why="speed and memory only"),
