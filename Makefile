@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Without .pyc files every start pays for compiling torch and diffusers again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-core docs mutants lint types format install clean
+.PHONY: help demo test test-slow test-core docs mutants lint types format install clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -22,8 +22,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## Train the miniature video model on the CPU and show what changed
 	@$(PY) -m sage_grpo demo
 
-test: install lint types ## Lint, types and all tests
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+
+test: install lint types ## Lint, types and the tests of every part
+	@$(PYTEST) -m "not slow"
+
+test-slow: install ## The tests that start many processes, browsers, builds and whole runs
+	@$(PYTEST) -m slow
 
 test-core: install ## Only the mathematics (seconds)
 	@$(PY) -m pytest -q tests/flow tests/rl tests/test_gaussian.py tests/test_known_errors.py tests/test_house.py

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("diffusers", "transformers", "peft", "accelerate", "matplotlib", "tensorboard", "wandb", "av", "scipy")
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "sage_grpo"
 

@@ -45,6 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_version_stands_in_one_place(built: Path) -> None:
     (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
     assert wheel.name.startswith(f"sage_grpo-{sage_grpo.__version__}-")
@@ -81,6 +82,7 @@ def test_the_readme_names_every_command() -> None:
     assert sorted(re.findall(r"^\| `sage-grpo ([\w-]+)` \|", table, flags=re.MULTILINE)) == sorted(COMMANDS)
 
 
+@pytest.mark.slow
 def test_the_wheel_says_that_it_is_typed_and_what_it_is(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -99,6 +101,7 @@ def test_the_wheel_says_that_it_is_typed_and_what_it_is(built: Path) -> None:
     assert not relative  # an index has no file to lead to
 
 
+@pytest.mark.slow
 def test_the_source_distribution_can_be_tested_and_documented(built: Path) -> None:
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
@@ -211,6 +214,7 @@ def test_the_reference_of_commands_is_the_help() -> None:
     assert "--trust_run true|false" in text  # an option of export, with its kind
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "scripts/docs_site.py", str(tmp_path / "site")],

@@ -42,6 +42,7 @@ def lines(modules: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
     return run.measure(run.parse(arguments), folder, lambda each, seconds: unit.run({**each, "job": small}))
 
 
+@pytest.mark.slow
 def test_all_variants_do_the_same_work(lines: list[dict[str, Any]]) -> None:
     from table import render
 

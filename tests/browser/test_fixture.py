@@ -8,6 +8,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_the_browser_has_no_network_but_loopback(open_page: Callable[..., Any], tmp_path: Path) -> None:
     class Hello(BaseHTTPRequestHandler):

@@ -11,6 +11,8 @@ import pytest
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run, many_prompts
 from sage_grpo.report.build import write_report
 
+pytestmark = pytest.mark.slow
+
 OpenPage = Callable[..., Any]
 RESTING = (
     "() => { const all = [...document.querySelectorAll('video')], t = all.map(video => video.currentTime);"

@@ -13,6 +13,8 @@ import pytest
 from report_zoo import fake_run, write_metrics
 from sage_grpo.report.watch import Server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

@@ -18,6 +18,8 @@ from sage_grpo.report.study.making import open_study
 from sage_grpo.report.study.statistics import wilson
 from studies import BRIGHTNESS, ask, call, serving, small_study, vote_for
 
+pytestmark = pytest.mark.slow
+
 PROMPTS, RATERS = 32, 5
 HTML = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script> & "a" 'b'"""
 DIMENSIONS = ("visual quality", "motion quality", "semantic alignment")

@@ -160,6 +160,7 @@ def bright(videos, prompts, fps):
 """
 
 
+@pytest.mark.slow
 def test_a_reward_in_the_current_folder_is_found_by_the_console_script(tmp_path: Path) -> None:
     """The console script's sys.path starts with its own folder, not with the current one; what is installed is not hidden."""
     (tmp_path / "my_reward.py").write_text(REWARD)

@@ -15,6 +15,8 @@ import kill_resume
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,6 +10,8 @@ import pytest
 
 import notebooks
 
+pytestmark = pytest.mark.slow
+
 
 def shape(outputs: list[dict[str, Any]]) -> list[str]:
     """What was said, without numbers, which differ a little between machines; pictures by their kind."""

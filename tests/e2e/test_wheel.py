@@ -13,6 +13,8 @@ import torch
 import sage_grpo
 import tiny
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 REWARD = """
 def bright(videos, prompts, fps):

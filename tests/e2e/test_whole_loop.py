@@ -12,6 +12,8 @@ import torch
 import tiny
 from sage_grpo.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def config_file(folder: Path, text: str) -> Path:
     file = folder / "run.yaml"

@@ -20,6 +20,8 @@ from sage_grpo.lab.measure import measure
 from sage_grpo.lab.prepare import prepare
 from sage_grpo.recipes import recipe
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 

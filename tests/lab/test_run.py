@@ -212,6 +212,7 @@ for line in jobs():
 """
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_whoever_asked_in_the_middle_of_a_run_too() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1

@@ -38,6 +38,7 @@ def compiled(checkpoint, monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_blocks_share_what_was_compiled(monkeypatch) -> None:
     """One compilation for the first block, whose input has no gradient, and one for all others."""
     from diffusers import WanTransformer3DModel
@@ -83,6 +84,7 @@ def _passes(ours, x, conditions, level: str) -> tuple[torch.Tensor, dict[str, to
     return sampled, {name: p.grad.clone() for name, p in ours.trainable().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_blocks_are_the_plain_ones(kind: str, compiled, fresh_model) -> None:
     plain = fresh_model(kind, lora=LoraSpec(rank=2), guidance_scale=1.0)

@@ -14,6 +14,8 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.train import config as c
 
+pytestmark = pytest.mark.slow
+
 RUNS = [
     # checkpoint, LoRA, guidance, processes, sp
     ("hunyuan15_t2v", False, 1.0, 2, 2),

@@ -17,6 +17,8 @@ from sage_grpo.parallel.checkpoint import find_fault
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(checkpoint, tmp_path_factory):

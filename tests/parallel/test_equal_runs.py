@@ -21,6 +21,8 @@ from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import SentinelConfig
 
+pytestmark = pytest.mark.slow
+
 GRADIENT_TOLERANCE = 2e-5
 WEIGHT_TOLERANCE = 1e-6
 REAL_REWARD_TOLERANCE = 1e-5

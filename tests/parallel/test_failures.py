@@ -17,6 +17,8 @@ from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import KeepConfig
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 8.0
 
 

@@ -13,6 +13,8 @@ from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.hardware import find
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("sp", [1, 2])
 def test_passes_of_two_ranks(sp: int, checkpoint, tmp_path) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from sage_grpo.parallel.spec import ParallelSpec
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 2
 SHARDED = 3
 """Groups of parameters: two blocks and the rest."""

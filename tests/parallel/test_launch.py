@@ -25,6 +25,8 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.folder.identity import plain
 from sage_grpo.train.runner import train
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

@@ -63,12 +63,14 @@ def test_ranks_of_one_clip_share_the_scoring(count: int, sp: int) -> None:
     assert sorted(place for part in parts for place in part) == list(range(count))
 
 
+@pytest.mark.slow
 def test_heads_that_cannot_be_dealt_out_name_the_sizes_that_can(checkpoint, tmp_path) -> None:
     config = workers.configure(checkpoint("hunyuan15_t2v"), tmp_path, guidance=1.0)
     results = processes.run(workers.velocity_and_gradient, 3, config, spec=ParallelSpec(sp=3, timeout=30))
     assert all("does not divide the 2 attention heads: use one of 1, 2" in result for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False])
 def test_bfloat16_is_sharded_as_it_is_computed(lora: bool, checkpoint, tmp_path) -> None:
     """A LoRA's bfloat16 base and float32 adapter share a group; full weights are gathered in bfloat16, reduced in float32."""

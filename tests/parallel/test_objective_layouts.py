@@ -14,6 +14,8 @@ from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.train import config as c
 
+pytestmark = pytest.mark.slow
+
 RUNS = [
     # checkpoint, LoRA, processes, sp, objective
     ("wan22_t2v", True, 2, 1, ObjectiveSpec(kind="nft", levels=2, draw="uniform", old_decay=0.5)),

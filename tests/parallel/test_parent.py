@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path

@@ -43,6 +43,7 @@ def test_vae_reconstructs_clean_clips(model) -> None:
         assert psnr(load_vae(FOLDER, torch.device("cpu")), clips) >= 28.0
 
 
+@pytest.mark.slow
 def test_base_model_is_good_but_has_headroom(model) -> None:
     reward = CompositeReward([RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})])
     settings = EvalConfig(prompts=48, steps=20, seed=7, show=0)

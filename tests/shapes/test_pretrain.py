@@ -194,6 +194,7 @@ def test_command_line_needs_only_the_standard_library() -> None:
     assert options == PretrainOptions(out=Path("x"), flow_minutes=0.5, graphs=False, vae=Path("y"))
 
 
+@pytest.mark.slow
 def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     from diffusers import HunyuanVideo15Pipeline
 

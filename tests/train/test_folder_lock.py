@@ -29,6 +29,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "PATIENCE", 0.6)
 
 
+@pytest.mark.slow
 def test_the_owner_is_named_and_a_kill_frees_the_folder(make_config) -> None:
     config = make_config(iterations=1)
     owner = subprocess.Popen([sys.executable, "-c", HOLD, config.out], stdout=subprocess.PIPE, text=True)

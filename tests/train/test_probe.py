@@ -288,6 +288,7 @@ def words(file: Path, out: Path, *more: str) -> list[str]:
     return ["--config", str(file), "--probe.out", str(out), "--kernel.name", "sage_exact", *small.split(), *more]
 
 
+@pytest.mark.slow
 def test_from_the_command_to_training(files, tmp_path, capsys, monkeypatch) -> None:
     """Stated passes are made, the same seed gives the same file, and the snippet trains; then the run itself is probed."""
     file, out = files

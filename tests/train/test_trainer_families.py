@@ -14,6 +14,7 @@ from sage_grpo.train.config import BatchConfig
 FAMILIES = ("wan_t2v", "ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_method_trains_every_family(kind: str, make_config, make_trainer) -> None:
     small = {"height": 8, "width": 8} if kind in ("flux", "sd3") else {}
