@@ -12,8 +12,6 @@ from types import ModuleType
 import pytest
 
 import tiny
-from sage_grpo.models import hunyuan15
-from sage_grpo.models.family import FamilyModel
 
 FIRST = ("e2e", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
 """Folders and files with few tests that take long."""
@@ -71,27 +69,4 @@ def benchmark_module() -> Callable[[str], ModuleType]:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _traced_once() -> Iterator[None]:
-    """Which parameters a network never reads is traced at its first loading, not at each: that was half of what loading takes."""
-    known: dict[tuple[object, ...], set[str]] = {}
-    prepare = FamilyModel._prepare_training
-
-    def prepared(self: FamilyModel) -> None:
-        key = (
-            type(self),
-            str(self.folder),
-            repr(self.transformer.config),
-            hunyuan15.unread_queries,
-        )  # a test patches it
-        if self.spec.train and key not in known:
-            known[key] = self._unread()
-        self._unread = lambda: set(known[key])  # type: ignore[method-assign]
-        prepare(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FamilyModel, "_prepare_training", prepared)
         yield

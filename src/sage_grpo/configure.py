@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -96,7 +98,7 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
     """
     kinds = {f"--{key}": kind for key, kind in leaves(options)}
     lists = [
-        key for key, kind in kinds.items() if get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
+        key for key, kind in kinds.items() if get_origin(kind) is list and dataclasses.is_dataclass(get_args(kind)[0])
     ]
     words, result = list(argv), []
     while words:
@@ -128,7 +130,8 @@ def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
     if any(word.partition("=")[0] == f"--{key}" for word in argv):
         return list(argv)
     switches = [f"--{name}" for name, kind in leaves(options) if kind is bool]
-    loose, rest = [], []
+    loose: list[str] = []
+    rest: list[str] = []
     for before, word in zip(["", *argv], argv):
         takes = before.startswith("--") and "=" not in before and (before not in switches or word in ("true", "false"))
         (rest if word.startswith("--") or takes else loose).append(word)
@@ -255,9 +258,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     fault, content = f"it has {size} bytes, more than {MAX_YAML_BYTES}", None
     if size <= MAX_YAML_BYTES:
         try:
-            text = file.read_text(encoding="utf-8")
-            fault = _yaml_fault(text)
-            content = None if fault else yaml.safe_load(text)
+            fault, content = _built(file.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             fault = f"byte {error.object[error.start]:#04x} at {error.start} is no UTF-8"
         except (yaml.YAMLError, *MISBUILT) as error:
@@ -268,7 +269,16 @@ def read_yaml(file: Path) -> dict[str, Any]:
         fault = "it holds no options with values (name: value)"
     if fault or not isinstance(content, dict):
         raise ConfigError(f"{file} is no configuration: {fault}.")
-    return content
+    return copy.deepcopy(content)
+
+
+@lru_cache(maxsize=8)
+def _built(text: str) -> tuple[str, Any]:
+    """Why a YAML text must not be built, and what it says. Kept, since a command asks the same file for fifty options."""
+    import yaml
+
+    fault = _yaml_fault(text)
+    return fault, None if fault else yaml.safe_load(text)
 
 
 def check_yaml(file: Path) -> None:

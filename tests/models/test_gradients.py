@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 import tiny
 from sage_grpo.models import family
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.gradients import one_after_another
+from sage_grpo.models.gradients import one_after_another, without_gradient
 from sage_grpo.models.guidance import TOGETHER, runs_together
 from sage_grpo.models.lora import match_targets
 from sage_grpo.models.spec import ModelSpec
@@ -126,3 +128,40 @@ def test_a_network_that_will_be_sharded_stays_in_cpu_memory(checkpoint, monkeypa
     assert placed == ["vae"]
     spec.load("cpu")
     assert placed == ["vae", "vae", "network"]
+
+
+class _Tower(nn.Module):
+    """Blocks of which all but the last are read by an input, if the configuration says so."""
+
+    def __init__(self, depth: int, spare: bool) -> None:
+        super().__init__()
+        self.config = {"depth": depth, "spare": spare, "_name_or_path": "anywhere"}
+        self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(depth))
+        self.extra = nn.Linear(1, 1, bias=False)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> _Tower:
+        return cls(config["depth"], config["spare"])
+
+
+def test_what_was_traced_is_kept_for_equal_networks_and_inputs_only() -> None:
+    runs: list[str] = []
+
+    def dead(depth: int, spare: bool, *, read: bool, name: str | None) -> set[str]:
+        def run(network: Any) -> torch.Tensor:
+            runs.append(str(name))
+            first = network.layers[0](torch.ones(1, device="meta"))
+            return network.extra(first) if read and not spare else first
+
+        return without_gradient(_Tower(depth, spare), {"layers": "depth"}, run, inputs=name)
+
+    last_two = {"layers.2.weight", "extra.weight"}
+    assert dead(3, True, read=True, name="a") == last_two
+    assert dead(3, True, read=True, name="a") == last_two
+    assert runs == ["a"]  # traced once
+    assert dead(2, True, read=True, name="a") == {"layers.1.weight", "extra.weight"}  # another depth
+    assert dead(3, False, read=True, name="a") == {"layers.2.weight"}  # another configuration
+    assert dead(3, False, read=False, name="b") == last_two  # other inputs
+    assert runs == ["a", "a", "a", "b"]
+    for read in (True, False):  # without a name nothing is kept
+        assert ("extra.weight" in dead(3, False, read=read, name=None)) != read

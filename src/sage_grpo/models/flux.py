@@ -95,4 +95,4 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, Flux.traits.blocks, run)
+    return without_gradient(transformer, Flux.traits.blocks, run, inputs="flux")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+_traced: dict[Hashable, frozenset[str]] = {}
+"""What was found for a network of a class and configuration: tracing is half of what loading a small model takes."""
 
-def without_gradient(transformer: Any, blocks: Mapping[str, str], run: Callable[[nn.Module], Tensor]) -> set[str]:
+
+def without_gradient(
+    transformer: Any, blocks: Mapping[str, str], run: Callable[[nn.Module], Tensor], inputs: Hashable = None
+) -> set[str]:
     """Names of the parameters that the output of `run` does not depend on.
 
     HunyuanVideo-1.5's last block projects its text stream although nothing reads it any more, and a text-to-video model
@@ -18,8 +23,19 @@ def without_gradient(transformer: Any, blocks: Mapping[str, str], run: Callable[
     optimizers and checkpoints, so they must be frozen. Which they are is read off the autograd graph of a copy without
     storage (on the meta device), not from a list that the next release would make wrong. The copy has two of the
     repeated `blocks` (lists, each with what the config calls its length): one that stands for the last, one for all before it.
-    `run` gives it inputs on the meta device.
+    `run` gives it inputs on the meta device. `inputs` names them, where the answer may be kept for the next network of the same
+    class and configuration: everything that `run` takes from elsewhere than that configuration must be part of it.
     """
+    if inputs is None:
+        return _trace(transformer, blocks, run)
+    config = {name: value for name, value in transformer.config.items() if name != "_name_or_path"}
+    key = (type(transformer), repr(sorted(config.items())), tuple(blocks.items()), inputs)
+    if key not in _traced:
+        _traced[key] = frozenset(_trace(transformer, blocks, run))
+    return set(_traced[key])
+
+
+def _trace(transformer: Any, blocks: Mapping[str, str], run: Callable[[nn.Module], Tensor]) -> set[str]:
     layers = {name: len(getattr(transformer, name)) for name in blocks}
     fewer = {blocks[name]: min(2, count) for name, count in layers.items()}
     with torch.device("meta"):

@@ -123,4 +123,4 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, Hunyuan.traits.blocks, run)
+    return without_gradient(transformer, Hunyuan.traits.blocks, run, inputs="hunyuan")

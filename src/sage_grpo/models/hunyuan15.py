@@ -308,7 +308,7 @@ def causal_mask(
     return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
 
 
-def vae_attention(vae: nn.Module) -> list[nn.Module]:
+def vae_attention(vae: nn.Module) -> list[Any]:
     """The VAE's attention blocks, in its encoder and its decoder."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
@@ -339,4 +339,5 @@ def _dead(transformer: Any, image_to_video: bool) -> set[str]:
         x = torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta")
         return PackedTransformer(network)(x, torch.empty(1, device="meta"), **inputs)
 
-    return without_gradient(transformer, Hunyuan15.traits.blocks, run) | unread_queries(transformer)
+    traced = without_gradient(transformer, Hunyuan15.traits.blocks, run, inputs=("hunyuan15", image_to_video))
+    return traced | unread_queries(transformer)

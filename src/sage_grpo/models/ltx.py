@@ -124,4 +124,4 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, Ltx.traits.blocks, run)
+    return without_gradient(transformer, Ltx.traits.blocks, run, inputs="ltx")

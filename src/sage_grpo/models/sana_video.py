@@ -108,4 +108,4 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, SanaVideo.traits.blocks, run)
+    return without_gradient(transformer, SanaVideo.traits.blocks, run, inputs="sana_video")

@@ -88,4 +88,4 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, Sd3.traits.blocks, run) | unread_queries(transformer)
+    return without_gradient(transformer, Sd3.traits.blocks, run, inputs="sd3") | unread_queries(transformer)

@@ -224,4 +224,4 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, Wan.traits.blocks, run)
+    return without_gradient(transformer, Wan.traits.blocks, run, inputs="wan")
