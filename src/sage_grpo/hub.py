@@ -6,6 +6,7 @@ run code.
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def fetch(found: Listing, *, revision: str | None = None, folder: Path | None = 
     """Fetch the files of a listing, into the hub's cache or a folder, and check that each is there in full."""
     from huggingface_hub import snapshot_download
 
-    names = [file.name for file in found.files]
+    names = [glob.escape(file.name) for file in found.files]
     place = Path(
         _asked(
             found.repo,
@@ -152,7 +153,8 @@ def upload(folder: Path, repo: str, files: Sequence[HubFile], *, private: bool, 
         raise HubError(
             f"{repo} is there already and public. Say --public true if that is meant, or choose another name."
         )
-    names = [file.name for file in files]
+    # the hub reads names as patterns: brackets in one would leave its file out
+    names = [glob.escape(file.name) for file in files]
     done = _asked(
         repo,
         lambda: api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +39,6 @@ class FakeHub:
     def snapshot_download(
         self, repo: str, revision: str | None = None, allow_patterns: Any = None, local_dir: Any = None
     ) -> str:
-        from fnmatch import fnmatch
-
         place = Path(local_dir or self.place / repo.replace("/", "--"))
         for name, text in self.repositories[repo].items():
             if any(fnmatch(name, pattern) for pattern in allow_patterns):
@@ -159,11 +159,40 @@ def test_loaders_take_names_of_the_hub(fake: FakeHub, monkeypatch: pytest.Monkey
 def test_uploads_are_listed_and_strangers_refused(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"12345")
     assert hub.uploads(tmp_path) == (hub.HubFile("a.safetensors", 5),)
-    for name in (".env", "notes.yaml", "key.pem"):
-        (tmp_path / name).write_text("secret")
-        with pytest.raises(hub.HubError, match=f"also holds {name}"):
-            hub.uploads(tmp_path)
-        (tmp_path / name).unlink()
+    for name in ("LICENSE", "notice", "clips/a [1].mp4"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("known")
+    assert [file.name for file in hub.uploads(tmp_path)] == ["LICENSE", "a.safetensors", "clips/a [1].mp4", "notice"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.yaml",
+        "key.pem",
+        "id_rsa",
+        "weights.safetensors.bak",
+        # hidden ones, with an ending that an export may have
+        ".secret.json",
+        ".cache/token.txt",
+        "sub/.git/config.json",
+        ".license",
+    ],
+)
+def test_what_is_no_part_of_an_export_is_not_sent(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"12345")
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("secret")
+    with pytest.raises(hub.HubError, match=f"also holds {re.escape(name)}, which"):
+        hub.uploads(tmp_path)
+
+
+def test_a_link_to_a_file_elsewhere_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    (tmp_path / "private.json").write_text("secret")
+    (tmp_path / "export" / "config.json").symlink_to(tmp_path / "private.json")
+    with pytest.raises(hub.HubError, match=r"also holds config\.json, which"):
+        hub.uploads(tmp_path / "export")
 
 
 def test_a_push_is_private_unless_said(fake: FakeHub, tmp_path: Path) -> None:
@@ -178,6 +207,19 @@ def test_a_push_is_private_unless_said(fake: FakeHub, tmp_path: Path) -> None:
     assert len(fake.sent) == 3  # created (there already), and nothing sent
     hub.upload(tmp_path, "me/mine", files, private=False, message="m")
     assert len(fake.sent) == 5
+
+
+def test_exactly_what_was_listed_is_fetched_and_sent(fake: FakeHub, tmp_path: Path) -> None:
+    """Names go to the hub as patterns."""
+    names = ["a [1].mp4", "a 1.mp4", "b.json"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"1")
+    hub.upload(tmp_path, "me/mine", [hub.HubFile("a [1].mp4", 1)], private=True, message="m")
+    patterns = fake.sent[-1]["allow_patterns"]
+    assert [name for name in names if any(fnmatch(name, one) for one in patterns)] == ["a [1].mp4"]
+    fake.repositories["me/mine"] = dict.fromkeys(names, b"1")
+    place = hub.fetch(hub.Listing("me/mine", COMMIT, (hub.HubFile("a [1].mp4", 1),)))
+    assert [file.name for file in place.iterdir()] == ["a [1].mp4"]
 
 
 @pytest.mark.parametrize(

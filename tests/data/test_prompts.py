@@ -39,6 +39,18 @@ def test_jsonl_takes_objects_and_strings(tmp_path: Path) -> None:
     assert load_prompts(file) == [Prompt("a cat", 3), Prompt("a dog"), Prompt("x")]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.json", '[{"prompt": "a cat", "seed": 0}]'),
+        ("p.jsonl", '{"prompt": "a cat", "seed": 0}\n'),
+        ("p.csv", "prompt,seed\na cat,0\n"),
+    ],
+)
+def test_zero_is_a_seed(name: str, text: str, tmp_path: Path) -> None:
+    assert load_prompts(write(tmp_path, name, text)) == [Prompt("a cat", 0)]
+
+
 def test_the_official_columns_are_read(tmp_path: Path) -> None:
     picture = write(tmp_path, "first.png", "")
     file = write(tmp_path, "p.csv", "index, prompt, ref_image_path\n0, a cat, first.png\n1, a dog,\n")

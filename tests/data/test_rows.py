@@ -62,8 +62,14 @@ def test_a_dataset_gives_its_rows_with_metadata() -> None:
 
 
 def test_a_data_frame_gives_rows_not_columns_and_its_gaps_are_no_values() -> None:
-    frame = Frame([{"prompt": "a cat", "seed": np.float64(4.0), "image": np.nan}, {"prompt": "a dog", "seed": np.nan}])
-    assert prompts_of(frame) == [Prompt("a cat", 4), Prompt("a dog")]
+    frame = Frame(
+        [
+            {"prompt": "a cat", "seed": np.float64(4.0), "image": np.nan},
+            {"prompt": "a dog", "seed": np.nan},
+            {"prompt": "a bird", "seed": np.float64(0.0)},
+        ]
+    )
+    assert prompts_of(frame) == [Prompt("a cat", 4), Prompt("a dog"), Prompt("a bird", 0)]
 
 
 def test_images_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,17 @@ def test_edit_distance_and_score_values():
     assert text_score("OPEN", "") == 0
 
 
+def test_the_options_say_which_frames_are_read():
+    read: list[int] = []
+
+    def engine(frame):
+        read.append(int(frame[0, 0, 2]))
+        return fake_engine(frame)
+
+    OcrReward(engine=engine, sample_fps=4.0, num_frames=3)(clip(*range(8)), ['"open"'], 8.0)
+    assert read == [1, 4, 6]
+
+
 def test_mean_and_best_over_frames():
     video = clip(10, 20, 0, 10)
     mean = OcrReward(engine=fake_engine)(video, ['"open"'], 1.0)["OCR"]

@@ -108,6 +108,21 @@ def test_prompts_and_frames_matter_batches_do_not_and_long_prompts_are_cut(image
     assert torch.equal(cut, reward(videos[:1], [long + "z z z"], 8.0)["ImageReward"])
 
 
+@pytest.mark.parametrize("name", ["hpsv2", "imagereward"])
+def test_the_options_say_which_frames_are_looked_at(name, base, hps, image_reward):
+    """Scores are those of a clip that has just these frames."""
+    kind, files = {
+        "hpsv2": (Hpsv2, {"checkpoint": str(hps), "base": str(base)}),
+        "imagereward": (ImageReward, image_reward),
+    }[name]
+    plain, videos = kind(**files), clips()
+    (part,) = plain.names
+    chosen = kind(**files, sample_fps=4.0, num_frames=3)(videos, PROMPTS, 8.0)[part]
+    alone = plain(videos[:, [1, 4, 6]], PROMPTS, 2.0)[part]  # the centres of three slices; at 2 fps every frame counts
+    torch.testing.assert_close(chosen, alone, atol=1e-5, rtol=0)
+    assert (chosen - plain(videos, PROMPTS, 8.0)[part]).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize("reward", ["hpsv2", "imagereward"])
 def test_pickles_damaged_and_incomplete_files_are_refused(reward, base, hps, image_reward, tmp_path):
     good = {"checkpoint": str(hps), "base": str(base)} if reward == "hpsv2" else image_reward

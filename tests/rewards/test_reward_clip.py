@@ -133,6 +133,21 @@ def test_what_stands_at_the_edge_counts_only_when_padded(kind, folder):
         kind(model=str(folder), fit="stretch")
 
 
+@pytest.mark.parametrize("kind", [ClipScore, PickScore, Aesthetic])
+def test_the_options_say_which_frames_are_looked_at(kind, folder, tmp_path):
+    """Scores are those of a clip that has just these frames."""
+    files = {"model": str(folder)}
+    if kind is Aesthetic:
+        files["head"] = str(tmp_path / "head.safetensors")
+        save_file({"layers.0.weight": torch.arange(16.0).view(1, 16)}, files["head"])
+    plain, videos = kind(**files), clips()
+    (part,) = plain.names
+    chosen = kind(**files, sample_fps=4.0, num_frames=3)(videos, PROMPTS, 8.0)[part]
+    alone = plain(videos[:, [1, 4, 6]], PROMPTS, 2.0)[part]  # the centres of three slices; at 2 fps every frame counts
+    torch.testing.assert_close(chosen, alone, atol=1e-4, rtol=0)
+    assert (chosen - plain(videos, PROMPTS, 8.0)[part]).abs().max() > 1e-3
+
+
 def test_aesthetic_head_applies_the_layers_in_order(folder, tmp_path):
     torch.manual_seed(0)
     first, second = torch.nn.Linear(16, 12), torch.nn.Linear(12, 1)

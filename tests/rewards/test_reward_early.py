@@ -28,6 +28,7 @@ def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
         toy("mean_level", overlap=True),
         toy("as_list", options={"offset": 0.5}, weights={"length": 3.0}),
         toy("raises_for_bad", overlap=True, metric_only=True),
+        toy("Explains", overlap=True, metric_only=True, batch_size=2),
     ]
     prompts = ["one", "two", "three bad", "four", "five"]
     expected, plain = CompositeReward(specs).score(clips(), prompts, FPS)
@@ -37,6 +38,10 @@ def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
     assert [(one.reward, one.index, one.prompt) for one in report.failures] == [
         (one.reward, one.index, one.prompt) for one in plain.failures
     ]
+    assert [(one.index, one.prompt, one.reason) for one in report.remarks] == [
+        (index, prompt, f"because of {prompt}") for index, prompt in enumerate(prompts) if prompt != "two"
+    ]
+    assert report.remarks == plain.remarks
 
 
 def test_it_begins_before_the_last_clip_is_there(monkeypatch) -> None:

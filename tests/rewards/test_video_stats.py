@@ -24,9 +24,9 @@ def still(frames: int = 9, **kwargs) -> torch.Tensor:
     return picture(**kwargs).expand(frames, -1, -1, -1).unsqueeze(0).contiguous()
 
 
-def pan(step: int, frames: int = 9) -> torch.Tensor:
+def pan(step: int, frames: int = 9, height: int = 64) -> torch.Tensor:
     """A camera that moves `step` pixels a frame over a wide picture."""
-    wide = picture(64, 64 + step * frames)
+    wide = picture(height, 64 + step * frames)
     return torch.stack([wide[:, step * i : step * i + 64] for i in range(frames)]).unsqueeze(0)
 
 
@@ -81,6 +81,16 @@ def test_a_still_has_no_motion_no_flicker_no_warp_error_and_only_duplicates():
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_a_pan_is_measured_in_heights_a_second(step):
     assert measure("motion", pan(step), fps=8) == pytest.approx(step / 64 * 8, rel=0.15)
+
+
+def test_heights_are_heights_whatever_the_shape_and_the_direction():
+    across = pan(2, height=40)  # 40 x 64: widths would be 8 / 5 of that
+    assert measure("motion", across, fps=8) == pytest.approx(2 / 40 * 8, rel=0.15)
+    upwards = across.transpose(2, 3).contiguous()  # 64 x 40
+    assert measure("motion", upwards, fps=8) == pytest.approx(2 / 64 * 8, rel=0.15)
+    for clip in (across, upwards):
+        still_error = (clip[:, 1:].float() - clip[:, :-1].float()).abs().mean().item() / 255
+        assert measure("midframe_error", clip) < 0.25 * still_error
 
 
 def test_a_pan_has_a_low_warp_error_and_new_noise_a_high_one():

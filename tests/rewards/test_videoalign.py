@@ -239,6 +239,14 @@ def test_wrong_checkpoints_are_refused(tmp_path, folder, base, template):
         read_config(broken)
 
 
+@pytest.mark.parametrize(("stabilised", "scale"), [(False, 12 / 9), (True, 12 / 3)])
+def test_a_rank_stabilised_adapter_is_divided_by_the_root_of_its_rank(stabilised, scale, folder, tmp_path):
+    config = json.loads((folder / "model_config.json").read_text())
+    config["peft_lora_config"] |= {"lora_r": 9, "lora_alpha": 12, "use_rslora": stabilised}
+    (tmp_path / "model_config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path).lora_scale == pytest.approx(scale)
+
+
 class Evil:
     """A pickle that would run code."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import threading
 import time
 from email.utils import formatdate
@@ -67,6 +68,30 @@ def test_frames_prompt_and_settings_are_sent_and_scores_with_reasons_come_back(m
         shown.append(round(float(np.asarray(image).mean())))
     assert shown == pytest.approx([16, 28], abs=1)  # frames 2 and 6: the centres of two slices
     assert "1 requests, 1,000 + 50 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fps", [4.0, 12.5])
+def test_the_judge_is_told_when_its_frames_are_shown(fps):
+    clip = clips(1, frames=20)[0]
+    body = json.loads(judge("https://host/v1", frames={"num_frames": 3}).request(clip, "x", fps))
+    text, *pictures = body["messages"][1]["content"]
+    said = text["text"].splitlines()[0]
+    length, times = re.fullmatch(r"Frames of one video of (\S+) s, taken at (.+) s\.", said).groups()
+    assert float(length) == pytest.approx(20 / fps, abs=0.005)
+    greys = [np.asarray(_image(picture)).mean() for picture in pictures]
+    shown = [round((grey - 10) / 3) for grey in greys]  # the clip's levels say which frames these are
+    assert [float(time) for time in times.split(", ")] == pytest.approx([index / fps for index in shown], abs=0.005)
+    assert shown == [3, 10, 16]
+
+
+def _image(picture: dict[str, Any]) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(picture["image_url"]["url"].partition(",")[2])))
+
+
+def test_answers_in_pieces_are_put_together():
+    pieces = [{"type": "text", "text": json.dumps(GOOD)[:20]}, {"type": "text", "text": json.dumps(GOOD)[20:]}]
+    with judge_server(Reply(200, {"choices": [{"message": {"content": pieces}}]})) as server:
+        assert judge(server.url, ask_again=0)(clips(), ["x"], 8.0)["move"].tolist() == [4.5]
 
 
 def test_every_clip_has_its_own_request_and_order_is_kept_whoever_answers_first():
@@ -242,6 +267,9 @@ def test_requests_take_turns_by_the_minute_and_a_hold_is_for_all():
     meter.hold(9.0)
     assert meter.reserve() == 9.0
     assert meter.reserve() == 11.0
+    meter.hold(30.0)
+    meter.hold(1.0)  # a request that was sent before answers late, and asks for less
+    assert meter.reserve() == 30.0
 
 
 def test_a_spent_budget_ends_the_requests_and_says_so():
@@ -272,8 +300,13 @@ def test_retries_count_as_requests_and_missing_token_counts_are_refused_where_th
         assert len(server.asked) == 2
     with judge_server(completion(GOOD, usage=None)) as server:
         assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
-        with pytest.raises(RewardConfigError, match="does not count tokens"):
-            judge(server.url, limits={"max_tokens": 5})(clips(), ["y"], 8.0)
+    halves = [None, {"prompt_tokens": 1000, "total_tokens": 1050}, {"completion_tokens": 50}]
+    for limits in ({"max_tokens": 5000}, {"max_cost": 1.0, "input_price": 1.0, "output_price": 2.0}):
+        for usage in halves:
+            reply = completion(GOOD, usage=None)
+            reply.body["usage"] = usage
+            with judge_server(reply) as server, pytest.raises(RewardConfigError, match="does not count tokens"):
+                judge(server.url, limits=limits)(clips(), ["y"], 8.0)
 
 
 def test_scores_that_were_paid_for_are_not_paid_for_again(tmp_path):
@@ -296,6 +329,28 @@ def test_scores_that_were_paid_for_are_not_paid_for_again(tmp_path):
             before = len(server.asked)
             judge(server.url, cache=str(tmp_path), **options)(clips(), ["a"], 8.0)
             assert len(server.asked) == before + 1, options
+    with judge_server(completion(GOOD)) as other:  # and so is somebody else's answer
+        judge(other.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
+        assert len(other.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "tokens"),
+    [
+        (completion("no scores in this"), (1000, 50)),  # answered and paid for
+        (completion(None, refusal="I will not."), (1000, 50)),
+        (Reply(400, b"no"), (0, 0)),
+    ],
+)
+def test_what_failed_calls_have_cost_is_known_after_a_restart(reply, tokens, tmp_path):
+    with judge_server(reply) as server:
+        options = {"cache": str(tmp_path), "ask_again": 0}
+        assert judge(server.url, **options)(clips(), ["a"], 8.0)["look"].isnan().all()
+        again = judge(server.url, **options, limits={"max_requests": 1})
+        used = again.meter.used
+        assert (used.requests, used.input_tokens, used.output_tokens) == (1, *tokens)
+        assert "max_requests of 1 is spent" in again(clips(), ["b"], 8.0).reasons[0]
+        assert len(server.asked) == 1
 
 
 def test_a_torn_cache_is_used_as_far_as_it_goes_and_failures_are_not_kept(tmp_path, caplog):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from sage_grpo.rewards.functions import PartScores
+
 CALLS: list[int] = []
 
 
@@ -150,6 +152,16 @@ def one_none_in_numpy(videos, prompts, fps):
     import numpy as np
 
     return np.array(one_none(videos, prompts, fps), dtype=object)
+
+
+class Explains:
+    """Gives its reasons, except for what is not worth a word."""
+
+    names = ("level",)
+
+    def __call__(self, videos, prompts, fps):
+        level = mean_level(videos, prompts, fps)
+        return PartScores({"level": level}, {i: f"because of {p}" for i, p in enumerate(prompts) if p != "two"})
 
 
 def raises_for_bad(videos, prompts, fps):
