@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ from sage_grpo.train.build import Parts, build
 from sage_grpo.train.checkup import examine
 from sage_grpo.train.checkup.finding import Finding, worst
 from sage_grpo.train.checkup.spec import DoctorSpec
+from sage_grpo.train.config import DataConfig
 from sage_grpo.train.trainer import Trainer
 
 NAMES = [
-    *("versions", "device", "files", "trainable", "variance", "last step", "stability"),
+    *("versions", "device", "files", "prompts", "trainable", "variance", "last step", "stability"),
     *("tokenizer", "encodings", "prompt", "padding", "pipeline", "vae", "noise", "guidance"),
     *(
         "reward valid",
@@ -35,10 +37,18 @@ NAMES = [
         "reward statistics",
         "signal",
     ),
-    *("ratio", "gradients", "update", "ranks", "trust region", "save"),
+    *("ratio", "gradients", "update", "step size", "ranks", "trust region", "save"),
 ]
 LORA = {"lora": LoraSpec(rank=2)}
 SIZE = {"frames": 5, "height": 32, "width": 32}
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> str:
+    """Held-out prompts that are not trained on."""
+    file = tmp_path / "apart.txt"
+    file.write_text("a house\na green frog\n")
+    return str(file)
 
 
 def raised(findings: Sequence[Finding]) -> list[Finding]:
@@ -57,8 +67,9 @@ def raised(findings: Sequence[Finding]) -> list[Finding]:
         ("flux", LORA | {"frames": 1}),
     ],
 )
-def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config) -> None:
+def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config, prompts, apart: str) -> None:
     config = make_config(
+        data=DataConfig(prompts=str(prompts), eval_prompts=apart),
         kind=kind,
         model={**SIZE, **model},
         kernel=KernelSpec(name="sage_exact", eta=0.7),
@@ -73,10 +84,11 @@ def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config) -> No
 
 
 @pytest.mark.parametrize("mode", ["none", "stepwise"])
-def test_an_objective_without_exploration_is_healthy(mode: str, make_config) -> None:
+def test_an_objective_without_exploration_is_healthy(mode: str, make_config, prompts, apart: str) -> None:
     """What there is to say of exploration is left out; the KL to the old policy is looked at after an update."""
     config = METHODS["nft"](
         make_config(
+            data=DataConfig(prompts=str(prompts), eval_prompts=apart),
             kind="wan_t2v",
             model=SIZE,
             rewards=[RewardSpec(name="doctor_rewards:pattern", batch_size=0)],
@@ -107,7 +119,7 @@ def test_healthy_shapes(seed: int, parts) -> None:
         found += examine.of_learning(sample)
         before.take_back(0.0)
     assert not raised(found)
-    assert len(found) == (18 if seed < 2 else 12)
+    assert len(found) == (19 if seed < 2 else 12)
     assert len(sample.trainer.encoded) <= spec.prompts + 1  # not those of the whole run
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.hints import did_you_mean
-from sage_grpo.models.checkpoint import detect_family
+from sage_grpo.models.checkpoint import detect_family, resolve
 from sage_grpo.models.devices import choose_device
-from sage_grpo.models.spec import ModelError, ModelSpec, find_family
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelSpec, find_family
+from sage_grpo.models.whole import check_lengths
 from sage_grpo.objects import refuse_object
 from sage_grpo.rewards.needs import Need, reward_needs
 from sage_grpo.rewards.spec import BUILT_IN, find_reward
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.planner import Planner
+from sage_grpo.train.prints import stable
 from sage_grpo.train.sources import NAMES, load_sources
 
 
@@ -34,28 +38,49 @@ def preflight(config: TrainConfig, ranks: int = 1) -> list[str]:
     prompts, held_out = load_sources(config)  # prompts that cannot be read
     check_model(config.model)
     check_code(config)
-    return list(_remarks(prompts, held_out))
+    return prompt_remarks(prompts, held_out)
 
 
-def _remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> Iterator[str]:
-    trained = {(prompt.text, prompt.image) for prompt in prompts}
-    seen = sum((prompt.text, prompt.image) in trained for prompt in held_out)
+def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:
+    """Held-out prompts that are trained on, and prompts that are there more than once; for people."""
+    trained = set(map(_meaning, prompts))
+    seen = sum(_meaning(prompt) in trained for prompt in held_out)
+    found = []
     if seen:
-        yield (
+        found.append(
             f"{seen} of {len(held_out)} held-out prompts are trained on as well: their scores say little about prompts that the model "
             "has not seen. Keep data.eval_prompts apart from data.prompts."
         )
+    for kind, rows in (("training", prompts), ("held-out", held_out)):
+        often = Counter((_meaning(one), one.seed, stable(dict(one.metadata))) for one in rows)
+        copies = len(rows) - len(often)
+        if copies:
+            (((text, _), _, _), times), *_ = often.most_common(1)
+            found.append(
+                f"{copies} of {len(rows)} {kind} prompts are copies of another ({text[:60]!r} is there {times} times): each counts as "
+                "often as it is there. Leave the copies out, unless that is meant."
+            )
+    return found
+
+
+def _meaning(prompt: Prompt) -> tuple[str, Path | None]:
+    """What makes a prompt the same for a model, but for blanks and capitals."""
+    return " ".join(prompt.text.split()).casefold(), None if prompt.image is None else prompt.image.resolve()
 
 
 def check_model(model: ModelSpec) -> None:
-    """A checkpoint that is on this machine: whether it is one, and of which family. What is on the hub has to be fetched first."""
+    """A checkpoint that is on this machine: whether it is one, whole, and of which family. What is on the hub has to be fetched first."""
     place = None if model.path in (None, "shapes") else Path(str(model.path)).expanduser()
     if place is not None and place.exists() and not place.is_dir():
         raise ModelError(
             f'model.path "{model.path}" is a file: give the folder of a diffusers checkpoint (model_index.json).'
         )
-    if model.family is None and (place is None or place.is_dir()):
+    here = place is None or place.is_dir()
+    if model.family is None and here:
         detect_family(model)
+    own = model.family is not None and "." in model.family  # its files are its own affair
+    if here and not own:
+        check_lengths(resolve(model))
 
 
 def check_code(config: TrainConfig) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.inspector import instabilities
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.stock import why_not_stock, why_unknown
 from sage_grpo.parallel.world import World
@@ -22,11 +24,13 @@ from sage_grpo.train.checkup.spec import DoctorSpec
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.own import Own
 from sage_grpo.train.scoring import metadata_of
-from sage_grpo.train.sources import first_frame
+from sage_grpo.train.sources import first_frame, load_sources
 from sage_grpo.train.trainer import Trainer
 
 Findings = Iterator[Finding]
 STOCK = "what is trained must be what users of the checkpoint run"
+BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
+"""What stages raise where something cannot be loaded or computed: a finding, not the end of the check-up."""
 
 
 def examine(
@@ -67,9 +71,10 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Own | None
         yield files
         if files.status == "fail":
             return
+    yield machine.prompts(*load_sources(config, own))
     try:
         parts = build(config, world, own)
-    except (ValueError, RuntimeError, OSError) as error:
+    except BROKEN as error:
         yield _stopped("loading", error)
         return
     yield learning.trainable(parts.model)
@@ -77,7 +82,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Own | None
         return
     try:
         trainer = Trainer(small(config, spec), parts, world)
-    except (ValueError, RuntimeError) as error:
+    except BROKEN as error:
         yield _stopped("plan", error)
         return
     sample = prepare(trainer)
@@ -95,7 +100,7 @@ def _guarded(name: str, stage: Callable[[], Findings]) -> Findings:
     """A stage; an error in it is a finding, and the stages after it still have their turn."""
     try:
         yield from stage()
-    except (ValueError, RuntimeError, OSError) as error:
+    except BROKEN as error:
         yield _stopped(name, error)
 
 
@@ -214,7 +219,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Findings:
     prompts = {group.place: group.prompt for group in plan.groups}
     places = torch.tensor([plan.groups[member.group].place for member in members])
 
-    def score(which: Tensor, asked: list[int]) -> Tensor:
+    def score(which: Tensor, asked: Sequence[int]) -> Tensor:
         shown = [prompts[place] for place in asked]
         rows = [metadata_of(prompt) for prompt in shown]
         scores, _ = trainer.reward.score(videos[which], [p.text for p in shown], trainer.model.video.fps, metadata=rows)
@@ -228,7 +233,9 @@ def of_reward(sample: Sample, videos: Tensor) -> Findings:
     scored = trainer.score(videos, plan)
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
-    yield reward.spread(scoring)
+    eta = None if trainer.config.objective.fresh else trainer.config.kernel.eta
+    wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
+    yield reward.spread(scoring, eta=eta, overshoots=wild)
     yield reward.repeats(scoring)
     yield reward.batch(scoring)
     yield reward.prompts(scoring)
@@ -240,7 +247,9 @@ def of_learning(sample: Sample) -> Findings:
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
     yield learning.gradients(trainer)
+    before = learning.velocities(trainer, items)
     yield learning.update_moves(trainer)
+    yield learning.step_size(trainer, items, before)
     yield learning.ranks(trainer.state.params, trainer.world)
     yield learning.trust_region(sample, items)
     prompt = sample.plan.prompts[0]

@@ -20,11 +20,13 @@ from sage_grpo.train.checkup.conditioning import MIDDLE
 from sage_grpo.train.checkup.finding import Finding, graded, relative, rounding, skipped
 from sage_grpo.train.checkup.sampling import Sample
 from sage_grpo.train.trainer import Trainer
-from sage_grpo.train.update import Item, accumulate, with_anchor, with_old
+from sage_grpo.train.update import Item, accumulate, replay, with_anchor, with_old
 from sage_grpo.types import Conditioning
 
 WATCHED = 4096
 """Values of every parameter that are watched during the update."""
+FAR, TOO_FAR = 0.4, 1.0
+"""How far one update may move a velocity, of its size: the recipes' move it by 0.001 (a LoRA) to 0.12 (all weights)."""
 SMALL = 4 << 30
 """Bytes of a network that is loaded a second time without asking."""
 
@@ -104,8 +106,9 @@ def gradients(trainer: Trainer) -> Finding:
 
 
 def update_moves(trainer: Trainer) -> Finding:
-    """One optimizer step changes the weights that have a gradient."""
-    params = trainer.state.params
+    """One optimizer step, at the learning rate that the run has after its warm-up, changes the weights that have a gradient."""
+    params, state = trainer.state.params, trainer.state
+    state.updates = max(state.updates, trainer.config.optimizer.warmup_updates)
     before = {name: _watched(p).clone() for name, p in params.items()}
     pushed = {name: _pushed(p) for name, p in params.items()}
     lr = trainer._apply({})["optimizer/lr"]
@@ -121,6 +124,32 @@ def update_moves(trainer: Trainer) -> Finding:
         why="a bfloat16 weight has three digits: steps of a learning rate are rounded away, and the run stands still",
         remedy="keep trained weights in float32 (the default), or raise optimizer.lr",
         number=share,
+    )
+
+
+@torch.no_grad()
+def velocities(trainer: Trainer, items: Sequence[Item]) -> list[Tensor]:
+    """Velocities of the first and the last replay, with the weights that are in the model now."""
+    ends = dict.fromkeys((0, len(items) - 1))
+    return [replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
+
+
+def step_size(trainer: Trainer, items: Sequence[Item], before: Sequence[Tensor]) -> Finding:
+    """How far that step moved the velocities, of their own size."""
+    pairs = zip(velocities(trainer, items), before, strict=True)
+    gaps = [relative(now, then) for now, then in pairs]
+    largest = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
+    status, held = graded(largest, warn=FAR, fail=TOO_FAR), trainer.config.optimizer.max_kl is not None
+    if status == "fail" and held and math.isfinite(largest):
+        status = "warn"
+    return Finding(
+        name="step size",
+        status=status,
+        value=f"one update at learning rate {trainer.config.optimizer.lr:.2g} moved the velocities by {largest:.2g} of their size"
+        + (", which optimizer.max_kl takes back in part" if status != "pass" and held else ""),
+        why="a step as long as the velocity itself leaves nothing of the model that was trained: the run then learns from noise",
+        remedy="lower optimizer.lr, by as much as this is above 0.1, or set optimizer.target_kl and max_kl",
+        number=largest,
     )
 
 

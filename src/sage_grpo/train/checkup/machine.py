@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
 
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inspector import inspect_kernel, instabilities
 from sage_grpo.models.checkpoint import check_folder, resolve
-from sage_grpo.models.family import choose_device
+from sage_grpo.models.devices import choose_device
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.train.checkup.finding import Finding, Status, skipped
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.preflight import needs, preflight
+from sage_grpo.train.preflight import needs, preflight, prompt_remarks
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 LITTLE_FREE = 0.5
@@ -95,6 +97,19 @@ def files(config: TrainConfig, ranks: int = 1) -> Finding:
     there = f"the checkpoint{' and ' if named else ''}{', '.join(need.key for need in named)}"
     value = f"{there}: whole" if not away else f"would be downloaded: {', '.join(away)}"
     return Finding(name="files", status="pass", value=value, why=why, remedy=remedy)
+
+
+def prompts(training: Sequence[Prompt], held_out: Sequence[Prompt]) -> Finding:
+    """Training prompts against held-out ones, and each against copies of itself."""
+    found = prompt_remarks(training, held_out)
+    return Finding(
+        name="prompts",
+        status="warn" if found else "pass",
+        value=" ".join(found) or f"{len(training)} to train on, {len(held_out)} held out, all different",
+        why="scores of prompts that are trained on say nothing about others, and a prompt that is there twice counts twice",
+        remedy="keep data.eval_prompts apart from data.prompts, and every prompt once in its file",
+        number=float(len(found)),
+    )
 
 
 def variance(kernel: Kernel, schedule: Schedule) -> Finding:

@@ -17,6 +17,9 @@ EXPLAINED = 0.9
 """A reward of which trivial statistics explain more than this share is one of them in disguise."""
 FEW = 4
 """Degrees of freedom that a fit must leave."""
+NOISE = 2.0
+"""Differences up to so many times those of two equal calls are what the reward's own noise makes."""
+HIDDEN = "two equal calls differ by as much (reward repeats)"
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,24 @@ def valid(scores: Tensor, allowed: float) -> Finding:
     )
 
 
-def spread(scoring: Scoring) -> Finding:
-    """Spread of the scores within groups, against their own noise."""
-    inside, scale = within(scoring.first, scoring.groups), float(scoring.first.abs().max())
-    error = _rms(scoring.again - scoring.first) / math.sqrt(2)
-    flat = inside <= 1e-6 * max(1.0, scale)
+def spread(scoring: Scoring, *, eta: float | None = None, overshoots: bool = False) -> Finding:
+    """Spread of the scores within groups, against their own noise. What to do about it depends on the cause: `eta` is how much the clips
+    explore (None where none does), `overshoots` whether that is more than the sampler can take out again."""
+    inside, error, flat = within(scoring.first, scoring.groups), _noise(scoring) / math.sqrt(2), is_flat(scoring)
     status: Status = "fail" if flat or error > inside else "warn" if error > 0.3 * inside else "pass"
+    remedy = "take a reward that tells clips of one prompt apart, or raise batch.group_size"
+    if not flat and status != "pass":
+        remedy = "mend the reward's noise first (reward repeats), or score every clip several times and average"
+    elif overshoots and eta is not None:
+        remedy = f"lower kernel.eta ({eta:g}) until `stability` passes: these clips hold more noise than video, which no reward can rank"
+    elif eta is not None:
+        remedy += f"; or explore more than with kernel.eta {eta:g} (`sage-grpo probe` compares etas)"
     return Finding(
         name="reward spread",
         status=status,
         value=f"std within groups {inside:.3g}, of which noise {error:.2g}",
         why="advantages are differences within a group: without any, or with noise instead, there is nothing to learn",
-        remedy="take a reward that tells clips of one prompt apart, raise kernel.eta or batch.group_size",
+        remedy=remedy,
         number=inside,
     )
 
@@ -113,11 +122,14 @@ def batch(scoring: Scoring) -> Finding:
     """A clip's score depends on neither its neighbours nor its place."""
     turned, alone = (_units(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single))
     gap = max(turned, alone)
+    why = "a score that depends on its batch depends on ranks and micro-batches: advantages compare what cannot be compared"
+    if gap > 0.05 and all(_is_noise(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single)):
+        return skipped("reward batch", f"{HIDDEN}, so that the batch's part in it cannot be told", why)
     return Finding(
         name="reward batch",
         status=graded(gap, warn=0.05, fail=0.5),
         value=f"of the spread: in another order {turned:.2g}, one by one {alone:.2g}",
-        why="a score that depends on its batch depends on ranks and micro-batches: advantages compare what cannot be compared",
+        why=why,
         remedy="normalise nothing over the batch inside a reward, and mask its padding; the trainer normalises within groups",
         number=gap,
     )
@@ -130,7 +142,12 @@ def prompts(scoring: Scoring) -> Finding:
         "a reward that ignores the prompt, or sees another clip's, teaches the model to ignore it too",
     )
     remedy = "check which prompt the reward gets for which clip; a reward without prompts needs one with them beside it"
+    if is_flat(scoring):
+        return skipped(name, "all clips have one score (reward spread)", why)
     gap = _units(scoring.path - scoring.first, scoring)
+    chance = skipped(name, f"{HIDDEN}, so that the prompt's part in it cannot be told", why)
+    if gap > 0.5 and _is_noise(scoring.path - scoring.first, scoring):
+        return chance
     if gap > 0.5 or not math.isfinite(gap):
         value = f"the trainer's scores differ from those with the clips' own prompts by {gap:.2g} of the spread"
         return Finding(name=name, status="fail", value=value, why=why, remedy=remedy, number=gap)
@@ -146,6 +163,8 @@ def prompts(scoring: Scoring) -> Finding:
     )
     if change < 1e-3:
         status, value = "warn", "scores are the same with another clip's prompt"
+    elif all(_is_noise(row - scoring.first, scoring) for row in scoring.swapped):
+        return chance
     elif ahead > 2:
         status = "fail" if ahead > 4 else "warn"
         value = f"clips score {mean:.3g} +- {error:.2g} higher with the prompts of other clips"
@@ -207,6 +226,21 @@ def _units(difference: Tensor, scoring: Scoring) -> float:
     inside = within(scoring.first, scoring.groups)
     unit = max(inside, 1e-6 * float(scoring.first.abs().max()), 1e-9)
     return float(difference.abs().max()) / unit
+
+
+def is_flat(scoring: Scoring) -> bool:
+    """Whether clips of one prompt have one score."""
+    return within(scoring.first, scoring.groups) <= 1e-6 * max(1.0, float(scoring.first.abs().max()))
+
+
+def _noise(scoring: Scoring) -> float:
+    """How far two equal calls are apart."""
+    return _rms(scoring.again - scoring.first)
+
+
+def _is_noise(difference: Tensor, scoring: Scoring) -> bool:
+    """Whether a difference is no larger than chance makes it: blaming anything else for it would send people the wrong way."""
+    return 0 < _rms(difference) <= NOISE * _noise(scoring)
 
 
 def _rms(values: Tensor) -> float:

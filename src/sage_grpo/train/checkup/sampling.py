@@ -197,14 +197,18 @@ def guidance(sample: Sample, items: Sequence[Item]) -> Finding:
         gaps.append(("update", relative(update.replay(items[item], model.device).velocity, wanted)))
         gaps.append(("rollout", _rollout_gap(items[item], x, wanted)))
     where, largest = max(gaps, key=lambda row: row[1])
-    return Finding(
-        name="guidance",
-        status=graded(largest, warn=1e-4, fail=1e-2),
-        value=f"scale {asked:g}; {where} and a pass at that scale differ by {largest:.2g}",
-        why="a ratio between a guided and an unguided velocity compares two models: its gradient teaches guidance, not the reward",
-        remedy="sample and replay with the guidance of model.guidance_scale and model.guidance_in_training",
-        number=largest,
+    status, value = (
+        graded(largest, warn=1e-4, fail=1e-2),
+        f"scale {asked:g}; {where} and a pass at that scale differ by {largest:.2g}",
     )
+    why = "a ratio between a guided and an unguided velocity compares two models: its gradient teaches guidance, not the reward"
+    remedy = "sample and replay with the guidance of model.guidance_scale and model.guidance_in_training"
+    if status == "pass" and asked != model.guidance_scale:
+        status = "warn"
+        value += f"; but evaluation and generate sample at scale {model.guidance_scale:g}"
+        why = "what is trained without guidance is not what is sampled with it: a gain there may be less, or none"
+        remedy = "model.guidance_in_training true trains what is sampled; or sample as it is trained, with model.guidance_scale 1"
+    return Finding(name="guidance", status=status, value=value, why=why, remedy=remedy, number=largest)
 
 
 def _rollout_gap(item: Item, x: Tensor, wanted: Tensor) -> float:
