@@ -110,7 +110,68 @@ PLANS = (
     ),
 )
 
+GAUGES = (f"{PLAN}test_gauges_of_an_iteration_cover_the_steps_in_proportion",)
+RANKS = (f"{PLAN}test_ranks_make_as_many_passes_as_the_one_that_has_most",)
+LAYOUTS = (
+    Mutant(
+        "windows that train one step are sampled as one",
+        "train/plan.py",
+        "schedule.stochastic, self.offset, self.trained",
+        "self.offset, self.trained",
+        (f"{PLAN}test_what_goes_together_goes_the_same_way",),
+    ),
+    Mutant(
+        "ranks wait for passes that one of them never makes",
+        "train/plan.py",
+        "[max(len(self.replays(rank, update)) for rank in ranks)",
+        "[min(len(self.replays(rank, update)) for rank in ranks)",
+        RANKS,
+    ),
+    Mutant(
+        "ranks make as many idle passes as the first has passes",
+        "train/plan.py",
+        "max(count[kind] for count in counts)",
+        "counts[0][kind]",
+        RANKS,
+    ),
+    Mutant(
+        "the equaliser knows the steps of this iteration alone",
+        "train/planner.py",
+        "weighted = [step for first in allowed for step in",
+        "weighted = [step for _, first in firsts for step in",
+        RANKS,
+    ),
+    Mutant(
+        "all groups of an iteration are gauged at one step",
+        "train/planner.py",
+        "(draw + index) % groups / groups * edges[-1]",
+        "draw * edges[-1]",
+        GAUGES,
+    ),
+)
+
 UPDATES = (
+    Mutant(
+        "the largest log-ratio is that of the first rank",
+        "train/update.py",
+        "float(world.gather(read[-1:]).max())",
+        "float(world.gather(read[-1:])[0])",
+        (f"{STATE}test_the_largest_ratio_is_that_of_all_ranks",),
+    ),
+    Mutant(
+        "the largest log-ratio is added up over ranks",
+        "train/update.py",
+        "float(world.gather(read[-1:]).max())",
+        "float(world.sum(read[-1:]))",
+        (f"{STATE}test_the_largest_ratio_is_that_of_all_ranks",),
+    ),
+    Mutant(
+        "the largest log-ratio of an update is that of its last item",
+        "train/update.py",
+        "torch.maximum(tally.largest_log_ratio, live.max().double())",
+        "live.max().double()",
+        (f"{STATE}test_the_largest_ratio_of_an_update_is_that_of_all_its_items",),
+    ),
     Mutant(
         "the largest log-ratio is averaged over updates",
         "train/update.py",
@@ -273,4 +334,4 @@ STATES = (
     ),
 )
 
-MUTANTS = (*PLANS, *UPDATES, *STEPS, *STATES)
+MUTANTS = (*PLANS, *LAYOUTS, *UPDATES, *STEPS, *STATES)

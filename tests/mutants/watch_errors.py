@@ -103,6 +103,86 @@ ROWS = (
     ),
 )
 
+MANUAL = (f"{LAWS}test_the_limits_are_those_of_the_manual",)
+MORE = (f"{LAWS}test_signs_that_need_more_than_one_figure",)
+AGAIN = (f"{LAWS}test_findings_are_acted_on_again_while_they_last_and_forgotten_by_going_back",)
+SURE = (f"{LAWS}test_how_sure_a_lost_part_must_be",)
+LIMITS = (
+    Mutant("clips become alike unseen", "train/signs.py", "ALIKE = 0.2", "ALIKE = 0.15", MANUAL),
+    Mutant("a spread vanishes unseen", "train/signs.py", "VANISHED = 0.05", "VANISHED = 0.04", MANUAL),
+    Mutant("rewards fail unseen", "train/signs.py", "FAILING = 0.1\n", "FAILING = 0.25\n", MANUAL),
+    Mutant("steps are rounded away unseen", "train/signs.py", "STUCK = 0.01", "STUCK = 0.005", MANUAL),
+    Mutant("weights run away unseen", "train/signs.py", "RUNS = 10.0", "RUNS = 15.0", MANUAL),
+    Mutant("gradients explode unseen", "train/signs.py", '"gradient/norm": 5.0', '"gradient/norm": 8.0', MANUAL),
+    Mutant(
+        "the KL of a path runs away unseen", "train/signs.py", '"optimizer/kl": 10.0', '"optimizer/kl": 20.0', MANUAL
+    ),
+    Mutant(
+        "a mean ratio is off only above 1",
+        "train/signs.py",
+        "abs(mean - 1.0) > RATIO_OFF",
+        "mean - 1.0 > RATIO_OFF",
+        MANUAL,
+    ),
+    Mutant(
+        "ratios within the clip range are off",
+        "train/signs.py",
+        '"ratio/largest_log", floor=past.clip)',
+        '"ratio/largest_log")',
+        MORE,
+    ),
+    Mutant(
+        "weights without a gradient are stuck",
+        "train/signs.py",
+        "if moved is None or not norm or moved >= STUCK:",
+        "if moved is None or norm is None or moved >= STUCK:",
+        MORE,
+    ),
+    Mutant("a run of two rows has a past", "train/signs.py", "LEAST_PAST = 5", "LEAST_PAST = 3", MORE),
+    Mutant(
+        "a finding is acted on once",
+        "train/sentinel.py",
+        "over >= 0 and over % max(1, self._again(name)) == 0",
+        "over == 0",
+        AGAIN,
+    ),
+    Mutant(
+        "what is found after going back is not told again",
+        "train/sentinel.py",
+        "        self.rollbacks, self.brake, self.good = done\n        self.streaks = {}\n",
+        "        self.rollbacks, self.brake, self.good = done\n",
+        (f"{LAWS}test_going_back_ends_every_streak",),
+    ),
+    Mutant(
+        "held-out parts are lost sooner",
+        "train/parts.py",
+        "FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5",
+        "FELL, FELL_TWICE, NEARLY = 3.25, 3.25, 2.5",
+        SURE,
+    ),
+    Mutant(
+        "twice is as sure as once",
+        "train/parts.py",
+        "FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5",
+        "FELL, FELL_TWICE, NEARLY = 4.0, 3.0, 2.5",
+        SURE,
+    ),
+    Mutant(
+        "weights are good until a part is told",
+        "train/parts.py",
+        "FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5",
+        "FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 3.25",
+        SURE,
+    ),
+    Mutant(
+        "the best of a part is certain",
+        "train/parts.py",
+        "FALLEN * math.sqrt(doubt + best[1])",
+        "FALLEN * math.sqrt(doubt + 1e-12)",
+        (f"{LAWS}test_the_best_of_a_part_has_a_scatter_of_its_own",),
+    ),
+)
+
 PARTS = (
     Mutant(
         "the best of a part is looked for in every row",
@@ -193,4 +273,4 @@ EVALUATIONS = (
     ),
 )
 
-MUTANTS = (*ROWS, *PARTS, *EVALUATIONS)
+MUTANTS = (*ROWS, *LIMITS, *PARTS, *EVALUATIONS)

@@ -15,7 +15,7 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.train.config import BatchConfig, RolloutConfig, UpdateConfig
+from sage_grpo.train.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
 from sage_grpo.train.plan import Plan
 from sage_grpo.train.planner import Planner
 
@@ -77,6 +77,61 @@ def test_every_member_replays_what_its_own_group_trains(
             )
             assert replayed(plan, ranks, number) == wanted, (iteration, number)
     assert differ, "no two groups of one window trained its steps in another order"
+
+
+def test_what_goes_together_goes_the_same_way(make_config) -> None:
+    """Windows that overlap may train the same step of the same grid: they still explore elsewhere, and are not sampled as one."""
+    window, update = Window(kind="drawn", at=[1, 2], length=3), UpdateConfig(updates_per_rollout=1, step_fraction=0.3)
+    planner, alike = planner_of(make_config, update=update, window=window), False
+    for iteration in range(8):
+        plan = planner.plan(iteration, PROMPTS)
+        flags = {}
+        for group in plan.groups:
+            flags.setdefault(group.trained, set()).add(group.schedule.stochastic)
+        alike |= max(map(len, flags.values())) > 1
+        together = [tuple(plan.groups[m.group] for m in batch.members) for batch in plan.batches(0)]
+        for groups in (*plan.trunks(0), *together):
+            assert (
+                len({(tuple(g.schedule.sigmas.tolist()), g.schedule.stochastic, g.offset, g.trained) for g in groups})
+                == 1
+            )
+    assert alike, "no two windows trained one step"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_make_as_many_passes_as_the_one_that_has_most(ranks: int, make_config) -> None:
+    """Sharded networks take all ranks to run one: in rollouts, in every update, and where the policy is measured."""
+    window = Window(kind="drawn", at=[1, 2, 3], length=2)
+    planner = planner_of(make_config, ranks=ranks, micro_batch=3, window=window)
+    planner = replace(planner, config=replace(planner.config, optimizer=OptimizerConfig(lr=1e-3, max_kl=1.0)))
+    uneven = False
+    for iteration in range(4):
+        plan = planner.plan(iteration, PROMPTS)
+        counts = [sum(1 for _ in plan.sampled(rank)) for rank in range(ranks)]
+        uneven |= len(set(counts)) > 1
+        assert [count + plan.idle_passes(rank).total() for rank, count in enumerate(counts)] == [max(counts)] * ranks
+        for update in range(plan.updates):
+            assert plan.rounds[update] == max(len(plan.replays(rank, update)) for rank in range(ranks))
+        assert plan.gauge_rounds == max(len(plan.gauged(rank)) for rank in range(ranks))
+        labels = {group.label(step) for group in plan.groups for step in group.trained[0]}
+        assert set(plan.labels(0)) == labels
+        assert labels <= plan.equalizer.keys() == {1, 2, 3, 4}, "all steps that any iteration may train"
+    assert uneven == (ranks > 1)
+
+
+def test_gauges_of_an_iteration_cover_the_steps_in_proportion(make_config) -> None:
+    """Each step is measured by its share of the groups, to the nearest whole number, in every iteration and not only on average."""
+    planner = planner_of(make_config, window=Window(), same_noise=False)
+    config = replace(
+        planner.config, optimizer=OptimizerConfig(lr=1e-3, target_kl=0.1), batch=BatchConfig(prompts=9, group_size=2)
+    )
+    planner = replace(planner, config=config)
+    square = {s: float(planner.kernel(*planner.grid.pair(s)).sensitivity) ** 2 for s in planner.trainable([True] * 6)}
+    share = {step: 9 * value / sum(square.values()) for step, value in square.items()}
+    for iteration in range(3):
+        plan = planner.plan(iteration, [Prompt(str(n)) for n in range(9)])
+        counts = Counter(group.gauge.step for group in plan.groups if group.gauge is not None)
+        assert all(math.floor(share[step]) <= counts[step] <= math.ceil(share[step]) for step in share), (counts, share)
 
 
 @pytest.mark.parametrize(("length", "noisy_end", "last"), [(1, False, 4), (1, True, 5), (2, False, 4), (3, True, 3)])

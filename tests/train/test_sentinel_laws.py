@@ -17,13 +17,14 @@ from trainer_helpers import same, weights_of
 from watching import clips, healthy_row, names
 
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.config import EvalConfig, SentinelConfig, UpdateConfig
+from sage_grpo.train.config import EvalConfig, KeepConfig, SentinelConfig, UpdateConfig
 from sage_grpo.train.evaluate import Evaluation
 from sage_grpo.train.folder.diary import read_events
 from sage_grpo.train.paired import by_prompt, change, weighted
+from sage_grpo.train.parts import RewardParts
 from sage_grpo.train.runner import train
 from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
-from sage_grpo.train.signs import EXPLODED, robust
+from sage_grpo.train.signs import EXPLODED, SIGNS, Past, robust
 from sage_grpo.train.trainer import Trainer
 
 
@@ -133,6 +134,65 @@ def test_a_jump_of_the_weights_is_no_run() -> None:
     assert sentinel.streaks["ran_away"] == 0
 
 
+def past(**figures: list[float]) -> Past:
+    """Twenty rows, at the start and before now, that have these figures one after the other."""
+    named = {"/".join(name.split("__")): column for name, column in figures.items()}
+    rows = [{name: column[place % len(column)] for name, column in named.items()} for place in range(20)]
+    return Past(start=rows, recent=rows, newest=rows[-1] if rows else {}, clips=40, clip=0.01, deviations=6.0)
+
+
+STEADY = past(
+    reward__group_std=[0.2], reward__total=[1.0], video__spread=[0.1], gradient__norm=[1.0], kl__total=[1e-4], optimizer__kl=[1e-2],
+    ratio__largest_log=[2e-3], weights__distance=[0.01 * place for place in range(20)],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "limit", "above"),
+    [
+        ("spread_vanished", "reward/group_std", 0.2 / 20, False),
+        ("spread_exploded", "reward/group_std", 0.2 * 20, True),
+        ("rewards_failing", "reward/failed", 0.1 * 40, True),
+        ("replay_differs", "ratio/first_update", 0.01, True),
+        ("ratio_off", "ratio/mean", 1.1, True),
+        ("ratio_off", "ratio/mean", 0.9, False),
+        ("ratio_off", "ratio/largest_log", 2e-3 * 10, True),
+        ("clipped_away", "ratio/clip_fraction", 0.75, True),
+        ("gradient_exploded", "gradient/norm", 5.0, True),
+        ("kl_away", "kl/total", 1e-3, True),
+        ("kl_away", "optimizer/kl", 0.1, True),
+        ("ran_away", "weights/distance", 0.19 + 0.1, True),
+        ("weights_stuck", "weights/moved", 0.01, False),
+        ("diversity_collapsed", "video/spread", 0.1 / 5, False),
+    ],
+)
+def test_the_limits_are_those_of_the_manual(name: str, figure: str, limit: float, above: bool) -> None:
+    """docs/reading-a-run.md: on one side of a limit there is a sign, on the other none."""
+    for factor in (0.999, 1.001):
+        row = {"gradient/norm": 1.0, figure: limit * factor}
+        assert bool(SIGNS[name](row, STEADY)) == (above == (factor > 1)), factor
+
+
+def test_signs_that_need_more_than_one_figure() -> None:
+    assert SIGNS["ratio_off"]({"ratio/largest_log": 0.009}, past(ratio__largest_log=[1e-5])) == "", (
+        "within the clip range"
+    )
+    assert SIGNS["ratio_off"]({"ratio/largest_log": 0.011}, past(ratio__largest_log=[1e-5]))
+    assert SIGNS["weights_stuck"]({"weights/moved": 0.0, "gradient/norm": 0.0}, STEADY) == "", "nothing to move by"
+    scattered = past(gradient__norm=[math.exp(x) for x in (-2, -1, 0, 1, 2)])
+    assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(8.8)}, scattered) == ""  # six times 1.4826
+    assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(9.0)}, scattered)
+    few = Past(start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip=0.01, deviations=6.0)
+    broken = {
+        "reward/group_std": 0.0,
+        "gradient/norm": 1e9,
+        "video/spread": 0.0,
+        "kl/total": 1e9,
+        "weights/distance": 1e9,
+    }
+    assert not [name for name, sign in SIGNS.items() if sign(broken, few)], "too few rows to compare with"
+
+
 # ---- parts
 
 
@@ -161,6 +221,41 @@ def test_a_part_that_could_not_be_scored_is_not_one_that_scored_nothing() -> Non
     points[2]["a"] = [None] * len(points[2]["a"])
     assert not sentinel.evaluated(3, points[2])
     assert not sentinel.parts.falling
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "falling", "at_once", "twice"),
+    [
+        (2.4, False, False, False),
+        (2.6, True, False, False),
+        (3.2, True, False, False),
+        (3.3, True, False, True),
+        (4.1, True, True, True),
+    ],
+)
+def test_how_sure_a_lost_part_must_be(sigmas: float, falling: bool, at_once: bool, twice: bool) -> None:
+    draw = random.Random(5)
+    first, later = evaluation({"a": 0.5, "b": 0.5}, draw), evaluation({"a": 0.5, "b": 0.5}, draw)
+    off = change(later["a"], first["a"])
+    later["a"] = [value + off.by - sigmas * off.stderr for value in later["a"]]
+    later["b"] = first["b"]
+    sentinel = judged_by("a", "b")
+    sentinel.evaluated(0, first)
+    assert bool(sentinel.evaluated(1, later)) == at_once
+    assert sentinel.falling == falling
+    assert bool(sentinel.evaluated(2, later)) == twice
+
+
+def test_the_best_of_a_part_has_a_scatter_of_its_own() -> None:
+    """A window that scattered is a best one cannot be far below: both standard errors count."""
+    parts = RewardParts({"a": 1.0, "b": 1.0}, 20)
+    before = [{"reward/a": 1.0 + (-1) ** place, "reward/b": 1.0} for place in range(20)]
+    for number in range(1, 21):
+        assert not parts.look(before[:number])
+    error = math.sqrt((20 / 19) / 20)
+    for factor, told in ((4.9, False), (5.1, True)):
+        now = [{"reward/a": 1.0 - factor * error, "reward/b": 1.0}] * 20
+        assert bool(parts.look(now)) == told
 
 
 def test_sums_and_means_leave_out_what_could_not_be_scored() -> None:
@@ -195,6 +290,32 @@ def test_weights_at_which_a_witness_has_begun_to_fall_are_none_to_go_back_to() -
     assert not sentinel.doubts, "chance alone does that at one of fifteen evaluations"
     assert not sentinel.evaluated(20, first | {"total": later["total"]})
     assert sentinel.sound
+
+
+def test_findings_are_acted_on_again_while_they_last_and_forgotten_by_going_back() -> None:
+    """Patience 3 and a window of 20: told after 3, acted on after 6, 26, 46."""
+    sentinel, found = watched(lambda number: {"ratio/clip_fraction": 0.9}, count=60)
+    assert [(f.iteration, f.act, f.new) for f in found] == [
+        (3, False, True),
+        *((at, True, False) for at in (6, 26, 46)),
+    ]
+    then, _ = watched(lambda number: {}, count=30)
+    sentinel.rollbacks, sentinel.brake, sentinel.good = 1, 0.5, 30
+    sentinel.go_back(json.loads(json.dumps(then.state_dict())))
+    assert not sentinel.open
+    assert (sentinel.rollbacks, sentinel.brake, sentinel.good) == (1, 0.5, 30)
+    assert sentinel.recent == then.recent
+    row = healthy_row(31, random.Random(9)) | {"ratio/clip_fraction": 0.9}
+    assert [bool(sentinel.observe(31 + place, row)) for place in range(3)] == [False, False, True], "it is told again"
+
+
+def test_going_back_ends_every_streak() -> None:
+    """Also one that had begun when the checkpoint was written: weights of another step size have another future."""
+    begun, _ = watched(lambda number: {"ratio/clip_fraction": 0.9 if number > 28 else 0.2}, count=30)
+    assert begun.streaks["clipped_away"] == 2
+    begun.go_back(json.loads(json.dumps(begun.state_dict())))
+    assert not any(begun.streaks.values())
+    assert not begun.observe(31, healthy_row(31, random.Random(9)) | {"ratio/clip_fraction": 0.9})
 
 
 def exploded(number: int, mean: float, spread: float, count: int = 48) -> dict[str, list[float | None]]:
@@ -249,10 +370,10 @@ def test_findings_about_steps_leave_the_best_alone() -> None:
 
 
 def bursts(videos: torch.Tensor, prompts: list[str], fps: float) -> torch.Tensor:
-    """`bright` for eleven calls, and then anything."""
+    """`bright` for seven calls, and then anything."""
     trainer_toys.CALLS["count"] += 1
     level = trainer_toys.bright(videos, prompts, fps)
-    return level if trainer_toys.CALLS["count"] <= 11 else 1e4 * level * torch.linspace(0.1, 1.0, len(level))
+    return level if trainer_toys.CALLS["count"] <= 7 else 1e4 * level * torch.linspace(0.1, 1.0, len(level))
 
 
 def test_the_best_weights_are_never_those_of_an_evaluation_in_doubt(
@@ -270,18 +391,19 @@ def test_the_best_weights_are_never_those_of_an_evaluation_in_doubt(
 
     monkeypatch.setattr(Trainer, "evaluate", noted)
     config = make_config(
-        iterations=8,  # with evaluations before the first and after every second, so the last rollout is the twelfth call
+        iterations=6,  # with evaluations before the first and after every third, so the last rollout is the eighth call
         rollout={"steps": 2},
         update=UpdateConfig(updates_per_rollout=1),
         rewards=[RewardSpec(name=f"{__name__}:bursts", batch_size=0, try_out=False)],
-        evaluate=EvalConfig(every=2, prompts=2, steps=1, show=0),
+        evaluate=EvalConfig(every=3, prompts=2, steps=1, show=0),
+        keep=KeepConfig(checkpoint_every=6, videos_every=0),
     )
     assert train(config) == 0
-    assert list(history) == [0, 2, 4, 6, 8]
+    assert list(history) == [0, 3, 6]
     (doubted,) = (event for event in read_events(Path(config.out)) if event["kind"] == "best")
-    assert doubted["iteration"] == 8
+    assert doubted["iteration"] == 6
     assert "spread_exploded" in doubted["text"]
     assert "best/ is not taken" in capsys.readouterr().out
-    assert same(load_file(Path(config.out) / "best" / "toy.safetensors"), history[6])
-    state = json.loads((Path(config.out) / "checkpoints" / "000008" / "state.json").read_text())
-    assert state["best"]["iteration"] == 6
+    assert same(load_file(Path(config.out) / "best" / "toy.safetensors"), history[3])
+    state = json.loads((Path(config.out) / "checkpoints" / "000006" / "state.json").read_text())
+    assert state["best"]["iteration"] == 3

@@ -10,12 +10,14 @@ import pytest
 import torch
 from trainer_helpers import same, weights_of
 
+from sage_grpo.parallel.world import World
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import AnchorConfig, EvalConfig, UpdateConfig
-from sage_grpo.train.update import mean_of
+from sage_grpo.train import update as update_module
+from sage_grpo.train.config import AnchorConfig, BatchConfig, EvalConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.train.update import Tally, mean_of, summarize
 
 
 def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
@@ -32,6 +34,50 @@ def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
         "kl/position": 3.0,  # of the updates that have it
     }
     assert mean_of([{"loss/policy": 1.0}]) == {"loss/policy": 1.0}, "a loss without a ratio"
+
+
+class Two(World):
+    """Two ranks, of which the other one has these figures."""
+
+    def __init__(self, other: Tally) -> None:
+        super().__init__()
+        self.other = other
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values * 2
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack([values, self.other.largest_log_ratio.expand(1)])
+
+
+@pytest.mark.parametrize(("own", "others"), [(0.25, 0.5), (0.5, 0.25)])
+def test_the_largest_ratio_is_that_of_all_ranks(own: float, others: float) -> None:
+    """Sums are added up, it is not; nor is it the last item's."""
+    tallies = []
+    for largest in (own, others):
+        tally = Tally()
+        tally.largest_log_ratio = torch.tensor(largest, dtype=torch.float64)
+        for name in ("ratio/mean", "ratio/square", "gradient/policy", "gradient/kl"):
+            tally.sums[name] += 0.0
+        tallies.append(tally)
+    assert summarize(tallies[0], Two(tallies[1]), [])["ratio/largest_log"] == 0.5
+
+
+def test_the_largest_ratio_of_an_update_is_that_of_all_its_items(make_config, make_trainer) -> None:
+    config = make_config(rollout={"steps": 3}, batch=BatchConfig(prompts=2, group_size=4, micro_batch=2))
+    trainer = make_trainer(replace(config, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.0)))
+    seen, count = [], update_module._count
+
+    def noted(tally, item, loss, kl_lambda) -> None:
+        count(tally, item, loss, kl_lambda)
+        seen.append(float(loss.log_ratio.abs().max()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update_module, "_count", noted)
+        trainer.step()
+    assert len(seen) == 8
+    assert seen[4:].index(max(seen[4:])) != 3, "the last item has the largest: this shows nothing"
+    assert trainer.log[1]["ratio/largest_log"] == max(seen[4:]) > 0
 
 
 def test_the_share_of_the_old_policy_grows_to_its_end_over_the_ramp() -> None:
