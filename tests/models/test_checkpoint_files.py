@@ -16,6 +16,7 @@ import tiny
 from sage_grpo.models import cache
 from sage_grpo.models.checkpoint import read_defaults
 from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.whole import check_lengths, length_fault
 from sage_grpo.recipes import recipe
 from sage_grpo.types import VideoSpec
 
@@ -110,7 +111,7 @@ def test_files_that_were_cut_short_or_forgotten(copy) -> None:
     folder = copy("wan_t2v")
     file = folder / "vae" / "diffusion_pytorch_model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ModelError, match=r"vae.diffusion_pytorch_model.safetensors cannot be read .*cut short"):
+    with pytest.raises(ModelError, match=r"vae.diffusion_pytorch_model.safetensors was cut short"):
         load(folder)
     file.rename(file.with_name("diffusion_pytorch_model.fp16.safetensors"))
     with pytest.raises(ModelError, match=r"has no diffusion_pytorch_model.safetensors \(found: .*fp16"):
@@ -241,3 +242,57 @@ def test_wan_5b_is_made_for_longer_and_larger_clips(copy) -> None:
     assert read_defaults(folder) == {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
     (folder / "video.json").write_text('{"fps": 8.0}')
     assert read_defaults(folder)["fps"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (-1, "was cut short"),
+        (-8, "was cut short"),
+        (+1, "more than its header"),
+        (30, "its header alone"),
+        (4, "no safe"),
+    ],
+)
+def test_a_file_of_the_wrong_length_is_told_by_its_header(size: int, said: str, tmp_path: Path) -> None:
+    """One byte too few is enough; `size` is cut off (or added), or all that is left."""
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(5)}, file, {"format": "pt"})
+    assert length_fault(file) is None
+    content = file.read_bytes() + b"\0"
+    file.write_bytes(content[: len(content) - 1 + size] if size < 2 else content[:size])
+    assert said in str(length_fault(file))
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": 1}', b'{"a": {"data_offsets": []}}', b"\xff"])
+def test_a_header_that_is_none_is_no_traceback(header: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "no safetensors file" in str(length_fault(file))
+
+
+def test_every_file_that_is_read_must_be_whole(tmp_path: Path) -> None:
+    """Of all components, also shards that an index names; what nobody reads may be anything."""
+    parts = [tmp_path / name for name in ("text_encoder_2", "transformer", "vae")]
+    for part in parts:
+        part.mkdir()
+        save_file({"a": torch.zeros(3)}, part / "diffusion_pytorch_model.safetensors")
+    save_file({"a": torch.zeros(3)}, parts[0] / "model-1.safetensors")
+    save_file({"b": torch.zeros(3)}, parts[0] / "model-2.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (parts[0] / "model.safetensors.index.json").write_text(json.dumps(index))
+    (parts[1] / "diffusion_pytorch_model.fp16.safetensors").write_text("nobody reads it")
+    check_lengths(tmp_path)
+    for file in (
+        parts[0] / "model-2.safetensors",
+        parts[0] / "diffusion_pytorch_model.safetensors",
+        parts[2] / "diffusion_pytorch_model.safetensors",
+    ):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1])
+        with pytest.raises(ModelError, match=file.name):
+            check_lengths(tmp_path)
+        file.write_bytes(whole)
+    (parts[0] / "model-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-1.safetensors is missing"):
+        check_lengths(tmp_path)

@@ -9,17 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow import kernels
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models import family, lora
 from sage_grpo.models.cache import EncodingCache
+from sage_grpo.models.checkpoint import load_pipeline
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.hunyuan15 import Hunyuan15
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import Layout
@@ -31,12 +37,14 @@ from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train import update
 from sage_grpo.train.anchor import Anchor
 from sage_grpo.train.build import build
-from sage_grpo.train.checkup import conditioning, examine, learning, machine, sampling
+from sage_grpo.train.checkup import conditioning, examine, learning, machine, reward, sampling, signal
 from sage_grpo.train.checkup.finding import Finding
 from sage_grpo.train.checkup.sampling import Sample
 from sage_grpo.train.checkup.spec import DoctorSpec
 from sage_grpo.train.config import OptimizerConfig, UpdateConfig
 from sage_grpo.train.optim import Optimizer
+from sage_grpo.train.preflight import preflight
+from sage_grpo.train.probe import Estimate
 from sage_grpo.train.rollout import NoiseKeys, Storage
 from sage_grpo.train.trainer import Trainer
 
@@ -96,6 +104,16 @@ def test_wrong_guidance_in_the_rollout(sample, monkeypatch) -> None:
     finding = sampling.guidance(other, other.items())
     assert status(finding, "guidance") == "fail"
     assert "scale 3" in finding.value
+
+
+def test_guidance_that_is_sampled_but_not_trained(sample) -> None:
+    """Both are done right, and still what is trained is not what is sampled."""
+    finding = sampling.guidance(other := sample(model={"guidance_in_training": False}), other.items())
+    assert status(finding, "guidance") == "warn"
+    assert "scale 1;" in finding.value
+    assert "at scale 3" in finding.value
+    plain = sample(model={"guidance_in_training": False, "guidance_scale": 1.0})
+    assert status(sampling.guidance(plain, plain.items()), "guidance") == "pass"
 
 
 @pytest.mark.parametrize("what", ["start", "step"])
@@ -311,6 +329,40 @@ def test_bf16_weights_too_small_to_move(sample, monkeypatch) -> None:
     assert status(learning.update_moves(_after_ratio(other)), "update") == "fail"
 
 
+def _moved(sample: Sample) -> Finding:
+    items = sample.items()
+    learning.ratio(sample, items)
+    before = learning.velocities(sample.trainer, items)
+    learning.update_moves(sample.trainer)
+    return learning.step_size(sample.trainer, items, before)
+
+
+def test_an_update_that_goes_too_far(sample) -> None:
+    """All weights changed, as they should: what counts is by how much. The learning rate is the one after the warm-up."""
+
+    def made(lr: float, **more: Any) -> Finding:
+        return _moved(sample(kind="toy", optimizer=OptimizerConfig(lr=lr, weight_decay=0.0, **more)))
+
+    assert status(made(1e-3), "step size") == "pass"
+    assert status(made(1.0), "step size") == "fail"
+    assert status(made(1.0, warmup_updates=10_000), "step size") == "fail"
+    held = made(1.0, max_kl=0.1)
+    assert status(held, "step size") == "warn"
+    assert "max_kl" in held.value
+
+
+def test_how_far_an_update_went_is_measured(sample, monkeypatch) -> None:
+    """A step that scales the output layer by 1 + 1/4 moves every velocity by a quarter of itself."""
+    healthy = sample(kind="toy")
+    items = healthy.items()
+    before = learning.velocities(healthy.trainer, items)
+    assert learning.step_size(healthy.trainer, items, before).number == 0.0
+    monkeypatch.setattr(learning, "velocities", lambda trainer, items: [1.25 * v for v in before])
+    assert learning.step_size(healthy.trainer, items, before).number == pytest.approx(0.25, abs=1e-6)
+    monkeypatch.setattr(learning, "velocities", lambda trainer, items: [v * math.nan for v in before])
+    assert learning.step_size(healthy.trainer, items, before).status == "fail"
+
+
 def test_optimizer_that_does_not_step(sample, monkeypatch) -> None:
     monkeypatch.setattr(Optimizer, "step", lambda self, number: self.config.lr)
     assert status(learning.update_moves(_after_ratio(sample())), "update") == "fail"
@@ -409,8 +461,8 @@ REWARDS = [
 
 def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
     sample, videos = clips
-    reward = CompositeReward([RewardSpec(name=f"doctor_rewards:{name}", batch_size=0)])
-    monkeypatch.setattr(sample.trainer, "reward", reward)
+    chosen = CompositeReward([RewardSpec(name=f"doctor_rewards:{name}", batch_size=0)])
+    monkeypatch.setattr(sample.trainer, "reward", chosen)
     return {finding.name: finding for finding in examine.of_reward(sample, videos)}
 
 
@@ -424,6 +476,125 @@ def test_healthy_reward(clips, monkeypatch) -> None:
 def test_faulty_reward(name: str, check: str, verdict: str, clips, monkeypatch) -> None:
     found = _findings(clips, name, monkeypatch)
     assert found[check].status in (verdict, "fail")
+
+
+# Pure functions of scores: 4 prompts, 4 clips each
+
+GROUPS = torch.arange(4).repeat_interleave(4)
+
+
+def scoring(**fields: Tensor) -> reward.Scoring:
+    """A reward that repeats itself and reads its prompts; fields replace how it was scored."""
+    first = keyed_noise((16,), "scores").double()
+    same = dict.fromkeys(("first", "again", "reversed", "single", "path"), first)
+    swapped = first - 1 + keyed_noise((3, 16), "swapped").double() / 2
+    return reward.Scoring(**{"groups": GROUPS, **same, "swapped": swapped, **fields})
+
+
+def chance(number: int, size: float) -> Tensor:
+    """Noise of one call."""
+    return size * keyed_noise((16,), "call", number).double()
+
+
+def noisy_scoring(size: float, **shift: Tensor) -> reward.Scoring:
+    """The same scores with chance of its own in every call."""
+    true = scoring()
+    names = ("first", "again", "reversed", "single", "path")
+    calls = {name: getattr(true, name) + chance(place, size) + shift.get(name, 0) for place, name in enumerate(names)}
+    rows = [
+        true.first + chance(10 + row, size) + shift.get("swapped", true.swapped[row] - true.first) for row in range(3)
+    ]
+    return reward.Scoring(groups=GROUPS, **calls, swapped=torch.stack(rows))
+
+
+@pytest.mark.parametrize("size", [0.3, 1.0, 4.0])
+def test_a_reward_that_is_chance_is_told_as_that_and_as_nothing_else(size: float) -> None:
+    """Its noise is neither the batch's fault nor the prompt's, and exploring more would not help."""
+    noisy = noisy_scoring(size, swapped=torch.zeros(()))
+    assert reward.repeats(noisy).status != "pass"
+    assert status(reward.batch(noisy), "reward batch") == "skip"
+    assert status(reward.prompts(noisy), "reward prompt") == "skip"
+    spread = reward.spread(noisy, eta=0.5)
+    assert "eta" not in spread.remedy
+    assert "repeats" in spread.remedy
+
+
+def test_a_batch_or_a_prompt_that_matters_more_than_chance_is_still_told() -> None:
+    noisy = noisy_scoring(0.1, reversed=torch.linspace(0, 2, 16).double(), path=torch.linspace(-2, 2, 16).double())
+    assert status(reward.batch(noisy), "reward batch") == "fail"
+    assert status(reward.prompts(noisy), "reward prompt") == "fail"
+    assert status(reward.batch(scoring()), "reward batch") == "pass"
+    assert status(reward.prompts(scoring()), "reward prompt") == "pass"
+    assert status(reward.prompts(noisy_scoring(0.01)), "reward prompt") == "pass"
+
+
+def test_what_is_advised_about_equal_scores_depends_on_the_cause() -> None:
+    flat = torch.full((16,), 0.3).double()
+    constant = scoring(
+        **dict.fromkeys(("first", "again", "reversed", "single", "path"), flat), swapped=flat.expand(3, 16)
+    )
+    said = {wild: reward.spread(constant, eta=3.0, overshoots=wild) for wild in (True, False)}
+    assert {finding.status for finding in said.values()} == {"fail"}
+    assert "lower kernel.eta" in said[True].remedy
+    assert "lower" not in said[False].remedy
+    assert "explore more" in said[False].remedy
+    assert "eta" not in reward.spread(constant).remedy  # an objective that does not explore
+    assert status(reward.prompts(constant), "reward prompt") == "skip"
+
+
+@pytest.mark.parametrize(("eta", "advice"), [(3.0, "lower kernel.eta (3)"), (0.5, "explore more")])
+def test_exploring_too_much_is_not_answered_with_more(eta: float, advice: str, clips, monkeypatch) -> None:
+    sample, _ = clips
+    kernel = KernelSpec(name="sage", eta=eta)
+    monkeypatch.setattr(sample.trainer, "config", replace(sample.trainer.config, kernel=kernel))
+    monkeypatch.setattr(sample.trainer, "planner", replace(sample.trainer.planner, kernel=kernel.build()))
+    found = _findings(clips, "constant", monkeypatch)
+    assert advice in found["reward spread"].remedy
+
+
+def test_the_fit_of_statistics_pays_for_its_columns(monkeypatch) -> None:
+    """The share of the variance that is explained, corrected for prompts and columns; against the normal equations."""
+    columns = keyed_noise((16, 4), "columns").double()
+
+    class Statistics:
+        def __init__(self, parts: tuple[str, ...]) -> None:
+            self.parts = parts
+
+        def __call__(self, videos: Tensor, prompts: list[str], fps: float) -> dict[str, Tensor]:
+            return dict(zip(self.parts, columns.T, strict=True))
+
+    monkeypatch.setattr(reward, "VideoStats", Statistics)
+    scores = scoring()
+    found = reward.statistics(scores, torch.zeros(16, 1, 1, 1, 3), 8.0)
+
+    def centred(values: Tensor) -> Tensor:
+        return (values.view(4, 4, -1) - values.view(4, 4, -1).mean(1, keepdim=True)).flatten(0, 1)
+
+    x, y = centred(columns), centred(scores.first[:, None])
+    rest = y - x @ torch.linalg.solve(x.T @ x, x.T @ y)
+    wanted = 1 - float(rest.square().sum() / (16 - 4 - 4)) / float(y.square().sum() / (16 - 4))
+    assert found.number == pytest.approx(wanted, abs=1e-9)
+    assert reward.within(scores.first, GROUPS) == pytest.approx(math.sqrt(float(y.square().sum()) / 12), abs=1e-12)
+
+
+@pytest.mark.parametrize(("branches", "independent"), [(1, 6 * 3), (2, 2 * 6 * 3)])
+def test_the_signal_counts_what_a_group_leaves_of_its_members(branches: int, independent: int, monkeypatch) -> None:
+    """sqrt(n R / D): a group of 4 has 3 independent differences."""
+    config = recipe("shapes/branch")
+    window = replace(config.rollout.window, branches=branches, at=None, weights=None)
+    config = replace(
+        config, batch=replace(config.batch, prompts=6, group_size=4), rollout=replace(config.rollout, window=window)
+    )
+    known = Estimate(value=0.25, low=0.2, high=0.3)
+    monkeypatch.setattr(signal, "effect", lambda rewards, still: SimpleNamespace(linear=known, explored=known))
+    prober = SimpleNamespace(
+        config=config,
+        prompts=[1, 2],
+        model=SimpleNamespace(latent_shape=lambda: (4, 5, 2, 2)),
+        run=lambda plans, eta: SimpleNamespace(reward=torch.zeros(2, 2, 8)),
+    )
+    found = signal.signal(prober, [], asked=True, forecast=0.0)
+    assert found.number == pytest.approx(math.sqrt(independent * 0.25 / 80), rel=1e-12)
 
 
 def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
@@ -471,6 +642,48 @@ def test_incomplete_checkpoint(lost: str, make_config, checkpoint, tmp_path) -> 
     found = examine.examine(replace(config, model=replace(config.model, path=str(folder))), SMALL)
     assert status(found[-1], "files") == "fail"
     assert lost.split("/")[0] in found[-1].value
+
+
+def test_a_text_encoder_that_was_cut_short(make_config, checkpoint, tmp_path) -> None:
+    """Its header is whole, so that nothing else notices before a prompt is encoded."""
+    folder = shutil.copytree(checkpoint("hunyuan15_t2v"), tmp_path / "copy")
+    (file,) = (folder / "text_encoder").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-4])
+    config = make_config(kind="hunyuan15_t2v")
+    config = replace(config, model=replace(config.model, path=str(folder)))
+    found = examine.examine(config, SMALL)
+    assert status(found[-1], "files") == "fail"
+    assert str(file) in found[-1].value
+    with pytest.raises(ModelError, match="cut short"):
+        preflight(config)
+    with pytest.raises(ModelError, match="cut short"):  # as generate loads it
+        load_pipeline(object, folder, skip=("text_encoder",), dtypes={})
+
+
+def test_a_file_that_breaks_later_is_a_finding(make_config, monkeypatch) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise SafetensorError("incomplete metadata")
+
+    monkeypatch.setattr(examine, "build", broken)
+    found = examine.examine(make_config(), SMALL)
+    assert status(found[-1], "loading") == "fail"
+
+
+def test_prompts_that_are_not_apart() -> None:
+    def found(training: str, held_out: str) -> Finding:
+        return machine.prompts([Prompt(t) for t in training.split("/")], [Prompt(t) for t in held_out.split("/")])
+
+    assert status(found("a cat/a dog", "a tree/the sea"), "prompts") == "pass"
+    for training, held_out, said in (
+        ("a cat/a dog", "a tree/A  Dog", "1 of 2 held-out prompts are trained on"),
+        ("a cat/a dog/a cat", "a tree", "1 of 3 training prompts are copies"),
+        ("a cat", "a tree/the sea/the sea /the sea", "2 of 4 held-out prompts are copies"),
+    ):
+        finding = found(training, held_out)
+        assert status(finding, "prompts") == "warn"
+        assert said in finding.value
+    seeds = [Prompt("a cat", seed=1), Prompt("a cat", seed=2)]
+    assert machine.prompts(seeds, []).status == "pass", "one prompt from two noises is two tasks"
 
 
 def test_numbers_that_json_cannot_hold() -> None:

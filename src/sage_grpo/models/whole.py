@@ -34,16 +34,14 @@ def check_lengths(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """The files that the libraries read of every component: what an index names, else the one file, else all there are."""
+    """The files that the libraries read of every component: what an index names, else the one file."""
     for component in sorted(path for path in folder.iterdir() if path.is_dir()):
-        names: list[str] = []
         for stem in STEMS:
             index = component / f"{stem}.safetensors.index.json"
             if index.is_file():
-                names += sorted(set(read_json(index)["weight_map"].values()))
+                yield from (component / name for name in sorted(set(read_json(index)["weight_map"].values())))
             elif (component / f"{stem}.safetensors").is_file():
-                names.append(f"{stem}.safetensors")
-        yield from (component / name for name in names or sorted(file.name for file in component.glob("*.safetensors")))
+                yield component / f"{stem}.safetensors"
 
 
 def length_fault(file: Path) -> str | None:
