@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sage_grpo.commands.export import read_config, trusted
-from sage_grpo.commands.run_folder import Choice
+from sage_grpo.commands.run_folder import Choice, refuse_own
 from sage_grpo.data.benches import BenchName
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
@@ -117,6 +117,8 @@ def write(options: Options) -> int:
     from sage_grpo.video import contact_sheet
 
     out, clips, videos = Path(options.out), plan(options), []
+    if options.run is not None:
+        refuse_own(out, Path(options.run))
     model = load(options)
     for some, batch in sample(options, model, clips):
         videos += _write(out, some, batch, model.video.fps)
@@ -134,7 +136,7 @@ def sample(options: Options, model: VelocityModel, clips: Sequence[Clip]) -> Ite
     """Batches of clips and their videos, uint8 B x F x H x W x 3."""
     images = {path: _read(path) for path in {clip.image for clip in clips} if path is not None}
     conditions = model.encode(
-        [clip.prompt for clip in clips], [images.get(clip.image) for clip in clips] if images else None
+        [clip.prompt for clip in clips], [None if clip.image is None else images[clip.image] for clip in clips] if images else None
     )
     model.unload_text()
     with _bar(options.progress, len(clips) * options.steps) as advance:
@@ -159,7 +161,7 @@ def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip
     prompts = _prompts(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
         raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
-    clips = []
+    clips: list[Clip] = []
     for place, prompt in enumerate(prompts):
         image = prompt.image
         if options.images:

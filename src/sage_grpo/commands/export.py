@@ -48,11 +48,12 @@ class Options:
 
 def run(options: Options) -> int:
     """Export."""
-    from sage_grpo.commands.run_folder import find_checkpoint
+    from sage_grpo.commands.run_folder import find_checkpoint, refuse_own
     from sage_grpo.train.state import load_weights
 
     _check_push(options)
     config = read_config(Path(options.run), trust=options.trust_run, rewards=False)
+    refuse_own(Path(options.out), Path(options.run))
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     model = spec.load()

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+FIGURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg")
+"""Endings of figures that are drawn, each in the format of its name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -42,7 +45,7 @@ class Options:
     json: bool = False
     """Print JSON to stdout, and nothing else."""
     figure: Path | None = Path("inspect.png")
-    """Where to write the figure; null for none."""
+    """Where to write the figure (.png, .pdf, .svg or .jpg); null for none."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -78,6 +81,8 @@ def build_kernels(options: Options) -> list[Kernel]:
 def run(options: Options) -> int:
     """Inspect the kernels; the exit status is 0 with warnings too."""
     kernels = build_kernels(options)
+    if options.figure is not None:
+        _check_figure(options.figure)
     reports = [inspect_kernel(kernel, schedule_for(kernel, options)) for kernel in kernels]
     if options.json:
         print(json.dumps(_document(options, reports), indent=2, allow_nan=False))
@@ -90,6 +95,16 @@ def run(options: Options) -> int:
         path = save_figure(grid, kernels, reports, options.figure)
         print(f"figure: {path}", file=sys.stderr if options.json else sys.stdout)
     return 0
+
+
+def _check_figure(file: Path) -> None:
+    """Refuse a kind of figure that is not drawn, before anything is: the name would promise what the file is not."""
+    if file.suffix.lower() not in FIGURES:
+        raise ValueError(
+            f"--figure {file} must end in one of {', '.join(FIGURES)}, got {file.suffix or 'no ending'!r}."
+        )
+    if file.is_dir():
+        raise ValueError(f"--figure {file} is a folder: give the name of a file.")
 
 
 def _document(options: Options, reports: Sequence[KernelReport]) -> dict[str, object]:

@@ -84,7 +84,7 @@ def save_figure(grid: Grid, kernels: Sequence[Kernel], reports: Sequence[KernelR
         )
         figure.tight_layout(rect=(0, 0, 1, 0.965), w_pad=2.2, h_pad=2.6)
         with replacing(path) as fresh:
-            figure.savefig(fresh, format="png", dpi=130)
+            figure.savefig(fresh, format=path.suffix.lower().removeprefix("."), dpi=130)
         pyplot.close(figure)
     return path
 

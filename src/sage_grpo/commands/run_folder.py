@@ -30,6 +30,13 @@ def find_checkpoint(run: Path, number: int | None = None) -> Path:
     return folder
 
 
+def refuse_own(out: Path, run: Path) -> None:
+    """Refuse to write into the folder of the run that is read: its weights and clips would be mixed up with what is made of them."""
+    place, own = out.expanduser().resolve(), run.expanduser().resolve()
+    if place.is_relative_to(own):
+        raise ValueError(f"--out {out} lies in the run's own folder {run}: choose a folder outside of it.")
+
+
 def _numbers(run: Path) -> list[int]:
     """Iterations of the checkpoints that are there."""
     return sorted(int(folder.name) for folder in inside(run, "checkpoints").glob("[0-9]*") if folder.name.isdigit())
@@ -62,6 +69,10 @@ class Choice:
     def find(self, spec: ModelSpec) -> Found:
         """Where these weights are; everything that can be refused without loading a model is refused here."""
         self._check(spec)
+        if self.lora is not None and Path(self.lora).is_dir():
+            from sage_grpo.models.lora import read_header
+
+            read_header(self.lora)
         if self.lora is not None:  # it takes the place of the adapter that the run trained
             return Found(spec if self.run is None else replace(spec, lora=None, train=False), lora=self.lora)
         if self.run is None or self.weights == "base":

@@ -5,14 +5,17 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hub import pinned_folder
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import replacing
@@ -22,6 +25,9 @@ FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
 PREFIX = "transformer"
 EXPERT_KEY = "sage_grpo_expert"
+STORED = ("F32", "BF16", "F16", "F64")
+"""What weights of a LoRA may be stored as, by safetensors' names."""
+ELSEWHERE = "Give the folder that a run saved, or that diffusers' save_lora_weights wrote for this model."
 Expert = Literal["high", "low"] | None
 """One of Wan 2.2's two networks; None for models with one."""
 
@@ -83,9 +89,7 @@ def _is_plain(layer: Any) -> bool:
     return plain and without_dropout and not layer.lora_variant and type(layer.base_layer) is nn.Linear
 
 
-def add_lora(
-    network: nn.Module, lora: LoraSpec, names: list[str], expert: Expert = None, dead: Collection[str] = ()
-) -> None:
+def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = None, dead: Collection[str] = ()) -> None:
     """Add a trainable float32 adapter to the named modules; everything else is frozen.
 
     dead: parameters that nothing reads. A saved LoRA that it starts from may have adapters there, which are passed over.
@@ -116,7 +120,9 @@ def is_lora(name: str) -> bool:
 def _start_from(network: nn.Module, folder: Path, dead: Collection[str]) -> None:
     from safetensors.torch import load_file
 
+    read_header(folder)
     whole = {key.removeprefix(f"{PREFIX}."): tensor for key, tensor in load_file(_file(folder)).items()}
+    _refuse_broken(whole, folder)
     saved = {key: tensor for key, tensor in whole.items() if f"{key.partition('.lora_')[0]}.weight" not in dead}
     own = {_plain(name): parameter for name, parameter in network.named_parameters() if is_lora(name)}
     wrong = {key for key in saved.keys() & own.keys() if saved[key].shape != own[key].shape}
@@ -174,16 +180,126 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
     """Load a saved LoRA into a diffusers transformer, which is the named one of Wan 2.2's experts, or the only network."""
     folder = pinned_folder(str(folder), option="LoRA")
     check_expert(folder, expert)
-    network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
+    _check_fits(network, read_header(folder), folder)
+    try:
+        network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # diffusers and peft believe the file
+        raise ModelError(
+            f'"{folder}" holds no LoRA of this model ({type(error).__name__}: {" ".join(str(error).split())[:300]}). {ELSEWHERE}'
+        ) from error
+    _refuse_broken({name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}, folder)
     _compute_in_input_dtype(network)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the file of a LoRA says before its weights are read."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """By name."""
+    metadata: Mapping[str, str]
+
+
+def read_header(folder: str | Path) -> Header:
+    """The header of a saved LoRA, whoever saved it; ModelError where it is damaged, or holds none."""
+    from safetensors import SafetensorError, safe_open
+
+    path = _file(Path(folder))
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            shapes = {key: tuple(one.get_shape()) for key, one in slices.items()}
+            strange = {key: one.get_dtype() for key, one in slices.items() if one.get_dtype() not in STORED}
+            metadata = dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error}): it was cut short or is another kind of file. Copy or download it again."
+        ) from error
+    if not shapes:
+        raise ModelError(f"{path} holds no tensor, so that it would change nothing. {ELSEWHERE}")
+    if strange:
+        key = sorted(strange)[0]
+        raise ModelError(f"{path} holds {key} as {strange[key]}; a LoRA is stored as {', '.join(STORED)}. {ELSEWHERE}")
+    return Header(shapes, metadata)
 
 
 def saved_expert(folder: str | Path) -> str | None:
     """The expert that a saved LoRA belongs to; None where the file does not say."""
-    from safetensors import safe_open
+    return read_header(folder).metadata.get(EXPERT_KEY)
 
-    with safe_open(_file(Path(folder)), framework="pt") as file:
-        return (file.metadata() or {}).get(EXPERT_KEY)
+
+def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
+    """Refuse a LoRA that diffusers would pass over in silence or fail on in the middle: by its names, shapes and configuration."""
+    own = {
+        key.removeprefix(f"{PREFIX}."): shape for key, shape in header.shapes.items() if key.startswith(f"{PREFIX}.")
+    }
+    if not own:
+        first = sorted(header.shapes)[0]
+        raise ModelError(
+            f'"{folder}" holds no weights that begin with "{PREFIX}.", as diffusers names them (its first is {first}), so that it would '
+            f"change nothing. {ELSEWHERE}"
+        )
+    weights = {name: module.weight.shape for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    there, ranks = {name for name, _ in network.named_modules()}, {}
+    for key, shape in own.items():
+        half = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
+        if half is None:
+            continue  # another layout, which diffusers converts or refuses
+        name, side = half.groups()
+        if name not in there:
+            raise ModelError(f'"{folder}" holds {key}, and the model has no layer {name}. {ELSEWHERE}')
+        base = weights.get(name, weights.get(f"{name}.base_layer"))
+        if base is not None:
+            other = own.get(f"{name}.lora_{'B' if side == 'A' else 'A'}.weight")
+            rank = shape[0 if side == "A" else -1] if len(shape) == 2 else 0
+            wanted = (rank, base[1]) if side == "A" else (base[0], rank)
+            if other is None or rank < 1 or tuple(shape) != tuple(wanted):
+                fault = "has no other half" if other is None else f"has the shape {list(shape)}, the layer {list(base)}"
+                raise ModelError(f'"{folder}": {key} {fault}. {ELSEWHERE}')
+            ranks[name] = rank
+    _check_configuration(header.metadata, max(ranks.values(), default=0), folder)
+
+
+def _check_configuration(metadata: Mapping[str, str], largest: int, folder: Path) -> None:
+    """What diffusers makes layers by: a rank that the weights do not have would only be found out after memory was taken for it."""
+    from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+
+    text = metadata.get(LORA_ADAPTER_METADATA_KEY)
+    if text is None:
+        return
+    what = f"{folder / FILE}: its configuration ({LORA_ADAPTER_METADATA_KEY})"
+    try:
+        config = parse_json(text, what)
+        if not isinstance(config, dict):
+            raise DocumentError(f"{what} must be an object, got {shown(config)}.")
+        for key, value in config.items():
+            name = key.rpartition(".")[2]
+            numbers = {"r": [value], "lora_alpha": [value]}.get(name, [])
+            if name in ("rank_pattern", "alpha_pattern"):
+                numbers = list(value.values()) if isinstance(value, dict) else [value]
+            for number in numbers:
+                most = largest if name in ("r", "rank_pattern") and largest else math.inf
+                if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= most:
+                    raise DocumentError(f"{what}: {key} is {shown(number)}, which its weights do not have.")
+    except DocumentError as error:
+        raise ModelError(f"{error} {ELSEWHERE}") from error
+
+
+def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Weights that are no numbers would make every clip black."""
+    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise ModelError(
+            f'"{folder}": {broken[0]} holds NaN or infinity. Give the folder of another export or checkpoint.'
+        )
 
 
 def check_expert(folder: str | Path, expert: Expert) -> None:

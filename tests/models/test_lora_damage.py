@@ -1,0 +1,146 @@
+"""Files of a LoRA that are damaged, empty or another model's: each is refused in words, before a network is touched."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sage_grpo.models.lora import FILE, load_into, read_header, saved_expert
+from sage_grpo.models.spec import ModelError
+
+CONFIG = "lora_adapter_metadata"
+
+
+class Network(nn.Module):
+    """Two layers, and a library that believes whatever it is given."""
+
+    def __init__(self, says: BaseException | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 4), nn.Linear(4, 4)])
+        self.says, self.loaded = says, 0
+
+    def load_lora_adapter(self, folder: str, **settings: Any) -> None:
+        """As diffusers': counted."""
+        self.loaded += 1
+        if self.says is not None:
+            raise self.says
+
+
+def lora(rank: int = 2, layer: int = 0) -> dict[str, Tensor]:
+    wide, high = (6, 4) if layer == 0 else (4, 4)
+    name = f"transformer.blocks.{layer}"
+    return {f"{name}.lora_A.weight": torch.ones(rank, wide), f"{name}.lora_B.weight": torch.ones(high, rank)}
+
+
+def saved(folder: Path, tensors: dict[str, Tensor], **metadata: str) -> Path:
+    save_file(tensors, folder / FILE, metadata=metadata)
+    return folder
+
+
+def header(content: bytes, more: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(content)) + content + more
+
+
+def test_a_whole_file_is_loaded(tmp_path) -> None:
+    network = Network()
+    load_into(network, saved(tmp_path, {**lora(), **lora(3, 1)}, **{CONFIG: json.dumps({"transformer.r": 3})}))
+    assert network.loaded == 1
+    assert len(read_header(tmp_path).shapes) == 4
+    assert saved_expert(saved(tmp_path, lora(), sage_grpo_expert="low")) == "low"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00" * 7,
+        b"\xff" * 8,
+        struct.pack("<Q", 2**40),
+        header(b"{}")[:-1],
+        header(b"[]"),
+        header(b"null"),
+        header(b'{"a": 1}'),
+        header(b"\xff\xfe"),
+        header(b"[" * 5000),
+        header(b'{"transformer.a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'),
+        header(b'{"transformer.a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', b"\x00" * 8),
+        header(b'{"transformer.a": {"dtype": "X9", "shape": [2], "data_offsets": [0, 8]}}', b"\x00" * 8),
+        b"PK\x03\x04 a pickle in a zip file" * 10,
+    ],
+)
+def test_damaged_headers_are_refused_in_words(content: bytes, tmp_path) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(ModelError, match=FILE):
+        read_header(tmp_path)
+    network = Network()
+    with pytest.raises(ModelError, match=FILE):
+        load_into(network, tmp_path)
+    assert not network.loaded
+
+
+@pytest.mark.parametrize("metadata", [{}, {"format": "pt"}])
+def test_a_file_without_tensors_is_no_lora(metadata: dict[str, str], tmp_path) -> None:
+    with pytest.raises(ModelError, match="holds no tensor"):
+        load_into(Network(), saved(tmp_path, {}, **metadata))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"diffusion_model.blocks.0.lora_A.weight": torch.ones(2, 6)}, "change nothing"),
+        ({"transformer.blocks.7.lora_A.weight": torch.ones(2, 6)}, "no layer blocks.7"),
+        ({"transformer.blocks.0.lora_A.weight": torch.ones(2, 6)}, "no other half"),
+        ({**lora(), "transformer.blocks.0.lora_B.weight": torch.ones(4, 3, 1)}, "shape"),
+        ({**lora(), "transformer.blocks.0.lora_B.weight": torch.ones(5, 2)}, "shape"),
+        ({**lora(), "transformer.blocks.0.lora_A.weight": torch.ones(2, 5)}, "shape"),
+        ({**lora(), "transformer.blocks.0.lora_A.weight": torch.ones(0, 6)}, "shape"),
+        ({**lora(), "transformer.blocks.0.lora_A.weight": torch.ones(2, 6, dtype=torch.int8)}, "I8"),
+    ],
+)
+def test_weights_of_another_model_are_refused_by_name(tensors: dict[str, Tensor], says: str, tmp_path) -> None:
+    network = Network()
+    with pytest.raises(ModelError, match=says):
+        load_into(network, saved(tmp_path, tensors))
+    assert not network.loaded
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "[]",
+        "[" * 5000,
+        '{"transformer.r": 1000000000}',
+        '{"transformer.r": 0}',
+        '{"transformer.r": "2"}',
+        '{"transformer.r": null}',
+        '{"transformer.lora_alpha": NaN}',
+        '{"transformer.lora_alpha": true}',
+        '{"transformer.rank_pattern": {"blocks.0": 3}}',
+        '{"transformer.rank_pattern": [1]}',
+    ],
+)
+def test_a_configuration_that_the_weights_do_not_have_is_refused(config: str, tmp_path) -> None:
+    """A rank is memory: it is not believed."""
+    network = Network()
+    with pytest.raises(ModelError, match="configuration"):
+        load_into(network, saved(tmp_path, lora(), **{CONFIG: config}))
+    assert not network.loaded
+
+
+@pytest.mark.parametrize("error", [KeyError("r"), TypeError("x"), RuntimeError("size mismatch"), ValueError("no")])
+def test_what_the_libraries_stumble_over_is_said_in_words(error: Exception, tmp_path) -> None:
+    with pytest.raises(ModelError, match=type(error).__name__):
+        load_into(Network(error), saved(tmp_path, lora()))
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_file(tmp_path) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        load_into(Network(torch.OutOfMemoryError("full")), saved(tmp_path, lora()))
