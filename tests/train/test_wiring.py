@@ -97,7 +97,7 @@ def test_a_field_changes_files_and_nothing_else(key: str, base) -> None:
 def test_the_comparison_can_fail(base) -> None:
     """Two equal runs differ nowhere; a change in the last weights alone is found there."""
     config, _ = base("seed")
-    line = wiring.training(config)
+    line = list(wiring.training(config))
     assert wiring.first_difference(line, wiring.training(config)) == ""
     spoilt = [*line[:-1], ("average", {name: value + 1e-6 for name, value in line[-1][1].items()})]
     assert wiring.first_difference(line, spoilt) == "average"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -56,34 +57,59 @@ def trainer_of(config: TrainConfig) -> Trainer:
     return Trainer(config, build(config))
 
 
-def training(config: TrainConfig) -> list[tuple[str, Any]]:
+class Line:
+    """The line of data of a run, phase by phase, computed as far as somebody looks and kept for the next who does."""
+
+    def __init__(self, phases: Iterator[tuple[str, Any]]) -> None:
+        self._seen: list[tuple[str, Any]] = []
+        self._rest = phases
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for place in itertools.count():
+            if place == len(self._seen):
+                following = next(self._rest, None)
+                if following is None:
+                    return
+                self._seen.append(following)
+            yield self._seen[place]
+
+
+def training(config: TrainConfig) -> Line:
     """The line of data through a few iterations, in the order in which one causes the next.
 
     First the rollouts, rewards and advantages at the first weights; then of every optimizer update the gradient that reached the
     optimizer and the weights after it; last the weights that would be exported.
     """
+    return Line(_phases(config))
+
+
+def _phases(config: TrainConfig) -> Iterator[tuple[str, Any]]:
     trainer = trainer_of(config)
-    line: list[tuple[str, Any]] = []
     for iteration in range(ITERATIONS):
         plan = trainer.planner.plan(iteration, trainer.state.stream.take(config.batch.prompts))
         rollout = trainer.roll_out(plan)
         texts = [prompt.text for prompt in plan.prompts]
-        line.append(("rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]))
+        yield "rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]
         try:
             scored = trainer.score(trainer.decode(rollout), plan)
         except RewardFailure:
-            return [*line, ("reward", "refused")]
-        line += [("reward", scored.total), ("advantage", trainer.advantages(scored))]
+            yield "reward", "refused"
+            return
+        yield "reward", scored.total
+        yield "advantage", trainer.advantages(scored)
     trainer.state.stream.position = 0
-    _watch(trainer, line)
+    updates = _watch(trainer)
     for _ in range(ITERATIONS):
         trainer.step()
+        yield from updates
+        updates.clear()
     weights = trainer.state.params if trainer.state.ema is None else trainer.state.ema.copies
-    return [*line, ("average", {name: p.detach().clone() for name, p in weights.items()})]
+    yield "average", {name: p.detach().clone() for name, p in weights.items()}
 
 
-def _watch(trainer: Trainer, line: list[tuple[str, Any]]) -> None:
-    step, params = trainer.state.optimizer.step, trainer.state.params
+def _watch(trainer: Trainer) -> list[tuple[str, Any]]:
+    """A list that every optimizer update adds its gradient and its weights to."""
+    step, params, line = trainer.state.optimizer.step, trainer.state.params, []
 
     def watched(update: int) -> float:
         line.append(("gradient", {n: None if p.grad is None else p.grad.clone() for n, p in params.items()}))
@@ -92,6 +118,7 @@ def _watch(trainer: Trainer, line: list[tuple[str, Any]]) -> None:
         return rate
 
     trainer.state.optimizer.step = watched  # type: ignore[method-assign]
+    return line
 
 
 def evaluation(config: TrainConfig) -> dict[str, float]:
@@ -108,12 +135,14 @@ def files(config: TrainConfig) -> dict[str, Any]:
     return {"names": sorted(names), "rows": len((out / "metrics.jsonl").read_text().splitlines())}
 
 
-def first_difference(left: list[tuple[str, Any]], right: list[tuple[str, Any]], *, near: bool = False) -> str:
-    """The first phase in which two runs differ; empty where they are one."""
-    for (phase, one), (other_phase, other) in zip(left, right):
-        if phase != other_phase or not equal(one, other, near=near):
-            return phase
-    return "" if len(left) == len(right) else "gradient"
+def first_difference(left: Iterable[tuple[str, Any]], right: Iterable[tuple[str, Any]], *, near: bool = False) -> str:
+    """The first phase in which two runs differ, and nothing after it is computed; empty where they are one."""
+    for one, other in itertools.zip_longest(left, right):
+        if one is None or other is None:
+            return "gradient"  # one of them has more updates
+        if one[0] != other[0] or not equal(one[1], other[1], near=near):
+            return one[0]
+    return ""
 
 
 def equal(left: Any, right: Any, *, near: bool = False) -> bool:
