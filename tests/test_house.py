@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import needs
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "sage_grpo"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
@@ -291,9 +293,9 @@ def test_nothing_runs_code_from_a_file() -> None:
     _report([f"{_relative(path)}:{line}: {text}" for path in FILES for line, text in _dangers(path)])
 
 
-@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="not a git checkout")
 def test_git_ignores_no_source() -> None:
     """A pattern that is too wide keeps files out of every clone while all is well here."""
+    needs.checkout(ROOT)
     files = [str(file.relative_to(ROOT)) for folder in ("src", "tests") for file in (ROOT / folder).rglob("*.py")]
     ignored = subprocess.run(
         ["git", "check-ignore", "--stdin"],

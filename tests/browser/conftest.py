@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import needs
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no network but this machine's own servers
@@ -21,20 +23,21 @@ FLAGS = (
 )
 
 
-def find_chromium() -> str | None:
-    """The browser that SAGE_GRPO_CHROMIUM names, or the first one on the PATH."""
-    named = os.environ.get("SAGE_GRPO_CHROMIUM")
-    return named or next((found for name in NAMES if (found := shutil.which(name))), None)
+def find_chromium(driver: Any) -> str | None:
+    """The browser that SAGE_GRPO_CHROMIUM names, or the first one on the PATH, or playwright's own."""
+    named = os.environ.get("SAGE_GRPO_CHROMIUM") or next(
+        (found for name in NAMES if (found := shutil.which(name))), None
+    )
+    own = driver.chromium.executable_path
+    return named or (own if Path(own).is_file() else None)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium. One for each file of tests: playwright holds an event loop open as long as it runs."""
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium, or name one in SAGE_GRPO_CHROMIUM")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'")
+    api = needs.module("playwright.sync_api", "playwright")
     with api.sync_playwright() as driver:
+        program = find_chromium(driver) or needs.lacking("chromium")
         running = driver.chromium.launch(executable_path=program, args=list(FLAGS))
         yield running
         running.close()

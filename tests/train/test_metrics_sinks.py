@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import needs
 from sage_grpo.train.config import LogConfig
 from sage_grpo.train.folder.journal import Journal, read_rows
 from sage_grpo.train.metrics import Clips, Metrics, TensorBoard
@@ -221,7 +222,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nobody")
 def test_the_real_wandb_logs_offline(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    needs.module("wandb")
     with pytest.warns(UserWarning, match="logged offline"):
         metrics = open_sinks(tmp_path / "run", wandb="project")
     with warnings.catch_warnings():
@@ -235,7 +236,7 @@ def test_the_real_wandb_logs_offline(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nobody")
 def test_the_real_trackio_keeps_the_rows(tmp_path: Path) -> None:
-    pytest.importorskip("trackio")
+    needs.module("trackio")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*failed")
         logged(open_sinks(tmp_path / "run", trackio="project"), tmp_path / "run")
