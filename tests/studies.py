@@ -20,6 +20,8 @@ import torch
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.report.study.making import Plan, invite, make, open_study
+from sage_grpo.report.study.pairs import Shown
+from sage_grpo.report.study.store import Store, Study
 from sage_grpo.video import write_mp4
 
 BRIGHTNESS = {"sage": 200, "flow": 120, "base": 40}
@@ -35,6 +37,28 @@ def folders(root: Path, prompts: int, methods: Mapping[str, int] = BRIGHTNESS) -
             shutil.copy(first, first.with_name(f"{place:04d}-clip.mp4"))
         found[name] = root / name
     return found
+
+
+def study(prompts: int = 3, methods: int = 3, **more: object) -> Study:
+    """What a study of a few prompts asks; it needs no videos."""
+    settings = {"against": None, "per_rater": None, "checks": 0, "max_failed": 0.25, "pool": [], "seed": 5, **more}
+    return Study(
+        title="t",
+        methods=[f"m{number}" for number in range(methods)],
+        prompts=[f"p{number}" for number in range(prompts)],
+        dimensions={"quality": "Which?"},
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def created(file: Path, made: Study) -> Store:
+    """A new database of a study, with names for its videos."""
+    clips = {
+        (prompt, shown): f"{prompt}-{shown.method}-{shown.degraded}.mp4"
+        for prompt in range(len(made.prompts))
+        for shown in (Shown(method, spoilt) for method in range(len(made.methods)) for spoilt in (False, True))
+    }
+    return Store.create(file, made, clips)[0]
 
 
 def small_study(root: Path, *, prompts: int = 4, raters: int = 0, **plan: Any) -> tuple[Path, str, list[str]]:

@@ -123,6 +123,36 @@ def test_another_evaluation_is_another_base(job_of: MakeJob) -> None:
     assert len(bases) == 2
 
 
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("model", "path", "another/model"),
+        ("model", "family", "trainer_zoo.other"),
+        ("model", "guidance_scale", 3.0),
+        ("model", "frames", 5),
+        ("evaluate", "seed", 77),
+        ("evaluate", "steps", 9),
+        ("evaluate", "prompts", 1),
+        ("data", "eval_prompts", "others.txt"),
+        ("batch", "micro_batch", 2),  # other sums, in the last digits
+    ],
+)
+def test_another_model_evaluation_or_prompt_is_another_base(job_of: MakeJob, part: str, field: str, value: Any) -> None:
+    config = job_of("sage").config
+    changed = replace(config, **{part: replace(getattr(config, part), **{field: value})})
+    assert lab.base_key(changed) != lab.base_key(config)
+
+
+def test_how_a_run_learns_does_not_change_its_base(job_of: MakeJob) -> None:
+    config = job_of("sage").config
+    learns = replace(
+        config, seed=9, optimizer=replace(config.optimizer, lr=0.5), kernel=replace(config.kernel, eta=0.1)
+    )
+    assert lab.base_key(learns) == lab.base_key(config)
+    (reward,) = config.rewards
+    assert lab.base_key(replace(config, rewards=[replace(reward, weights={"bright": 2.0})])) != lab.base_key(config)
+
+
 def test_gradient_norms_stand_beside_what_the_kernel_predicts(job_of: MakeJob) -> None:
     steps = run(job_of("sage"))["steps"]
     trained = [values for values in steps.values() if "raw" in values]

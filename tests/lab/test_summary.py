@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from lab_rows import row
 
+from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
+from sage_grpo.inside import CONTROL, LeadsOut
 from sage_grpo.lab import store
 from sage_grpo.lab.design import Arm, Column, Suite
-from sage_grpo.lab.report import render
+from sage_grpo.lab.report import render, tables
 from sage_grpo.lab.summary import at_passes, summarize
 
 T1 = 12.7062047
@@ -82,6 +84,41 @@ def test_scores_at_equal_passes_lie_on_the_curve() -> None:
     assert at_passes(ROWS[0], "total", 41) is None
 
 
+def test_points_are_numbers_and_not_words() -> None:
+    """As words 10 comes before 2, and a budget of 15 would lie between the start and the end."""
+    long = row("a", 1, {10: 2.0, 0: 1.0, 2: 1.2})
+    assert at_passes(long, "total", 15) == pytest.approx(1.1 + 0.05)
+    assert at_passes(long, "total", 60) == pytest.approx(1.6)
+    assert at_passes(long, "total", 100) == pytest.approx(2.0)
+    steps = {str(step): {"raw": 1.0} for step in (10, 9, 2)}
+    summary = summarize(suite(), [{**long, "steps": steps}, row("a", 2, {0: 1.0, 10: 2.0})])
+    assert list(summary.arms["a"].curves["total"]) == list(summary.arms["a"].passes_at) == [0, 2, 10]
+    assert list(summary.arms["a"].steps) == [0, 2, 9, 10]
+
+
+def test_pairs_are_seeds_whatever_the_order_of_rows() -> None:
+    """Seed 1 gains 0.1 and seed 2 0.3; crosswise it would be 0.5 and -0.1, of the same mean."""
+    b = summarize(suite(), [ROWS[1], ROWS[0], *ROWS[2:]]).arms["b"]
+    assert b.difference["total"].half == pytest.approx(T1 * 0.1)
+    assert b.equal_difference["total"].half == pytest.approx(T1 * 0.15)
+
+
+def test_every_model_has_a_base_of_its_own() -> None:
+    """Arms of two models: two rows before training, and each run's way begins at its own base."""
+    other = [row("b", seed, {0: 0.4, 4: 1.2}) for seed in (1, 2)]
+    summary = summarize(suite(), [*ROWS[:2], *other, *ROWS[4:]])
+    assert [arm.base["total"] for arm in summary.arms.values()] == pytest.approx([1.0, 0.4, 1.0])
+    found = tables(summary).splitlines()
+    assert [line[: line.index("|", 2)].strip("| ") for line in found if line.startswith("| base")] == [
+        "base of a, c",
+        "base of b",
+    ]
+    assert "| base of b |  | 0 | 0.400 | 0.0400 |" in found[3]
+    way = summary.arms["b"].way
+    assert way is not None
+    assert way.mean == pytest.approx(0.5)
+
+
 def test_seeds_without_a_run_are_counted() -> None:
     summary = summarize(suite(), [*ROWS[:3], row("b", 2, {}, status="failed", iterations=4)])
     assert summary.arms["b"].counts == {"done": 1, "diverged": 0, "failed": 1, "missing": 0}
@@ -98,10 +135,11 @@ def test_the_suite_refuses_what_cannot_be_compared() -> None:
         suite(seeds=(1, 1))
 
 
-def _write(folder: Path, rows: list[dict[str, Any]], **fields: Any) -> None:
-    store.save_suite(
-        folder, suite(figures=("curves", "steps", "bars"), **fields), [r["key"] for r in ROWS], "the command"
-    )
+FIGURES = ("curves", "steps", "bars")
+
+
+def _write(folder: Path, rows: list[dict[str, Any]], figures: tuple[str, ...] = FIGURES) -> None:
+    store.save_suite(folder, suite(figures=figures), [r["key"] for r in ROWS], "the command")
     for one in rows:
         store.append(folder / store.ROWS, one)
 
@@ -138,7 +176,7 @@ def test_tables_do_not_depend_on_times_or_on_the_order_in_which_runs_ended(tmp_p
 
 
 def test_runs_of_several_machines_are_marked(tmp_path: Path) -> None:
-    _write(tmp_path, [*ROWS[:1], {**ROWS[1], "machine": {"device": "another"}}])
+    _write(tmp_path, [*ROWS[:1], {**ROWS[1], "machine": {"device": "another"}}], ())
     render(tmp_path)
     assert "runs differ in this" in (tmp_path / "report.md").read_text()
 
@@ -182,3 +220,67 @@ def test_a_suite_survives_its_file(tmp_path: Path) -> None:
         store.load_suite(tmp_path)
     with pytest.raises(FileNotFoundError, match="not the folder of a comparison"):
         store.load_suite(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["suite.json", "runs.jsonl"])
+def test_the_rows_of_a_comparison_are_its_own(tmp_path: Path, name: str) -> None:
+    """A folder may come from somebody else: a link in it names what they like."""
+    (tmp_path / "given").mkdir()
+    _write(tmp_path / "given", ROWS, ())
+    (tmp_path / "given" / name).rename(tmp_path / name)
+    (tmp_path / "given" / name).symlink_to(tmp_path / name)
+    with pytest.raises(LeadsOut, match=name):
+        render(tmp_path / "given")
+
+
+def test_tables_and_figures_are_not_written_through_links(tmp_path: Path) -> None:
+    given, private = tmp_path / "given", tmp_path / "private"
+    given.mkdir()
+    _write(given, ROWS, ("bars",))
+    private.write_text("mine")
+    for name in ("table.md", "table.json", "report.md", "leaderboard.json", "bars.png"):
+        (given / name).symlink_to(private)
+        (given / f".{name}.tmp").symlink_to(private)
+    render(given)
+    assert private.read_text() == "mine"
+    assert (given / "table.md").read_text().startswith("| arm |")
+    assert not [file for file in given.iterdir() if file.is_symlink()]
+
+
+def test_a_linked_folder_of_unfinished_runs_is_not_emptied(tmp_path: Path) -> None:
+    given, private = tmp_path / "given", tmp_path / "private"
+    given.mkdir()
+    (private / "k" / "000002").mkdir(parents=True)
+    (given / "unfinished").symlink_to(private)
+    for call in (lambda: store.forget(given, "k"), lambda: store.forget(given, "../../private/k")):
+        with pytest.raises(LeadsOut):
+            call()
+        assert (private / "k" / "000002").is_dir()
+
+
+def test_a_suite_in_a_linked_folder_is_not_drawn_into(tmp_path: Path, capsys) -> None:
+    given, private = tmp_path / "given", tmp_path / "private"
+    given.mkdir()
+    private.mkdir()
+    _write(private, ROWS, ())
+    before = sorted(file.name for file in private.iterdir())
+    (given / "inner").symlink_to(private)
+    assert main(["compare", "--table", str(given)]) == 2
+    assert "inner leads out" in capsys.readouterr().err
+    assert sorted(file.name for file in private.iterdir()) == before
+    (tmp_path / "named").symlink_to(private)  # a link that the user names
+    assert main(["compare", "--table", str(tmp_path / "named")]) == 0
+
+
+def test_names_of_a_comparison_do_not_steer_the_terminal(tmp_path: Path, capsys) -> None:
+    odd = "a\x1b]0;owned\x07"
+    arms = (Arm(name=odd, recipe="shapes/sage"), Arm(name="b", recipe="shapes/sage"))
+    asked = suite(arms=arms, baseline=odd, title=odd, question=odd, figures=())
+    store.save_suite(tmp_path, asked, [row["key"] for row in ROWS], odd)
+    for one in ROWS[:4]:
+        store.append(tmp_path / store.ROWS, {**one, "arm": odd if one["arm"] == "a" else "b", "error": odd})
+    assert main(["compare", "--table", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    for text in (told, (tmp_path / "report.md").read_text(), (tmp_path / "table.md").read_text()):
+        assert "a\\x1b]0;owned" in text
+        assert not CONTROL.search(text)

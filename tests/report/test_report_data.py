@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, clip, fake_run, many_prompts, rows
+from sage_grpo.lab.statistics import t_quantile
 from sage_grpo.report.build import leave_report, write_report
 from sage_grpo.report.gallery import beside, gallery
 from sage_grpo.report.page import as_script, describe, render
@@ -47,6 +50,57 @@ def test_seeds_of_one_experiment_are_taken_together(runs: list[Path]) -> None:
     assert over["half"] == pytest.approx(0)  # both runs were made alike
     assert found["better"]["total"] == found["better"]["TA"] == 1
     assert "drift" not in found["better"]  # it counts in no reward
+
+
+def test_a_copy_of_a_run_is_no_second_seed(runs: list[Path], tmp_path: Path) -> None:
+    """It would count what one seed found as found twice, with an interval of nothing."""
+    copied = read_run(Path(shutil.copytree(runs[0], tmp_path / "copy")))
+    first, second = (read_run(run) for run in runs[:2])
+    for together in ([first, copied], [first, copied, second]):
+        assert not [row for row in table(together)["rows"] if row["kind"] == "seeds"]
+
+
+BASE = {
+    "model.path": "other", "model.revision": "main", "model.family": "other", "model.frames": 5, "model.height": 64, "model.width": 64,
+    "model.guidance_scale": 3.0, "model.guidance_scale_2": 2.0, "model.dtype": "bfloat16", "model.shift": 2.0, "model.negative_prompt": "bad",
+    "model.lora.path": "start", "evaluate.seed": 77, "evaluate.steps": 3, "evaluate.solver": "ab2", "evaluate.prompts": 2,
+    "evaluate.per_prompt": 2, "data.eval_prompts": "other.txt",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BASE)
+def test_runs_that_do_not_begin_alike_have_bases_of_their_own(runs: list[Path], key: str) -> None:
+    first, second = read_run(runs[0]), read_run(runs[2])
+    other = replace(second, settings={**second.settings, key: BASE[key]})
+    assert [row["label"] for row in table([first, other])["rows"]] == ["base of a", "base of c", "a", "c"]
+    shown, files = gallery([first, other])
+    assert shown["bases"] == [[0], [1]]
+    pictures = [files[cell[1]][1].parent.parent.name for cell in shown["entries"][0]["base"]]
+    assert pictures == ["a", "c"]
+
+
+def test_runs_that_begin_alike_share_a_base_however_they_go_on(runs: list[Path]) -> None:
+    first, second = read_run(runs[0]), read_run(runs[2])
+    same = {"evaluate.every": 7, "model.device": "cpu", "model.lora.rank": 2, "rewards[0].batch_size": 1, "seed": 9}
+    other = replace(second, settings={**second.settings, **same})
+    assert [row["kind"] for row in table([first, other])["rows"]] == ["base", "run", "run"]
+    assert gallery([first, other])[0]["bases"] == [[0, 1]]
+
+
+def test_other_rewards_score_the_same_base_otherwise(runs: list[Path]) -> None:
+    first, second = read_run(runs[0]), read_run(runs[2])
+    other = replace(second, settings={**second.settings, "rewards[0].weights.TA": 9.0})
+    assert [row["kind"] for row in table([first, other])["rows"]] == ["base", "base", "run", "run"]
+    assert gallery([first, other])[0]["bases"] == [[0, 1]]  # its clips are the same
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 31), 31, 40, 99, 999])
+def test_intervals_of_the_page_are_students_95_of_100(freedom: int) -> None:
+    found = interval([0.0, 2.0] * ((freedom + 1) // 2) + [1.0] * ((freedom + 1) % 2), "seeds")
+    assert found is not None
+    count = freedom + 1
+    spread = math.sqrt((count - count % 2) / freedom / count)
+    assert found.half == pytest.approx(t_quantile(0.975, freedom) * spread, rel=2e-3)
 
 
 def test_an_interval_needs_two_values() -> None:

@@ -12,11 +12,12 @@ import torch
 
 from sage_grpo.cli import main
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.inside import LeadsOut
 from sage_grpo.report.study.making import Plan, make, open_study
-from sage_grpo.report.study.material import copy_clip, find_clips
+from sage_grpo.report.study.material import clip_file, copy_clip, find_clips
 from sage_grpo.report.study.store import StudyError
 from sage_grpo.video import read_video, write_mp4
-from studies import folders, small_study
+from studies import created, folders, small_study, study
 
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
 
@@ -193,6 +194,39 @@ def test_the_commands_make_invite_count_and_export(
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 64 * 3
     for renew, answer in (("admin", 0), ("2", 0), ("9", 2), ("x", 2)):
         assert main(["study", "links", "--renew", renew]) == answer
+
+
+@pytest.mark.parametrize("name", ["study.sqlite", "study.sqlite-wal", "study.sqlite-journal", "clips"])
+def test_a_study_that_was_given_to_us_opens_nothing_elsewhere(tmp_path: Path, name: str) -> None:
+    given, private = tmp_path / "given", tmp_path / "private"
+    (given / "clips").mkdir(parents=True)
+    private.mkdir()
+    with contextlib.closing(created(given / "study.sqlite", study(prompts=1, methods=2))) as store:
+        files = store.files()
+    for file in files:
+        (given / "clips" / file).write_bytes(b"video")
+    open_study(given).close()
+    if (given / name).exists():
+        (given / name).rename(private / name)
+    (given / name).symlink_to(private / name)
+    before = sorted(file.name for file in private.iterdir())
+    with pytest.raises(LeadsOut, match=name):
+        open_study(given)
+    assert sorted(file.name for file in private.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.mp4", "sub/0.mp4", "/secret.mp4", "link.mp4", "study.sqlite", "..", "", "gone.mp4"]
+)
+def test_a_name_in_the_database_is_one_of_a_copy(tmp_path: Path, name: str) -> None:
+    """The database may be somebody else's: whatever it names, only copies in the study's own folder are served."""
+    clips = tmp_path / "clips"
+    (clips / "sub").mkdir(parents=True)
+    for place in (clips / "0.mp4", clips / "sub" / "0.mp4", tmp_path / "secret.mp4", clips / "study.sqlite"):
+        place.write_bytes(b"secret")
+    (clips / "link.mp4").symlink_to("0.mp4")
+    assert clip_file(clips, "0.mp4") == clips / "0.mp4"
+    assert clip_file(clips, name) is None
 
 
 def test_html_in_a_study_stays_text(tmp_path: Path) -> None:

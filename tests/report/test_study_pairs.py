@@ -40,6 +40,19 @@ def test_sides_and_order_are_random_and_balanced() -> None:
     assert dealt(1) == other
 
 
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_where_halves_do_not_come_out_even_either_side_is_as_likely(prompts: int) -> None:
+    """A rater with one comparison of two methods, or three: over raters, each method is left half of the time."""
+    firsts = Counter(
+        sum(task.left.method == 0 for task in deal(
+            comparisons(prompts, 2), seen={}, count=None, checks=0, methods=2, pool=[], rng=random.Random(seed)
+        ))
+        for seed in range(200)
+    )  # fmt: skip
+    assert firsts.keys() == {prompts // 2, prompts // 2 + 1}
+    assert min(firsts.values()) > 70
+
+
 def test_attention_checks_are_spread_and_of_both_kinds() -> None:
     for seed in range(5):
         tasks = dealt(seed)
@@ -49,6 +62,7 @@ def test_attention_checks_are_spread_and_of_both_kinds() -> None:
         places = [place for place, task in enumerate(tasks) if task.kind != "pair"]
         assert all(max(1, 10 * k) - 1 <= place <= 11 * (k + 1) for k, place in enumerate(places))
     sides = Counter(task.left.degraded for seed in range(40) for task in dealt(seed) if task.kind == "degraded")
+    assert sides.keys() == {False, True}
     assert min(sides.values()) > 60  # of 200
     assert check_count(0.1, 96) == 10
     assert check_count(0.001, 96) == 1

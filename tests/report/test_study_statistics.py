@@ -115,6 +115,17 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     assert 50 <= covered <= 60
 
 
+def test_the_interval_of_a_ranking_is_the_95_of_100_one() -> None:
+    """100 prompts won and 100 lost: by the delta method the log-odds have the deviation sqrt(1/4 / 200) / (1/4), a strength half of it."""
+    groups = np.zeros((200, 2, 2))
+    groups[:100, 0, 1], groups[100:, 1, 0] = 1, 1
+    (strength, low, high), _ = ranked(groups, draws=4000, seed=3)
+    assert strength == pytest.approx(0, abs=1e-9)
+    half = 1.96 * math.sqrt(0.25 / 200) / 0.25 / 2
+    assert (high - low) / 2 == pytest.approx(half, rel=0.06)  # 90 of 100 would be 16% less
+    assert abs(high + low) / 2 < 0.06 * half
+
+
 def marginal(mean: float) -> float:
     """The log-odds of the mean probability when the log-odds are normal around `mean` with spread 1."""
     points, weights = np.polynomial.hermite_e.hermegauss(40)

@@ -10,13 +10,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from sage_grpo.report.study.making import invite
-from sage_grpo.report.study.pairs import Shown
+from sage_grpo.report.study.pairs import Shown, Task
 from sage_grpo.report.study.results import raters, results, to_csv
-from sage_grpo.report.study.store import NoSuchTask, OtherVote, Store, Study, StudyError
+from sage_grpo.report.study.store import NoSuchTask, OtherVote, Store, StudyError, Vote
+from studies import created, study
 
 ANSWERS = {"quality": "left"}
 VOTER = """
@@ -29,26 +32,6 @@ while asked := store.ask(rater):
     store.vote(rater, asked[0].name, asked[0].name[:16].encode().hex(), {"quality": "left"})
     print(asked[0].name, flush=True)
 """
-
-
-def study(prompts: int = 3, methods: int = 3, **more: object) -> Study:
-    settings = {"against": None, "per_rater": None, "checks": 0, "max_failed": 0.25, "pool": [], "seed": 5, **more}
-    return Study(
-        title="t",
-        methods=[f"m{number}" for number in range(methods)],
-        prompts=[f"p{number}" for number in range(prompts)],
-        dimensions={"quality": "Which?"},
-        **settings,  # type: ignore[arg-type]
-    )
-
-
-def created(file: Path, made: Study) -> Store:
-    clips = {
-        (prompt, shown): f"{prompt}-{shown.method}-{shown.degraded}.mp4"
-        for prompt in range(len(made.prompts))
-        for shown in (Shown(method, spoilt) for method in range(len(made.methods)) for spoilt in (False, True))
-    }
-    return Store.create(file, made, clips)[0]
 
 
 @pytest.fixture
@@ -188,6 +171,52 @@ def test_who_fails_the_checks_is_flagged_and_can_be_left_out(tmp_path: Path) -> 
         rows = to_csv(store).splitlines()
         assert len(rows) == 1 + 2 * 13
         assert sum(",same," in row or ",degraded," in row for row in rows) == 8
+
+
+def test_answer_times_begin_when_a_task_is_first_shown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is loaded again asks again; what is prepared for later is not shown yet."""
+    rater, _ = invite(store)
+    now = [1000.0]
+    monkeypatch.setattr("sage_grpo.report.study.store.time.time", lambda: now[0])
+    first, second = store.ask(rater)
+    now[0] += 40
+    assert store.ask(rater)[0] == first
+    now[0] += 20
+    store.vote(rater, first.name, "n1", ANSWERS)
+    now[0] += 5
+    assert store.ask(rater)[0] == second
+    now[0] += 7
+    store.vote(rater, second.name, "n2", ANSWERS)
+    assert [(vote.shown, vote.voted - vote.shown) for vote in store.votes()] == [(1000.0, 60.0), (1065.0, 7.0)]
+    assert raters(store, store.votes())[0]["seconds"] == 33.5
+    assert [line.split(",")[-1] for line in to_csv(store).splitlines()[1:]] == ["60.000", "7.000"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "limit", "flagged"),
+    [
+        (1, 0.25, False),
+        (2, 0.25, True),
+        (0, 0.0, False),
+        (1, 0.0, True),
+        (3, 0.75, False),
+        (4, 0.75, True),
+        (4, 1.0, False),
+    ],
+)
+def test_who_fails_more_than_the_limit_is_flagged_and_who_is_at_it_is_not(
+    failed: int, limit: float, flagged: bool
+) -> None:
+    """Four checks, each a clip with itself: a tie passes."""
+    task = Task(0, Shown(0), Shown(0))
+    votes = [
+        Vote(rater=1, place=n, task=task, answers={"quality": "left" if n < failed else "tie"}, shown=0.0, voted=1.0)
+        for n in range(4)
+    ]
+    book = SimpleNamespace(progress=lambda: {1: (4, 4), 2: (0, 4)}, study=study(max_failed=limit))
+    first, second = raters(cast(Store, book), votes)
+    assert (first["checks"], first["failed"], first["flagged"]) == (4, failed, flagged)
+    assert not second["flagged"]
 
 
 def test_what_is_no_study_is_refused_in_words(tmp_path: Path, store: Store) -> None:

@@ -251,9 +251,9 @@ def _grid(options: Options) -> Suite:
     names = [axis[0][0] if tails.count(tail) > 1 else tail for axis, tail in zip(axes, tails)]
     arms = []
     for start in options.recipes:
-        for values in itertools.product(*axes):
-            labels = [f"{name}={value}" for name, (_, value) in zip(names, values)]
-            arms.append(Arm(name=" ".join([start, *labels]), recipe=start, options=dict(values)))
+        for pairs in itertools.product(*axes):
+            labels = [f"{name}={value}" for name, (_, value) in zip(names, pairs)]
+            arms.append(Arm(name=" ".join([start, *labels]), recipe=start, options=dict(pairs)))
     return Suite(
         name=options.folder.name,
         title=f"{' and '.join(options.recipes)}" + (f" over {', '.join(axis[0][0] for axis in axes)}" if axes else ""),

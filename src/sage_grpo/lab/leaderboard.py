@@ -60,9 +60,10 @@ def broken_rule(suite: Suite, runs: Sequence[Row]) -> str:
     if suite.kind != "train":
         return "nothing was trained"
     ended = [row for row in runs if row["status"] in ("done", "diverged")]
-    if len(ended) < SEEDS:
-        return f"{len(ended)} seeds, {SEEDS} are needed"
-    settings = next((row["settings"] for row in runs if row["settings"]), {})
+    seeds = {row["seed"] for row in ended}  # a run that is there twice is one seed
+    if len(seeds) < SEEDS:
+        return f"{len(seeds)} seeds, {SEEDS} are needed"
+    settings: Mapping[str, Any] = next((row["settings"] for row in runs if row["settings"]), {})
     if not runs[0]["recipe"].startswith("shapes/"):
         return f"recipe {runs[0]['recipe']} is not of the shapes world"
     for name, wanted in EVALUATION.items():
@@ -86,7 +87,7 @@ def _entry(suite: Suite, runs: Sequence[Row]) -> dict[str, Any]:
     # A run that ended before the budget, or diverged, has no score there; one of them and the entry has none.
     budgeted = [at_passes(row, "Overall", BUDGET) for row in runs]
     known = [value for value in budgeted if value is not None]
-    settings = next((row["settings"] for row in runs if row["settings"]), {})
+    settings: Mapping[str, Any] = next((row["settings"] for row in runs if row["settings"]), {})
     rewards = settings.get("rewards", [{"name": "shapes"}])
     return {
         "name": f"{suite.name}: {runs[0]['arm']}",

@@ -211,10 +211,7 @@ def _step(run: Running) -> None:
 
 def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, list[dict[str, Any]]]:
     config = trainer.config
-    # The base is the same for all runs of the same model on the same prompts, whatever they learn with.
-    parts = [config.model, *config.rewards, config.evaluate, config.data]
-    text = json.dumps([config.batch.micro_batch, *(plain(asdict(part)) for part in parts)], sort_keys=True)
-    base = hashlib.sha256(text.encode()).hexdigest() if trainer.state.iteration == 0 else ""
+    base = base_key(config) if trainer.state.iteration == 0 else ""
     if base not in bases or not base:
         start = time.perf_counter()
         found = trainer.evaluate()
@@ -226,6 +223,13 @@ def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, l
             return scores, found.rows
         bases[base] = scores, found.rows
     return bases[base]
+
+
+def base_key(config: TrainConfig) -> str:
+    """Runs with equal keys have the same scores before training: those of the same model on the same prompts, whatever they learn with."""
+    parts: list[Any] = [config.model, *config.rewards, config.evaluate, config.data]
+    text = json.dumps([config.batch.micro_batch, *(plain(asdict(part)) for part in parts)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def with_plain_names(scores: Scores, config: TrainConfig) -> Scores:

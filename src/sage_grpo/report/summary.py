@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_grpo.report.run_data import Clip, RunData
+from sage_grpo.train.folder.identity import FREE_OF_REWARDS
 
 T975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
@@ -17,6 +18,20 @@ T975 = (
 NOT_SCORES = ("total_stderr", "failed")
 SAME = ("seed", "out", "resume", "allow_changes", "log.", "keep.", "parallel.", "model.device", "model.cache")
 """Settings (or their beginnings) in which runs of one experiment may differ."""
+NOT_BASE = (
+    *(
+        "model.device",
+        "model.cache",
+        "model.compile",
+        "model.attention",
+        "model.deterministic",
+        "model.packed",
+        "model.vae_slicing",
+    ),
+    *("model.train", "model.expert", "model.guidance_in_training", "evaluate.every", "evaluate.early", "evaluate.show"),
+    *("model.lora", "model.lora.rank", "model.lora.alpha", "model.lora.targets", "model.lora.seed"),
+)
+"""Settings of model and evaluation that do not change what the untrained model makes: a new adapter adds nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ def table(runs: Sequence[RunData]) -> dict[str, Any]:
     bases: dict[str, tuple[int, RunData]] = {}
     for place, run in evaluated:
         if run.evaluations[0]["iteration"] == 0:
-            bases.setdefault(base_key(run), (place, run))
+            bases.setdefault(scored_key(run), (place, run))
     rows = []
     for place, run in bases.values():
         label = "base" if len(bases) == 1 else f"base of {run.name}"
@@ -82,10 +97,18 @@ def table(runs: Sequence[RunData]) -> dict[str, Any]:
 
 
 def base_key(run: RunData) -> str:
-    """Runs with equal keys start from the same model and evaluate it alike."""
-    keys = ("model.path", "model.revision", "model.family", "model.frames", "model.height", "model.width")
-    keys += ("evaluate.steps", "evaluate.solver", "evaluate.seed", "model.guidance_scale")
-    return repr([run.settings.get(key) for key in keys])
+    """Runs with equal keys start from the same model and sample it alike: before training their clips are equal."""
+    settings = run.settings
+    counted = {
+        key: settings[key] for key in settings if key.startswith(("model.", "evaluate.")) and key not in NOT_BASE
+    }
+    return repr((sorted(counted.items()), settings.get("data.eval_prompts") or settings.get("data.prompts")))
+
+
+def scored_key(run: RunData) -> str:
+    """Runs with equal keys have equal scores before training too: they have the same rewards."""
+    rewards = [(key, value) for key, value in run.settings.items() if key.startswith("rewards")]
+    return repr((base_key(run), [one for one in rewards if one[0].rpartition(".")[2] not in FREE_OF_REWARDS]))
 
 
 def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:

@@ -177,8 +177,8 @@ def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
     for pair in pairs:
         interval = "-" if pair["rate"] is None else f"{pair['low']:.1%} to {pair['high']:.1%}"
         rate = "-" if pair["rate"] is None else f"{pair['rate']:.1%}"
-        counts = (str(pair[name]) for name in ("wins", "ties", "losses"))
-        rows.append((f"{pair['first']} vs {pair['second']}", rate, interval, *counts))
+        wins, ties, losses = (str(pair[name]) for name in ("wins", "ties", "losses"))
+        rows.append((f"{pair['first']} vs {pair['second']}", rate, interval, wins, ties, losses))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return [
         "  " + f"{row[0]:<{widths[0]}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:]))

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sage_grpo.documents import parse_json
 from sage_grpo.report.study.pairs import Comparison, Shown, Task
@@ -173,7 +174,7 @@ class Store:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
-    def _read(self, query: str, values: Sequence[object] = ()) -> list[tuple]:
+    def _read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._db.execute(query, values).fetchall()
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.documents import parse_json
+from sage_grpo.inside import NO_LINKS
 from sage_grpo.parallel.heartbeat import own_place
 
 try:
@@ -61,20 +63,39 @@ class FolderLock:
 
     def _open(self) -> IO[str]:
         while True:
-            stream = self.file.open("a+")
+            stream = self._file()
             sure = _flock(stream)
             if sure is False:
                 raise FolderLocked(self._refusal(_owner(stream)))
-            with suppress(FileNotFoundError):
-                if os.fstat(stream.fileno()).st_ino == self.file.stat().st_ino:
-                    break
-            stream.close()  # the owner removed the file while we opened it
-        owner = _owner(stream)
-        here = owner.get("place", "").rpartition(":")[0] == own_place().rpartition(":")[0] != ""
-        if owner and not (sure and here) and self._touched(stream):
-            stream.close()
-            raise FolderLocked(self._refusal(owner))
-        return stream
+            # Another name of somebody's file: to sign it would empty that.
+            if sure and os.fstat(stream.fileno()).st_nlink > 1:
+                self.file.unlink(missing_ok=True)
+            owner = _owner(stream) if self._is_in_place(stream) else {}
+            here = str(owner.get("place", "")).rpartition(":")[0] == own_place().rpartition(":")[0] != ""
+            if owner and not (sure and here) and self._touched(stream):
+                stream.close()
+                raise FolderLocked(self._refusal(owner))
+            if self._is_in_place(stream):
+                return stream
+            stream.close()  # the owner removed the file while we opened or watched it, or it was none of ours
+
+    def _is_in_place(self, stream: IO[str]) -> bool:
+        """Whether this is the file that others would find: a lock on one that was removed, or replaced, keeps nobody out."""
+        try:
+            return os.path.samestat(os.fstat(stream.fileno()), self.file.lstat())
+        except OSError:
+            return False
+
+    def _file(self) -> IO[str]:
+        """The lock file, which is signed by writing into it: one of our own, and no name that leads to somebody's file."""
+        try:
+            return os.fdopen(os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666), "a+")
+        except OSError as error:
+            if not self.file.is_symlink():
+                raise
+            raise ConfigError(
+                f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
+            ) from error
 
     def _sign(self, stream: IO[str]) -> None:
         stream.truncate(0)
@@ -99,8 +120,10 @@ class FolderLock:
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT):
+            stream = self._stream
             with suppress(OSError):  # a disk that hiccups; whoever waits for the folder waits for several beats
-                os.utime(self.file)
+                if stream is not None and self._is_in_place(stream):  # another run's beats are not ours to make
+                    os.utime(self.file)
 
     def release(self) -> None:
         """Let go, and leave no trace: an empty folder that was made for nothing goes too."""
@@ -108,7 +131,8 @@ class FolderLock:
         if self._stream is None:
             return
         with suppress(OSError):
-            self.file.unlink()
+            if self._is_in_place(self._stream):  # someone may have removed ours, and another run has made its own
+                self.file.unlink()
         self._stream.close()
         self._stream = None
         with suppress(OSError):
@@ -139,7 +163,7 @@ def _flock(stream: IO[str]) -> bool | None:
 def _owner(stream: IO[str]) -> dict[str, Any]:
     stream.seek(0)
     try:
-        owner = json.loads(stream.read() or "{}")
+        owner = parse_json(stream.read() or "{}")
     except ValueError:
         return {"place": "?"}  # half written: watch it
     return owner if isinstance(owner, dict) else {"place": "?"}

@@ -1,0 +1,303 @@
+"""Folders that somebody else made, with links and names that lead out of them: every command stays inside."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from report_zoo import fake_run
+from sage_grpo.cli import main
+from sage_grpo.commands.evaluate import Options as EvaluateOptions
+from sage_grpo.commands.evaluate import defaults
+from sage_grpo.commands.export import read_config
+from sage_grpo.commands.push import complete
+from sage_grpo.commands.run_folder import Choice, find_checkpoint
+from sage_grpo.configure import ConfigError, parse
+from sage_grpo.inside import CONTROL, LeadsOut
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.world import World
+from sage_grpo.report.build import leave_report, write_report
+from sage_grpo.report.run_data import read_run
+from sage_grpo.report.watch import Watcher
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.folder.lock import FolderLock
+from sage_grpo.train.folder.owned import KEPT, owned
+
+SECRET = b"what nobody was to see or to lose " * 3
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_run(tmp_path_factory.mktemp("template") / "run")
+
+
+@pytest.fixture
+def run(template: Path, tmp_path: Path) -> Path:
+    """The folder of a run that somebody gave us."""
+    return Path(shutil.copytree(template, tmp_path / "run"))
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A file of ours that the folder's maker knows the place of."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "secret").write_bytes(SECRET)
+    return tmp_path / "private" / "secret"
+
+
+def linked(run: Path, name: str, target: Path) -> None:
+    """Put a link in the place of a file or folder of the run; a folder's content moves to the link's end."""
+    place = run / name
+    if place.is_dir():
+        shutil.copytree(place, target, dirs_exist_ok=True)
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("name", [".report.html.tmp", "report.html"])
+def test_a_report_is_not_written_through_a_link(run: Path, private: Path, name: str) -> None:
+    (run / name).symlink_to(private)
+    assert main(["report", str(run)]) == 0
+    assert private.read_bytes() == SECRET
+    assert b"sage-grpo report" in (run / "report.html").read_bytes()
+    assert not (run / "report.html").is_symlink()
+
+
+def test_a_linked_folder_gets_and_loses_no_clips(run: Path, private: Path, capsys) -> None:
+    """Names that an earlier report would have written, and that one would tidy away."""
+    (private.parent / "00-heldout-000099-00.mp4").write_bytes(SECRET)
+    (private.parent / "07-other.mp4").write_bytes(SECRET)
+    before = content(private.parent)
+    for name in ("report_clips", "before_after"):
+        (run / name).symlink_to(private.parent)
+    assert main(["report", str(run), "--embed_megabytes", "0"]) == 2
+    assert "report_clips leads out" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="before_after leads out"):
+        assert leave_report(run) == ""
+    assert content(private.parent) == before
+
+
+def test_a_clip_that_is_a_link_is_neither_embedded_nor_put_beside_nor_served(run: Path, private: Path) -> None:
+    name = "heldout-000004-01.mp4"
+    linked(run / "videos", name, private)
+    with pytest.warns(UserWarning, match=f"1 link.*{name}"):
+        page = write_report([run], run / "report.html")
+    with pytest.warns(UserWarning, match="not followed"):
+        write_report([run], run / "beside.html", embed_megabytes=0)
+    watcher = Watcher([run], 0.0)
+    with pytest.warns(UserWarning, match="not followed"):
+        watcher.data()
+    assert base64.b64encode(SECRET)[:60] not in page.read_bytes()
+    assert not [file for file in (run / "beside_clips").iterdir() if file.read_bytes() == SECRET]
+    assert len(list((run / "beside_clips").iterdir())) == 17  # of 18
+    assert watcher.clip(f"00-{name}") is None
+    assert watcher.clip("00-heldout-000004-02.mp4") is not None
+
+
+def test_what_takes_a_clips_place_while_it_is_watched_is_not_served(run: Path, private: Path) -> None:
+    watcher = Watcher([run], 60.0)
+    watcher.data()
+    name = "heldout-000004-01.mp4"
+    assert watcher.clip(f"00-{name}") == run / "videos" / name
+    linked(run / "videos", name, private)
+    assert watcher.clip(f"00-{name}") is None
+    linked(run, "videos", private.parent)
+    assert watcher.clip("00-heldout-000004-02.mp4") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "events.jsonl", "schedule.json", "videos", "videos/heldout-000004.json"]
+)
+def test_a_report_reads_nothing_elsewhere(run: Path, private: Path, name: str) -> None:
+    target = private.parent / "moved"
+    if not (run / name).is_dir():
+        shutil.copy(run / name, target)
+    linked(run, name, target)
+    if name.startswith("videos/"):
+        with pytest.warns(UserWarning, match="not followed"):
+            assert read_run(run).clips[4][0].scores == {}  # by its list of prompts
+        return
+    with pytest.raises(LeadsOut, match=name):
+        read_run(run)
+
+
+def test_folders_that_the_user_names_may_be_links(run: Path, tmp_path: Path) -> None:
+    named, out = tmp_path / "named", tmp_path / "out"
+    named.symlink_to(run)
+    (tmp_path / "elsewhere").mkdir()
+    out.symlink_to(tmp_path / "elsewhere")
+    assert main(["report", str(named), "--embed_megabytes", "0"]) == 0
+    assert len(list((run / "report_clips").iterdir())) == 18
+    assert main(["report", str(named), "--out", str(out / "page.html"), "--embed_megabytes", "0"]) == 0
+    assert len(list((tmp_path / "elsewhere" / "page_clips").iterdir())) == 18
+    with owned(named, World()):
+        assert (run / ".lock").is_file()
+
+
+def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path, private: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".lock").symlink_to(private)
+    with pytest.raises(ConfigError, match=r"\.lock is a link"):
+        FolderLock(out).acquire()
+    assert private.read_bytes() == SECRET
+    (out / ".lock").unlink()
+    (out / ".lock").hardlink_to(private)
+    with FolderLock(out):
+        assert json.loads((out / ".lock").read_text())["pid"]
+    assert private.read_bytes() == SECRET
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_run_does_not_start_where_it_would_write_elsewhere(tmp_path: Path, private: Path, name: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).symlink_to(private if "." in name else private.parent)
+    with pytest.raises(LeadsOut, match=name), owned(out, World()):
+        pass
+    assert not (out / ".lock").exists()  # the folder is free again
+    (out / name).unlink()
+    with owned(out, World()):
+        assert (out / ".lock").exists()
+
+
+def test_a_link_deep_in_what_a_run_keeps_is_found(tmp_path: Path, private: Path) -> None:
+    (tmp_path / "out" / "final" / "vae").mkdir(parents=True)
+    (tmp_path / "out" / "wandb").mkdir()
+    (tmp_path / "out" / "wandb" / "debug.log").symlink_to(private)  # another program's, which we never open
+    with owned(tmp_path / "out", World()):
+        pass
+    (tmp_path / "out" / "final" / "vae" / "config.json").symlink_to(private)
+    with pytest.raises(LeadsOut, match=r"vae/config\.json"), owned(tmp_path / "out", World()):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "checkpoints", "checkpoints/000004", "checkpoints/000004/state.json", "final"]
+)
+def test_weights_and_settings_are_the_runs_own(run: Path, private: Path, name: str) -> None:
+    (run / "checkpoints" / "000004").mkdir(parents=True)
+    (run / "checkpoints" / "000004" / "state.json").write_text("{}")
+    (run / "final").mkdir()
+    if name == "final":
+        shutil.rmtree(run / "checkpoints")
+    linked(run, name, private if "." in name else private.parent)
+    read = {"config.yaml": read_config, "final": lambda folder: Choice(run=str(folder)).find(ModelSpec())}
+    with pytest.raises(LeadsOut, match="leads out"):
+        read.get(name, lambda folder: find_checkpoint(folder, 4))(run)
+
+
+def test_links_among_clips_are_not_sent_to_the_hub(run: Path, private: Path, tmp_path: Path) -> None:
+    linked(run / "videos", "heldout-000004-01.mp4", private)
+    config, out = read_config(run), tmp_path / "export"
+    out.mkdir()
+    complete(out, run, config, 4)
+    assert sorted(file.name for file in (out / "clips").iterdir()) == [
+        f"heldout-00000{iteration}-0{place}.mp4"
+        for iteration in (0, 4)
+        for place in range(4)
+        if (iteration, place) != (4, 1)
+    ]
+    linked(run, "metrics.jsonl", private)
+    with pytest.raises(LeadsOut):
+        complete(out, run, config, 4)
+
+
+def with_settings(run: Path, **settings: Any) -> Path:
+    file = run / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for key, value in settings.items():
+        place = config
+        *groups, last = key.split("__")
+        for group in groups:
+            place = place[group]
+        place[last] = value
+    file.write_text(yaml.safe_dump(config))
+    return run
+
+
+def test_a_given_run_does_not_decide_where_encoded_prompts_are_written(
+    run: Path, private: Path, tmp_path: Path
+) -> None:
+    with_settings(run, model__cache=str(private.parent))
+    words = ["--run", str(run)]
+    with pytest.warns(UserWarning, match=r"model\.cache .* is not used.*--model\.cache"):
+        options, _ = defaults(words)
+    with pytest.warns(UserWarning, match="is not used"):
+        trusted = read_config(run, trust=True)
+    assert trusted.model.cache == "auto"
+    assert options is not None
+    assert options.model.cache == "auto"
+    named = parse(EvaluateOptions, [*words, "--model.cache", "mine"], prog="evaluate", defaults=options)
+    assert named.model.cache == "mine"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_config(with_settings(run, model__cache=None)).model.cache is None
+        assert read_config(with_settings(run, model__cache="auto")).model.cache == "auto"
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    "key", ["model__path", "data__prompts", "optimizer__kind", f"optimizer__{ESCAPE}", "model__family", "out"]
+)
+def test_a_config_does_not_steer_the_terminal(run: Path, key: str, capsys) -> None:
+    with_settings(run, **{key: f"x{ESCAPE}"})
+    for words in (["report"], ["generate", "--run"], ["evaluate", "--print_config", "--run"], ["train", "--config"]):
+        place = run / "config.yaml" if words[0] == "train" else run
+        assert main([*words, str(place)]) == 2
+        told = capsys.readouterr()
+        assert not CONTROL.search(told.out + told.err)
+        assert "\\x1b]0;owned" in told.err
+
+
+def test_names_in_a_run_do_not_steer_the_terminal(run: Path, capsys) -> None:
+    """A checkpoint's manifest names what it likes; and a folder is called what its maker likes."""
+    folder = run / "checkpoints" / "000004"
+    folder.mkdir(parents=True)
+    manifest = {"state.json": {}, "a.safetensors": {}, f"b{ESCAPE}": {}}
+    for name in manifest:
+        (folder / name).write_text("{}")
+    (folder / "manifest.json").write_text(json.dumps(dict(reversed(manifest.items()))))
+    odd = run.rename(run.with_name(f"run{ESCAPE}"))
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert main(["export", "--run", str(odd)]) == 2
+    assert main(["export", "--run", str(odd), "--checkpoint", "4"]) == 2
+    told = capsys.readouterr()
+    assert "\\x1b" in told.err
+    assert not CONTROL.search(told.out + told.err)
+
+
+def test_warnings_of_a_command_are_shown_as_text(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    formatted = []
+
+    def warn(options: Any) -> int:
+        formatted.append(warnings.formatwarning(UserWarning(f"odd {ESCAPE}"), UserWarning, "file", 1, None))
+        return 0
+
+    monkeypatch.setattr("sage_grpo.commands.report.run", warn)
+    before = warnings.formatwarning
+    assert main(["report", str(run)]) == 0
+    assert "odd \\x1b]0;owned\\x07" in formatted[0]
+    assert warnings.formatwarning is before
+
+
+def test_a_train_config_that_is_the_users_own_is_as_it_was(run: Path) -> None:
+    """The user names that file: what it says about places holds."""
+    with_settings(run, model__cache="mine", out="there")
+    config = parse(TrainConfig, ["--config", str(run / "config.yaml")], prog="train")
+    assert (config.model.cache, config.out) == ("mine", "there")
