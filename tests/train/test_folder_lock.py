@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -85,6 +86,58 @@ def test_a_dead_run_on_another_machine_is_replaced(tmp_path: Path) -> None:
     file = foreign(tmp_path / "run")
     with FolderLock(tmp_path / "run"):
         assert json.loads(file.read_text())["pid"] == os.getpid()
+
+
+def test_the_lock_of_a_file_that_was_removed_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner ends, and another run takes the folder, between our opening of its file and our lock on it: that file has no name
+    any more, and to be alone with it is not to be alone in the folder."""
+    first, other, flock = FolderLock(tmp_path / "run"), FolderLock(tmp_path / "run"), lock_module._flock
+    first.acquire()
+
+    def late(stream: IO[str]) -> bool | None:
+        monkeypatch.setattr(lock_module, "_flock", flock)
+        first.release()
+        other.acquire()
+        return flock(stream)
+
+    monkeypatch.setattr(lock_module, "_flock", late)
+    with pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
+        FolderLock(tmp_path / "run").acquire()
+    other.release()
+
+
+def test_a_file_that_its_owner_removes_while_we_watch_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run on another machine ends while we look for its beats: what we locked is gone, and the name is free for all."""
+    file = foreign(tmp_path / "run")
+
+    def ends(self: FolderLock, stream: IO[str]) -> bool:
+        file.unlink()
+        return False
+
+    monkeypatch.setattr(FolderLock, "_touched", ends)
+    mine = FolderLock(tmp_path / "run")
+    mine.acquire()
+    assert json.loads(file.read_text())["pid"] == os.getpid()
+    with pytest.raises(FolderLocked):
+        FolderLock(tmp_path / "run").acquire()
+
+
+def test_another_runs_lock_is_neither_removed_nor_kept_alive(tmp_path: Path) -> None:
+    """Somebody removes our file by hand, and another run makes its own."""
+    mine = FolderLock(tmp_path / "run")
+    mine.acquire()
+    mine.file.unlink()
+    theirs = FolderLock(tmp_path / "run")
+    theirs.acquire()
+    theirs._stop.set()  # no more beats of its own
+    os.utime(theirs.file, (1.0, 1.0))
+    time.sleep(4 * lock_module.BEAT)
+    assert theirs.file.stat().st_mtime == 1.0
+    mine.release()
+    with pytest.raises(FolderLocked):
+        FolderLock(tmp_path / "run").acquire()
 
 
 def test_without_the_systems_locks_beats_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

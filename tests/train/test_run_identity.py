@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -17,12 +19,13 @@ from safetensors.torch import load_file, save_file
 
 import sage_grpo
 from sage_grpo.configure import ConfigError
-from sage_grpo.data.prompts import load_prompts
+from sage_grpo.data.prompts import Prompt, load_prompts
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.train.config import DataConfig, KeepConfig, LogConfig, TrainConfig
 from sage_grpo.train.folder import identity
+from sage_grpo.train.own import Own
 from sage_grpo.train.runner import train
 
 
@@ -79,6 +82,115 @@ def test_a_changed_picture_changes_its_prompt(tmp_path: Path) -> None:
     assert identity._of_prompts(load_prompts(tmp_path / "p.jsonl")) != before
 
 
+PROMPT = Prompt("a cat", seed=3, metadata={"count": 2, "tags": ["red", "small"]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"text": "a dog"}, {"seed": 4}, {"seed": None}, {"metadata": {"count": 3}}, {"metadata": {}}],
+    ids=lambda change: str(next(iter(change.items()))),
+)
+def test_everything_of_a_prompt_is_its_content(change: dict[str, Any]) -> None:
+    """Its own seed fixes its noise, and its metadata is read by rewards."""
+    assert identity._of_prompts([PROMPT]) == identity._of_prompts([replace(PROMPT)])
+    assert identity._of_prompts([replace(PROMPT, **change)]) != identity._of_prompts([PROMPT])
+    assert identity._of_prompts([PROMPT, replace(PROMPT, **change)]) != identity._of_prompts([PROMPT])
+
+
+def test_prompts_are_a_row(tmp_path: Path) -> None:
+    """Which prompts a rank draws goes by their places."""
+    one, two = Prompt("a cat"), Prompt("a dog")
+    assert identity._of_prompts([one, two]) != identity._of_prompts([two, one])
+    assert identity._of_prompts([]) != identity._of_prompts([one])
+
+
+def test_the_file_of_a_model_of_ones_own_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_config) -> None:
+    """As the file of a reward does: both are code that the run computes with."""
+    for name in ("own_family_of_mine", "own_rewards_of_mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+        (tmp_path / name / "code.py").write_text("one = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = make_config()
+    model = replace(config.model, family="own_family_of_mine.code")
+    config = replace(config, model=model, rewards=[RewardSpec(name="own_rewards_of_mine.code:score")])
+    prints = [identity._of_plugins(config, Own())]
+    for name in ("own_family_of_mine", "own_rewards_of_mine"):
+        (tmp_path / name / "code.py").write_text("one = 2\n")
+        prints.append(identity._of_plugins(config, Own()))
+    prints.append(identity._of_plugins(replace(config, model=replace(model, family=None)), Own()))
+    prints.append(identity._of_plugins(replace(config, rewards=make_config().rewards), Own()))
+    assert len(set(prints)) == 5
+
+
+def test_where_the_files_of_ones_own_family_lie_counts(make_config) -> None:
+    """They are its own affair, so that what names them stands for them."""
+    spec = make_config().model
+    prints = {identity.of_base(spec)}
+    for change in ({"path": "here"}, {"path": "there"}, {"revision": "v2"}, {"family": "other.family"}):
+        prints.add(identity.of_base(replace(spec, **change)))
+    assert len(prints) == 5
+
+
+FREE_TO_CHANGE = {
+    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
+    "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
+    "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
+    "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts", "data.encode_ahead",
+}  # fmt: skip
+"""Where, how long, how fast, what is logged, and paths whose content has a fingerprint; said once more, because a field that slips into
+the product's list would be changed in the middle of a run without a word."""
+OTHER_THAN = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value + 0.5}
+
+
+def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [leaf for name, inner in value.items() for leaf in _leaves(inner, f"{prefix}{name}.")]
+    return [(prefix.rstrip("."), value)]
+
+
+def test_every_other_field_is_part_of_what_a_run_is(make_config, tmp_path: Path) -> None:
+    """Each leaf of the configuration in turn, as a checkpoint holds it: refused, unless it is one of those that are free."""
+    config = make_config(model={"lora": LoraSpec(rank=2)})
+    known = identity.plain(dataclasses.asdict(config))
+    prints = dict.fromkeys(identity.CONTENT, "same")
+    accepted = set()
+    for name, value in _leaves(known):
+        meta = {"config": json.loads(json.dumps(known)), "identity": prints}
+        *path, last = name.split(".")
+        inner = meta["config"]
+        for part in path:
+            inner = inner[part]
+        inner[last] = OTHER_THAN.get(type(value), lambda value: "something else")(value)
+        with suppress(ConfigError):
+            identity.check(config, prints, meta, tmp_path)
+            accepted.add(name)
+    free = {
+        name for name, _ in _leaves(known) if any(name == one or name.startswith(f"{one}.") for one in FREE_TO_CHANGE)
+    }
+    assert accepted == free
+    for name in ("model.shift", "rollout.shift", "seed", "kernel.eta", "data.held_out"):
+        assert name not in accepted
+
+
+@pytest.mark.parametrize("name", identity.CONTENT)
+def test_every_fingerprint_is_compared(name: str, make_config, tmp_path: Path) -> None:
+    config = make_config()
+    prints = dict.fromkeys(identity.CONTENT, "same")
+    meta = {"config": identity.plain(dataclasses.asdict(config)), "identity": {**prints, name: "other"}}
+    with pytest.raises(ConfigError, match=rf"\n  {name}: "):
+        identity.check(config, prints, meta, tmp_path)
+    assert identity.check(replace(config, allow_changes=[name]), prints, meta, tmp_path) == [name]
+
+
+@pytest.mark.parametrize("field", [one.name for one in dataclasses.fields(RewardSpec)])
+def test_of_a_reward_only_where_and_how_fast_is_free(field: str) -> None:
+    free = ("batch_size", "device", "overlap", "isolate_failures", "try_out")
+    old = identity.plain(dataclasses.asdict(RewardSpec(name="trainer_toys:bright")))
+    found = identity.differences({"rewards": [old]}, {"rewards": [{**old, field: "something else"}]})
+    assert bool(found) == (field not in free)
+
+
 def test_changed_base_weights_under_a_lora_are_refused(make_config, checkpoint, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(checkpoint("wan_t2v"), base)
@@ -102,6 +214,24 @@ def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPat
         (package / name).write_text("")
     monkeypatch.setattr(sage_grpo, "__file__", str(package / "__init__.py"))
     first = identity.of_code()
+    for part in (
+        "flow",
+        "rl",
+        "gaussian.py",
+        "models",
+        "data",
+        "rewards",
+        "parallel",
+        "shapes",
+        "train",
+        "types.py",
+        "video.py",
+    ):
+        file = package / (part if part.endswith(".py") else f"{part}/some.py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("# what a run computes\n")
+        assert identity.of_code() != first, part
+        file.unlink()
     (package / "commands" / "train.py").write_text("# what people see\n")
     assert identity.of_code() == first
     (package / "rl" / "advantage.py").write_text("# what a run computes\n")

@@ -7,10 +7,12 @@ import functools
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +116,34 @@ def read(root: Path) -> float | None:
     checkpoint.load(folder, tensors, World())
     assert checkpoint.read_meta(folder)["value"] == tensors["w"][0]
     return float(tensors["w"][0])
+
+
+def test_what_is_written_in_the_background_is_the_moment_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on meanwhile: weights, what is not a tensor, and the rows change under the writer's hands."""
+    go, now = threading.Event(), checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *job: go.wait(10) and now(*job))
+    weights, larger = torch.zeros(3), torch.zeros(4, 4)
+    tensors = {"w": weights, "part": larger[1:]}
+    meta: dict[str, Any] = {"value": 0.0, "state": {"best": [1]}}
+    files, rows = {}, bytearray(b"one row\n")
+    files["metrics.jsonl"] = bytes(rows)
+    writer = checkpoint.Writer(World(), background=True)
+    folder = writer.save(tmp_path, 1, tensors, meta, files)
+    assert not folder.exists()
+    weights += 1
+    larger += 1
+    meta["value"], meta["state"]["best"][0] = 1.0, 2
+    files["metrics.jsonl"] = b"two rows\n"
+    go.set()
+    writer.finish()
+    found = {"w": torch.full((3,), 7.0), "part": torch.full((3, 4), 7.0)}
+    checkpoint.load(folder, found, World())
+    assert {name: float(tensor.abs().max()) for name, tensor in found.items()} == {"w": 0.0, "part": 0.0}
+    assert checkpoint.read_meta(folder)["value"] == 0.0
+    assert checkpoint.read_meta(folder)["state"] == {"best": [1]}
+    assert (folder / "metrics.jsonl").read_bytes() == b"one row\n"
 
 
 @pytest.mark.parametrize("moment", range(5))
