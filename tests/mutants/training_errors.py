@@ -643,8 +643,8 @@ OPTIMIZER = (
     Mutant(
         "steps are gauged by their sensitivity instead of its square",
         "train/planner.py",
-        "sensitivity) ** 2 for step in steps]\n        edges",
-        "sensitivity) for step in steps]\n        edges",
+        "sensitivity) ** 2 for step in key]",
+        "sensitivity) for step in key]",
         (f"{STRIDE}test_steps_are_gauged_without_bias",),
     ),
     Mutant(

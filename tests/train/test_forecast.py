@@ -6,25 +6,29 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
 
 from sage_grpo.cli import main
+from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import GIB, HUNYUAN15, LEVELS, Job, decoding_memory, memory, sampling_memory, trainable
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
+from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.config import BatchConfig
+from sage_grpo.train.config import BatchConfig, TrainConfig
 from sage_grpo.train.forecast import fitting, hardware, show
 from sage_grpo.train.forecast.architecture import PUBLISHED, find_architecture
 from sage_grpo.train.forecast.changes import changes, way_to_fit
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.measure import fitted, measured
+from sage_grpo.train.plan import Plan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200 = hardware.find("h200")
@@ -184,6 +188,86 @@ def test_every_target_has_a_forecast(target, gpus) -> None:
     document = json.loads(json.dumps(show.document(said, [], []), allow_nan=False))
     assert len(document["passes"]) == gpus
     assert set(document["phases"]) == {"rollout", "decode", "reward", "update"}
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does(gpus: int) -> None:
+    """Iterations and evaluations, on every GPU: an evaluation more costs what one evaluation takes, a GPU more its own hours."""
+    config = recipe("wan/branch")
+    config = replace(config, iterations=40, evaluate=replace(config.evaluate, every=10, early=[]))
+    said = forecast(config, hardware.find("h200", gpus), gpus=gpus, held_out=6)
+    assert said.evaluation_seconds > 0
+    seconds = 40 * said.iteration_seconds + 5 * said.evaluation_seconds  # before, after, and every ten
+    assert said.gpu_hours == pytest.approx(gpus * seconds / 3600, rel=1e-12)
+    assert show.costs(said)["gpu_hours"] == said.gpu_hours
+    (line, *_) = show.verdict(said)
+    assert f"on {gpus} GPU(s) = {said.gpu_hours:,.1f} GPU-hours" in line
+    without = forecast(
+        replace(config, data=replace(config.data, prompts="p.txt", eval_prompts=None)), said.hardware, gpus=gpus
+    )
+    assert without.evaluation_seconds == 0
+    assert without.gpu_hours == pytest.approx(gpus * 40 * said.iteration_seconds / 3600, rel=1e-12)
+
+
+@pytest.mark.parametrize(("device", "counts"), [("", True), ("cuda", True), ("cuda:1", False), ("cpu", False)])
+def test_a_reward_on_a_device_of_its_own_takes_no_memory_here(device: str, counts: bool) -> None:
+    config = recipe("hunyuan15_lora")
+    config = replace(config, rewards=[RewardSpec(name="videoalign", device=device)])
+    without = replace(config, rewards=[RewardSpec(name="video_stats", weights={"sharpness": 1.0})])
+    phases = [{one.name: one for one in forecast(each, H200).phases} for each in (config, without)]
+    more = phases[0]["reward"].memory.total - phases[1]["reward"].memory.total
+    assert more == pytest.approx(1.15 * 2 * 2.2e9 if counts else 0.0, rel=1e-6)
+    assert phases[0]["reward"].seconds > phases[1]["reward"].seconds == 0.0
+
+
+def _edited(config: TrainConfig, name: str, value: Any) -> TrainConfig:
+    first, _, rest = name.partition(".")
+    return replace(config, **{first: value if not rest else _edited(getattr(config, first), rest, value)})
+
+
+CHANGES: dict[str, Any] = {
+    "batch.prompts": 3, "batch.group_size": 3, "batch.micro_batch": 1, "rollout.steps": 5, "rollout.same_noise": True, "rollout.shift": 7.0,
+    "rollout.window": Window(kind="drawn", length=2), "kernel.eta": 0.9, "surrogate.equalize": False, "update.updates_per_rollout": 2,
+    "update.step_fraction": 0.5, "update.permute_steps": False, "seed": 5, "iterations": 3, "model.shift": 9.0, "optimizer.target_kl": 0.1,
+    "parallel.sp": 2, "model.guidance_scale": 1.0, "model.guidance_in_training": False, "trust_region.mode": "none", "anchor.every": 3,
+    "model.frames": 9, "objective.levels": 3, "objective.old_decay": 0.5,
+}  # fmt: skip
+"""Everything that plans or counts depend on."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_one_forecast_takes_from_another_is_what_it_would_find_itself(name: str, checkpoint) -> None:
+    """Changes are forecast with plans and counts of the run as it is, where they are the same: never where they are not."""
+    base = recipe("shapes/sage")
+    base = replace(
+        base,
+        model=ModelSpec(path=str(checkpoint("hunyuan15_t2v")), guidance_scale=4.0, frames=5, height=32, width=32),
+        batch=BatchConfig(prompts=2, group_size=4, micro_batch=2),
+        trust_region=replace(base.trust_region, mode="moving"),
+        update=replace(base.update, step_fraction=1.0, permute_steps=True, updates_per_rollout=1),
+        surrogate=replace(base.surrogate, equalize=True),
+        rollout=replace(base.rollout, steps=4, window=Window(kind="random", length=2)),
+        iterations=6,
+    )
+    if name.startswith("objective"):
+        base = METHODS["nft"](replace(base, rollout=replace(base.rollout, window=Window())))
+    gpus, cpu = 2 if name == "parallel.sp" else 1, hardware.find("cpu")
+    before = forecast(base, cpu, gpus=gpus)
+    assert before.passes
+    changed = _edited(base, name, CHANGES[name])
+    found, wanted = (forecast(changed, cpu, gpus=gpus, like=like) for like in (before, None))
+    assert found._counts == wanted._counts
+    assert [_plan(plan) for plan in found.plans] == [_plan(plan) for plan in wanted.plans]
+    assert (found.peak, found.gpu_hours) == (wanted.peak, wanted.gpu_hours)
+    told = [(one._counts, [_plan(plan) for plan in one.plans], one.gpu_hours) for one in (before, wanted)]
+    assert told[0] != told[1], "or the change is none"
+    same = forecast(replace(base, out="elsewhere"), cpu, gpus=gpus, like=before)
+    assert same.plans is before.plans, "or nothing is shared at all"
+
+
+def _plan(plan: Plan) -> tuple[object, ...]:
+    groups = [(group.way, group.gauge, group.place, group.levels and group.levels.labels) for group in plan.groups]
+    return plan.iteration, groups, plan.shares, plan.equalizer, plan.abreast
 
 
 def test_more_ranks_share_the_work() -> None:

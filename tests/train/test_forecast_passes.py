@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from trainer_helpers import plan_of
 
+from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
+from sage_grpo.train.forecast.architecture import latent_elements
 from sage_grpo.train.forecast.costs import forecast
 from sage_grpo.train.forecast.hardware import find
-from sage_grpo.train.forecast.passes import PHASES, evaluations
+from sage_grpo.train.forecast.kinds import kinds
+from sage_grpo.train.forecast.passes import PHASES, Guiding, Passes, count, evaluations
+from sage_grpo.train.plan import Plan
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
 
@@ -128,6 +134,110 @@ def test_the_old_policys_passes(old_decay, make_config, make_trainer) -> None:
     old = said["replay"].clips // (1 if old_decay else 2)
     assert said["reference"].clips == old + said["replay"].clips // 2  # the fixed anchor is live in the first update
     check(config, make_trainer(config))
+
+
+def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -> dict[str, Passes]:
+    """A rank's passes one by one, as the plan lists them."""
+    result = dict.fromkeys(PHASES, Passes())
+    for one in plan.sampled(rank):
+        result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma)
+    first = plan.group_of(plan.batches(rank)[0])
+    for trained, number in plan.idle_passes(rank).items():
+        sigma = next((s for s in first.schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)
+        result["idle"] += sum([guiding.one(1, sigma)] * number, Passes())
+    for update, referenced in enumerate(reference):
+        own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.replays(rank, update)]
+        own += [own[0]] * (plan.rounds[update] - len(own))
+        passes = sum((guiding.one(*one) for one in own), Passes())
+        result["replay"] += passes
+        result["reference"] += sum([passes] * referenced, Passes())
+    gauged = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.gauged(rank)]
+    rows = 1 if first.shared else len(plan.batches(rank)[0].members)
+    gauged += [(rows, first.sigma(first.trained[0][0]))] * (plan.gauge_rounds - len(gauged))
+    result["gauge"] = sum((guiding.one(*one) for one in gauged), Passes())
+    return result
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "every clip for itself": {},
+    "groups share their beginning": {"rollout": {"same_noise": True}},
+    "side by side": {"rollout": {"same_noise": True}, "window": Window(kind="drawn", length=2), "micro_batch": 3},
+    "branches of one walk": {"rollout": {"same_noise": True}, "window": Window(kind="drawn", branches=2)},
+    "drawn, all for themselves": {"window": Window(kind="drawn", length=2), "micro_batch": 2},
+    "a window that moves": {"window": Window(kind="sliding", length=2, every=1), "micro_batch": 3},
+    "the step is measured": {"optimizer": {"target_kl": 0.1}, "micro_batch": 2},
+    "the step of groups is measured": {
+        "optimizer": {"target_kl": 0.1},
+        "rollout": {"same_noise": True},
+        "micro_batch": 2,
+    },
+    "fresh noise levels": {"method": "nft"},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config) -> None:
+    """Parts are counted once a kind: the same passes, the same states, whatever they share and wherever shares end."""
+    case = KINDS[name]
+    window = case.get("window", Window())
+    config = make_config(rollout={"steps": 6, "window": window, **case.get("rollout", {})}, iterations=2)
+    config = METHODS[case["method"]](config) if "method" in case else config
+    config = replace(
+        config,
+        model=GUIDED,
+        batch=BatchConfig(prompts=7, group_size=4, micro_batch=case.get("micro_batch", 1)),
+        optimizer=replace(config.optimizer, **case.get("optimizer", {})),
+        update=replace(config.update, step_fraction=1.0, updates_per_rollout=1 if window.kind == "drawn" else 2),
+    )
+    said = forecast(config, find("cpu"), gpus=ranks)
+    # An expert takes over, and guidance ends, on the way: noise levels are not all alike.
+    guiding = Guiding(lambda sigma: 2 if sigma > 0.6 else 1, together=1)
+    for whole in said.plans:
+        plan = replace(whole, trains=lambda sigma: sigma > 0.3)
+        reference = [1, 2, 0][: plan.updates]
+        found = count(plan, guiding, reference=reference)
+        assert found.phases == [plainly(plan, rank, guiding, reference) for rank in range(ranks)]
+        replays = [[len(plan.replays(rank, update)) for update in range(plan.updates)] for rank in range(ranks)]
+        assert found.padding == ranks * sum(plan.rounds) - sum(map(sum, replays))
+
+
+@pytest.mark.parametrize(
+    "name", ["every clip for itself", "side by side", "branches of one walk", "the step is measured"]
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_states_that_are_kept_are_those_of_all_parts(name: str, ranks: int, checkpoint) -> None:
+    """Bytes, part by part and at once; where a group is one micro-batch, one step's end is the next one's start."""
+    case = KINDS[name]
+    base = recipe("shapes/sage")
+    rollout = replace(base.rollout, steps=6, window=case.get("window", Window()), **case.get("rollout", {}))
+    for micro in (case.get("micro_batch", 1), 4):
+        config = replace(
+            base,
+            model=ModelSpec(path=str(checkpoint("hunyuan15_t2v"))),
+            rollout=rollout,
+            batch=BatchConfig(prompts=7, group_size=4, micro_batch=micro),
+            optimizer=replace(base.optimizer, **case.get("optimizer", {})),
+            update=replace(base.update, step_fraction=1.0, updates_per_rollout=1),
+        )
+        said = forecast(config, find("cpu"), gpus=ranks)
+        for rank in range(ranks):
+            states, rows = said._stored(said.plan, rank)
+            clips = sum(len(batch.members) for batch in said.plan.batches(rank))
+            anchors = 4 * max(rows) * config.trust_region.uses_anchor
+            assert said._kept(rank) == latent_elements(said.architecture) * (states + anchors + 4 * clips)
+
+
+def test_a_plan_of_many_clips_is_as_few_kinds_as_one_of_few() -> None:
+    """What is counted clip by clip takes minutes for thousands of them."""
+    base = recipe("wan/sage")
+
+    def number(prompts: int) -> int:
+        config = replace(base, batch=BatchConfig(prompts=prompts, group_size=4, micro_batch=3))
+        plan = forecast(config, find("h200")).plan
+        return len(kinds(plan, 0, lambda sigma: 1))
+
+    assert number(1024) <= number(16) <= 6
 
 
 def test_small_clips_are_guided_in_one_batch(checkpoint) -> None:

@@ -49,7 +49,7 @@ class Group:
     levels: Levels | None = None
     """Fresh noise levels at which its clips are learned, to which `trained` then refers; None where steps of `schedule` are."""
 
-    @property
+    @cached_property
     def branch(self) -> int:
         """The first step at which members are apart; 0 where they never were together."""
         return self.schedule.exploring_range()[0] + 1 if self.shared else 0
@@ -62,7 +62,7 @@ class Group:
         """Where a trained step is replayed."""
         return float((self.schedule if self.levels is None else self.levels.schedule).sigmas[step])
 
-    @property
+    @cached_property
     def way(self) -> Hashable:
         """What groups have in common that can go through the network together, from noise to their replays."""
         schedule = self.schedule

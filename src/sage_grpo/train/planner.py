@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -50,8 +50,12 @@ class Planner:
             weighted = self.trainable(same)
         groups = tuple(
             self._group(index, place, prompts[place], flags[index], iteration)
-            for index, (place, _) in enumerate(firsts)
+            for index, (place, _) in enumerate(firsts[: None if window.kind == "drawn" else 1])
         )
+        if window.kind != "drawn":  # all prompts go one way
+            groups += tuple(
+                self._another(groups[0], place, prompts[place], iteration) for place in range(1, len(prompts))
+            )
         return Plan(
             iteration=iteration,
             groups=groups,
@@ -121,12 +125,32 @@ class Planner:
 
     def trainable(self, flags: Sequence[bool]) -> list[int]:
         """The steps with noise whose velocity depends on the trainable parameters, in the run's own grid."""
-        schedule = self._exploring(flags)
-        return [
-            step
-            for step, flag in enumerate(schedule.stochastic)
-            if flag and float(self.kernel(*schedule.pair(step)).std) > 0 and self.trains(float(schedule.sigmas[step]))
-        ]
+        key = tuple(flags)
+        if key not in self._trainable:
+            schedule = self._exploring(flags)
+            self._trainable[key] = [
+                step
+                for step, flag in enumerate(schedule.stochastic)
+                if flag
+                and float(self.kernel(*schedule.pair(step)).std) > 0
+                and self.trains(float(schedule.sigmas[step]))
+            ]
+        return list(self._trainable[key])
+
+    @cached_property
+    def _trainable(self) -> dict[tuple[bool, ...], list[int]]:
+        """Trainable steps of the windows asked for so far: every group of every iteration asks for one of a few."""
+        return {}
+
+    @cached_property
+    def _schedules(self) -> dict[tuple[bool, ...], tuple[Schedule, int]]:
+        """Their schedules and offsets."""
+        return {}
+
+    @cached_property
+    def _squares(self) -> dict[tuple[int, ...], list[float]]:
+        """Squared sensitivities of steps of the run's own grid."""
+        return {}
 
     def candidates(self) -> list[int]:
         """Where a drawn window may start."""
@@ -172,22 +196,39 @@ class Planner:
                 "No step of the rollout can be trained: kernel.eta is 0, or the window only covers deterministic steps. "
                 f"Set kernel.eta > 0 (0.3 to 0.7). {_look()}"
             )
-        schedule = self._exploring(flags)
-        first = schedule.exploring_range()[0]
-        schedule = schedule.around(rollout.before_steps, rollout.after_steps)
-        offset = first - schedule.exploring_range()[0]
+        schedule, offset = self._placed(flags)
         own = f"/{index}" if rollout.window.kind == "drawn" else ""
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
         gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
         return Group(index, place, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
 
+    def _another(self, group: Group, place: int, prompt: Prompt, iteration: int) -> Group:
+        """A group that goes the way of one that is there."""
+        measures = self.config.optimizer.measures_kl
+        gauge = self._gauge(place, group.offset, group.trained, iteration) if measures else None
+        return replace(group, index=place, place=place, prompt=prompt, gauge=gauge)
+
+    def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
+        """The schedule of a group, and what its steps' indices differ by from the run's own."""
+        rollout, key = self.config.rollout, tuple(flags)
+        if key not in self._schedules:
+            schedule = self._exploring(flags)
+            first = schedule.exploring_range()[0]
+            schedule = schedule.around(rollout.before_steps, rollout.after_steps)
+            offset = first - schedule.exploring_range()[0]
+            self._schedules[key] = schedule, offset
+        return self._schedules[key]
+
     def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> Gauge:
         """One of the trained steps, drawn in proportion to its sensitivity squared, which is most of how the KLs of steps differ:
         what is left is the change of the velocity. The groups' draws are evenly spaced, so that together they cover the steps."""
         groups = self.config.batch.prompts * self.config.rollout.window.branches
         steps = sorted({step for part in trained for step in part})
-        squares = [float(self.kernel(*self.grid.pair(step + offset)).sensitivity) ** 2 for step in steps]
+        key = tuple(step + offset for step in steps)
+        if key not in self._squares:
+            self._squares[key] = [float(self.kernel(*self.grid.pair(step)).sensitivity) ** 2 for step in key]
+        squares = self._squares[key]
         edges = list(accumulate(squares))
         draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
         place = bisect(edges, (draw + index) % groups / groups * edges[-1])

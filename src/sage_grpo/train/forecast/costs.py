@@ -34,7 +34,8 @@ from sage_grpo.train.build import compiles
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.architecture import Architecture, find_architecture, latent_elements, sigmas
 from sage_grpo.train.forecast.hardware import Hardware
-from sage_grpo.train.forecast.passes import Guiding, Passes, count, evaluation, evaluations, references
+from sage_grpo.train.forecast.kinds import kinds
+from sage_grpo.train.forecast.passes import Counts, Guiding, Passes, count, evaluation, evaluations, references
 from sage_grpo.train.keeping import levels
 from sage_grpo.train.plan import Plan
 from sage_grpo.train.planner import Planner
@@ -52,6 +53,8 @@ SPARE = 0.93
 """Share of a GPU's memory that a run may fill by the formula: the rest is the CUDA context's, and lost between allocations."""
 LOOKED_AT = 16
 """Iterations whose plans are counted for the mean of a run: windows move, and with them what groups share."""
+DRAWS = 256
+"""Windows that are enough for a mean where every group draws its own: iterations with many groups need not be many."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,22 @@ class Forecast:
     @property
     def passes(self) -> list[dict[str, Passes]]:
         """Of the first iteration, by rank and phase."""
-        return self._counts[0]
+        return self._counts[0].phases
+
+    @property
+    def padding(self) -> int:
+        """Replays of the first iteration that only keep other ranks in step."""
+        return self._counts[0].padding
 
     @cached_property
-    def _counts(self) -> list[list[dict[str, Passes]]]:
-        """Of every plan, by rank and phase."""
+    def _counts(self) -> list[Counts]:
+        """Of every plan."""
         like = self.like
         if like is not None and like._counted_by() == self._counted_by():
             return like._counts
-        guiding, ranks = self._guiding(self.config.model.training_guidance), range(self.layout.data)
+        guiding = self._guiding(self.config.model.training_guidance)
         needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
-        return [
-            [count(plan, rank, guiding, reference=need) for rank in ranks] for plan, need in zip(self.plans, needed)
-        ]
+        return [count(plan, guiding, reference=need) for plan, need in zip(self.plans, needed)]
 
     @cached_property
     def _referenced(self) -> float:
@@ -194,6 +200,17 @@ class Forecast:
         clips = sum(len(batch.members) for batch in plan.batches(rank))
         if config.rollout.offload:
             return float(MASTER * element * clips)
+        # Of a fresh noise level nothing counts but that it is one.
+        parts = [(kind.times, *self._stored(kind.plan)) for kind in kinds(plan, rank, lambda sigma: None)]
+        states = sum(times * size for times, size, _ in parts)
+        rows = [sum(times * rows[update] for times, _, rows in parts) for update in range(plan.updates)]
+        references = config.trust_region.uses_anchor + any(config.objective.old_passes(plan.updates))
+        anchors = MASTER * max(rows) * references
+        return float(element * (states + anchors + MASTER * clips))
+
+    def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
+        """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
+        config, element = self.config, latent_elements(self.architecture)
         size = _bytes(config.rollout.storage)
         needs_v_old = Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
         old = 0 if config.objective.fresh else MASTER * needs_v_old
@@ -206,10 +223,7 @@ class Forecast:
             + (MASTER if one in gauged else old) * one.rows
             for one in stored
         )
-        rows = [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
-        references = config.trust_region.uses_anchor + any(config.objective.old_passes(plan.updates))
-        anchors = MASTER * max(rows) * references
-        return float(element * (states + anchors + MASTER * clips))
+        return states, [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
 
     @cached_property
     def phases(self) -> list[Phase]:
@@ -218,7 +232,7 @@ class Forecast:
         if network is None:
             return []
         job = self.job
-        seconds = [self._seconds(counts) for counts in self._counts]
+        seconds = [self._seconds(counts.phases) for counts in self._counts]
         sampling, update = sampling_memory(network, job), memory(network, job)
         reward = dataclasses.replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
         decoding, decoded = decoding_memory(network, job), self._decoded()
@@ -274,7 +288,9 @@ class Forecast:
 
     @property
     def _reward_bytes(self) -> float:
-        own = [spec for spec in self.config.rewards if not spec.device and spec.name in REWARDS]
+        """Of rewards that lie on the run's own device: one with another device of its own takes nothing here."""
+        here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
+        own = [spec for spec in self.config.rewards if spec.device in here and spec.name in REWARDS]
         return 1.15 * COMPUTE * sum(REWARDS[spec.name] for spec in own)
 
     @property
@@ -360,14 +376,17 @@ def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Pl
     prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
     window = config.rollout.window
     moves = window.kind in ("random", "sliding") or (window.kind == "drawn" and len(planner.candidates()) > 1)
-    looked = range(0, config.iterations, max(1, config.iterations // LOOKED_AT)) if moves else [0]
+    most = LOOKED_AT
+    if window.kind == "drawn":
+        most = max(1, min(LOOKED_AT, DRAWS // (config.batch.prompts * window.branches)))
+    looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
     return tuple(planner.plan(iteration, prompts) for iteration in looked)
 
 
 def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
     """What plans depend on."""
     model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
-    grid = (model.path, model.family, model.shift, model.expert)
+    grid = (model.path, model.revision, model.family, model.shift, model.expert)
     numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl)
     return config.batch, config.rollout, config.kernel, config.surrogate, config.objective, update, grid, numbers
 

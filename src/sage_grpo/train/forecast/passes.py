@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sage_grpo.data.groups import share_out
 from sage_grpo.train.anchor import Anchor
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.evaluate import members_of
-from sage_grpo.train.plan import Plan
+from sage_grpo.train.forecast.kinds import kinds
+from sage_grpo.train.plan import Plan, Replay
 from sage_grpo.train.reference import Reference
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
@@ -31,6 +33,9 @@ class Passes:
     def __add__(self, other: Passes) -> Passes:
         return Passes(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
 
+    def __mul__(self, times: int) -> Passes:
+        return Passes(times * self.velocities, times * self.forwards, times * self.clips)
+
 
 @dataclass(frozen=True)
 class Guiding:
@@ -47,24 +52,120 @@ class Guiding:
         return Passes(1, 1 if rows <= self.together else branches, rows * branches)
 
 
-def count(plan: Plan, rank: int, guiding: Guiding, *, reference: Sequence[int]) -> dict[str, Passes]:
-    """A rank's passes of one iteration, by phase; `reference` says how many reference passes each update runs."""
+@dataclass(frozen=True)
+class Own:
+    """What a rank does for itself: nothing that only keeps others in step."""
+
+    passes: dict[str, Passes]
+    rollout: Counter[bool]
+    """Passes of its rollout, by whether the trained network runs."""
+    replays: tuple[int, ...]
+    """How many of every update."""
+    references: tuple[Passes, ...]
+    """The passes of every update's replays, which a reference pass repeats."""
+    gauges: int
+
+    def __add__(self, other: Own) -> Own:
+        return Own(
+            {phase: self.passes[phase] + other.passes[phase] for phase in PHASES},
+            self.rollout + other.rollout,
+            tuple(a + b for a, b in zip(self.replays, other.replays, strict=True)),
+            tuple(a + b for a, b in zip(self.references, other.references, strict=True)),
+            self.gauges + other.gauges,
+        )
+
+    def __mul__(self, times: int) -> Own:
+        return Own(
+            {phase: passes * times for phase, passes in self.passes.items()},
+            Counter({kind: times * number for kind, number in self.rollout.items()}),
+            tuple(times * number for number in self.replays),
+            tuple(passes * times for passes in self.references),
+            times * self.gauges,
+        )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Passes of an iteration."""
+
+    phases: list[dict[str, Passes]]
+    """Of every rank, by phase."""
+    padding: int
+    """Replays of all ranks together that only keep others in step."""
+
+
+def count(plan: Plan, guiding: Guiding, *, reference: Sequence[int]) -> Counts:
+    """Every rank's passes of one iteration, by phase; `reference` says how many reference passes each update runs."""
+    ranks = range(len(plan.shares))
+    own = [
+        sum(
+            (count_own(kind.plan, guiding) * kind.times for kind in kinds(plan, rank, guiding.branches)), _nothing(plan)
+        )
+        for rank in ranks
+    ]
+    rollout = Counter({kind: max(one.rollout[kind] for one in own) for kind in (True, False)})
+    rounds = [max(numbers) for numbers in zip(*(one.replays for one in own), strict=True)]
+    gauges = max(one.gauges for one in own)
+    phases, padding = [], 0
+    for rank, one in zip(ranks, own):
+        row = dict(one.passes)
+        for trained, number in (rollout - one.rollout).items():
+            schedule = plan.group_of(plan.batches(rank)[0]).schedule
+            sigma = next((s for s in schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)
+            row["idle"] += guiding.one(1, sigma) * number
+        for update, referenced in enumerate(reference):
+            missing = rounds[update] - one.replays[update]
+            fill = guiding.one(*_first_replay(plan, rank, update)) * missing if missing else Passes()
+            row["replay"] += one.references[update] + fill
+            row["reference"] += (one.references[update] + fill) * referenced
+            padding += missing
+        if one.gauges < gauges:
+            row["gauge"] += guiding.one(*_first_record(plan, rank)) * (gauges - one.gauges)
+        phases.append(row)
+    return Counts(phases, padding)
+
+
+def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Own:
+    """What a rank runs for itself, pass by pass."""
     result = dict.fromkeys(PHASES, Passes())
     for one in plan.sampled(rank):
-        phase = "shared" if one.shared else "sampling"
-        result[phase] += guiding.one(one.rows, one.sigma)
-    for trained, number in plan.idle_passes(rank).items():
-        schedule = plan.group_of(plan.batches(rank)[0]).schedule
-        sigma = next((s for s in schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)
-        for _ in range(number):
-            result["idle"] += guiding.one(1, sigma)
-    for update, referenced in enumerate(reference):
-        own = sum((guiding.one(rows, sigma) for rows, sigma in _replayed(plan, rank, update)), Passes())
-        result["replay"] += own
-        result["reference"] += sum([own] * referenced, Passes())
-    for rows, sigma in _gauged(plan, rank):
-        result["gauge"] += guiding.one(rows, sigma)
-    return result
+        result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma)
+    for replay in plan.gauged(rank):
+        result["gauge"] += guiding.one(replay.rows, _sigma(plan, replay))
+    replays = [plan.replays(rank, update) for update in range(plan.updates)]
+    passes = [sum((guiding.one(one.rows, _sigma(plan, one)) for one in row), Passes()) for row in replays]
+    gauges = len(plan.gauged(rank))
+    return Own(result, plan.rollout_passes(rank), tuple(map(len, replays)), tuple(passes), gauges)
+
+
+def _nothing(plan: Plan) -> Own:
+    none = Passes()
+    return Own(dict.fromkeys(PHASES, none), Counter(), (0,) * plan.updates, (none,) * plan.updates, 0)
+
+
+def _sigma(plan: Plan, replay: Replay) -> float:
+    return plan.groups[replay.members[0].group].sigma(replay.step)
+
+
+def _first_replay(plan: Plan, rank: int, update: int) -> tuple[int, float]:
+    """Rows and sigma of a rank's first replay, which it repeats where it has fewer than another."""
+    first = plan.groups[next(iter(plan.members(rank)))]
+    step = first.trained[update][0]
+    for together in plan.trunks(rank):
+        if step in together[0].trained[update] and step < together[0].branch:
+            return len(together), together[0].sigma(step)
+    for batch in plan.batches(rank):
+        group = plan.group_of(batch)
+        if step in group.trained[update] and step >= group.branch:
+            return len(batch.members), group.sigma(step)
+    raise AssertionError(f"step {step} is trained, but nobody replays it")
+
+
+def _first_record(plan: Plan, rank: int) -> tuple[int, float]:
+    """Rows and sigma of the record that a rank repeats where it measures less often than another."""
+    batch = plan.batches(rank)[0]
+    group = plan.group_of(batch)
+    return 1 if group.shared else len(batch.members), group.sigma(group.trained[0][0])
 
 
 def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
@@ -83,23 +184,6 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
     return [(need == "pass") + first for need, first in zip(needs, old)]
 
 
-def _replayed(plan: Plan, rank: int, update: int) -> Iterator[tuple[int, float]]:
-    """Rows and sigma of every replay; a rank that has fewer than another repeats its first."""
-    own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.replays(rank, update)]
-    yield from own
-    yield from [own[0]] * (plan.rounds[update] - len(own))
-
-
-def _gauged(plan: Plan, rank: int) -> Iterator[tuple[int, float]]:
-    """Rows and sigma of the passes that measure the step; a rank that has fewer than another repeats its first record."""
-    own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.gauged(rank)]
-    yield from own
-    if len(own) < plan.gauge_rounds:
-        group = plan.group_of(plan.batches(rank)[0])
-        rows = 1 if group.shared else len(plan.batches(rank)[0].members)
-        yield from [(rows, group.sigma(group.trained[0][0]))] * (plan.gauge_rounds - len(own))
-
-
 def evaluation(
     config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
 ) -> list[Passes]:
@@ -108,7 +192,8 @@ def evaluation(
     members = members_of(min(prompts, spec.prompts), spec.per_prompt)
     result = []
     for share in share_out(members, config.batch.micro_batch, world_size=ranks):
-        passes = (guiding.one(len(batch.members), sigma) for batch in share for sigma in sigmas)
+        sizes = Counter(len(batch.members) for batch in share)
+        passes = (guiding.one(size, sigma) * number for size, number in sizes.items() for sigma in sigmas)
         result.append(sum(passes, Passes()))
     return result
 

@@ -73,10 +73,7 @@ def _left_idle(forecast: Forecast) -> str:
     """What ranks do for nothing, and the nearest numbers with which they would not."""
     plan, layout = forecast.plan, forecast.layout
     wasted = sum((row["idle"] for row in forecast.passes), Passes()).clips
-    wasted += sum(
-        sum(plan.rounds) - sum(len(plan.replays(rank, update)) for update in range(plan.updates))
-        for rank in range(layout.data)
-    )
+    wasted += forecast.padding
     if not wasted:
         return ""
     size = plan.group_size * forecast.config.rollout.window.branches
