@@ -1,0 +1,77 @@
+"""The parts of a plan that have nothing to do with one another, each kind once, with how many of it there are.
+
+A plan of thousands of clips is a few kinds of micro-batches and groups, many times over. What a kind takes is found by the plan's own
+rules, on a plan of that part alone, so that a forecast takes as long for 4,096 clips as for 64, and counts the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sage_grpo.data.groups import Member, MicroBatch
+from sage_grpo.train.plan import Group, Plan
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One part, as the plan of a run that consists of it, and how often it is there."""
+
+    plan: Plan
+    times: int
+
+
+def kinds(plan: Plan, rank: int, alike: Callable[[float], Hashable]) -> list[Kind]:
+    """A rank's parts by kind. `alike` says what of a fresh noise level matters: groups whose levels are alike in it are of one kind."""
+    found: dict[Hashable, tuple[list[Group], list[MicroBatch], int]] = {}
+    for groups, batches in _parts(plan, rank):
+        sign = _sign(groups, batches, alike)
+        first, own, times = found.get(sign, (groups, batches, 0))
+        found[sign] = first, own, times + 1
+    return [Kind(_alone(plan, groups, batches), times) for groups, batches, times in found.values()]
+
+
+def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:
+    """Groups and micro-batches whose passes depend on nobody else's: a micro-batch, or, where members of a group share their beginning,
+    what walks it side by side or branches off one walk."""
+    own = plan.batches(rank)
+    if not plan.groups[0].shared:
+        for batch in own:
+            yield [plan.groups[index] for index in dict.fromkeys(member.group for member in batch.members)], [batch]
+        return
+    together: dict[int, list[Group]] = {}
+    if plan.abreast > 1:
+        together = dict(enumerate(map(list, plan.trunks(rank))))
+    else:
+        for index in plan.members(rank):
+            together.setdefault(plan.groups[index].place, []).append(plan.groups[index])
+    part = {group.index: number for number, groups in together.items() for group in groups}
+    batches: dict[int, list[MicroBatch]] = {number: [] for number in together}
+    for batch in own:
+        batches[part[batch.members[0].group]].append(batch)
+    yield from ((groups, batches[number]) for number, groups in together.items())
+
+
+def _sign(groups: Sequence[Group], batches: Sequence[MicroBatch], alike: Callable[[float], Hashable]) -> Hashable:
+    """The same for parts that take the same passes and keep the same states."""
+    place = {group.index: number for number, group in enumerate(groups)}
+    ways = tuple(
+        (
+            id(group.schedule),
+            None if group.levels is None else tuple(map(alike, group.levels.schedule.sigmas.tolist())),
+            group.trained,
+            None if group.gauge is None else group.gauge.step,
+        )
+        for group in groups
+    )
+    # Of a clip only whether it is its group's first matters, by which the step is measured.
+    return ways, tuple(tuple((place[one.group], one.index == 0) for one in batch.members) for batch in batches)
+
+
+def _alone(plan: Plan, groups: Sequence[Group], batches: Sequence[MicroBatch]) -> Plan:
+    place = {group.index: number for number, group in enumerate(groups)}
+    moved = tuple(
+        replace(batch, members=tuple(Member(place[one.group], one.index) for one in batch.members)) for batch in batches
+    )
+    own = tuple(replace(group, index=number) for number, group in enumerate(groups))
+    return replace(plan, groups=own, shares=(moved,))
