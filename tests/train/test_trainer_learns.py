@@ -22,7 +22,13 @@ def gain(trainer, iterations: int) -> tuple[float, float]:
     return after["eval/total"] - before["eval/total"], before["eval/total_stderr"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICK = ("sage", "branch", "nft")
+"""A method of each way to learn: all steps, one shared step, none."""
+
+
+@pytest.mark.parametrize(
+    "method", [method if method in QUICK else pytest.param(method, marks=pytest.mark.slow) for method in METHODS]
+)
 def test_every_method_learns(method: str, make_config, make_trainer) -> None:
     config = make_config(
         evaluate=EVAL,

@@ -9,6 +9,7 @@ from trainer_helpers import plan_of
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
 from sage_grpo.train.build import build
+from sage_grpo.train.config import BatchConfig
 from sage_grpo.train.trainer import Trainer
 
 
@@ -63,7 +64,8 @@ def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config, monkeypatc
 
 def test_a_long_run_encodes_as_it_goes_and_forgets_what_is_over(make_config, make_trainer, monkeypatch) -> None:
     """Six iterations of two prompts out of five, two prompts at a time: nothing else is encoded early or kept."""
-    config = make_config(kind="hunyuan15_t2v", iterations=6)
+    batch = BatchConfig(prompts=2, group_size=2, micro_batch=4)
+    config = make_config(kind="hunyuan15_t2v", iterations=6, batch=batch, rollout={"steps": 3})
     config = replace(config, data=replace(config.data, eval_prompts=None))
     whole = make_trainer(config)
     expected = [whole.step() for _ in range(6)]

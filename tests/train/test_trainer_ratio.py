@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from sage_grpo.flow.kernels import KernelSpec
@@ -14,7 +12,9 @@ KERNELS = ("flow", "dance", "sage", "cps", "sage_exact")
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_first_update_ratio_is_exactly_one(kernel: str, make_config, make_trainer) -> None:
-    for checkpointing, storage in itertools.product((False, True), ("float32", "bfloat16")):
+    """Every kernel with both storages and with and without checkpointing, which over the kernels meet in all pairs."""
+    turned = KERNELS.index(kernel) % 2 == 1
+    for checkpointing, storage in ((turned, "float32"), (not turned, "bfloat16")):
         config = make_config(
             kind="hunyuan15_t2v",
             kernel=KernelSpec(name=kernel, eta=0.5),
