@@ -139,7 +139,7 @@ LAYOUTS = (
         "train/planner.py",
         "weighted = [step for first in allowed for step in",
         "weighted = [step for _, first in firsts for step in",
-        RANKS,
+        (f"{PLAN}test_the_equaliser_is_of_all_steps_that_may_be_drawn",),
     ),
     Mutant(
         "all groups of an iteration are gauged at one step",
