@@ -1,11 +1,11 @@
-"""One planted error."""
+"""The old format of planted errors, read until the last table of it is gone: text that occurs once in a file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = "src/sage_grpo"
+from mutants.error import PACKAGE
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Mutant:
     """Node ids under tests/; the first that fails is enough."""
     hangs: bool = False
     """Whether running into the time limit counts as noticed."""
+    cpu_limit: int = 0
 
     def fault(self, root: Path) -> str | None:
         """Why it cannot be planted in the tree at `root`, or None."""
@@ -38,6 +39,15 @@ class Mutant:
     def source(self, root: Path) -> str:
         """The file with the error in it."""
         return self._place(root).read_text(encoding="utf-8").replace(self.old, self.new)
+
+    @property
+    def place(self) -> str:
+        """The file."""
+        return self.file
+
+    def planted(self, root: Path) -> tuple[Path, str]:
+        """The file under `root`, and its text with the error in it."""
+        return Path(PACKAGE, self.file), self.source(root)
 
     def _place(self, root: Path) -> Path:
         return root / PACKAGE / self.file

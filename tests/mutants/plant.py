@@ -1,11 +1,11 @@
-"""Plant every error of the tables, one at a time, and run the tests that should see it.
+"""Plant every error, those of the tables and those that are generated, one at a time, and run the tests that should see it.
 
     python tests/mutants/plant.py [--jobs 2] [--only WORDS] [--list]
 
 Errors are planted in temporary copies of the tree, never in the tree itself. Libraries are imported once, in this process, and every
 try is a fork of it that imports the package anew. First the same tests run on the tree as it is: where one of them fails, or the
-tables do not fit the source any more, nothing is planted. Exit status: 0 when every error was noticed, 1 when one survived, 2 when the
-tool could not do its work.
+tables do not fit the source any more, nothing is planted. That run also says which tests are quick: those of an error run quickest
+first, up to the first that fails. Exit status: 0 when every error was noticed, 1 when one survived, 2 when the tool could not do its work.
 """
 
 from __future__ import annotations
@@ -15,25 +15,35 @@ import ast
 import compileall
 import contextlib
 import importlib
+import json
 import os
 import py_compile
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from mutants.mutant import PACKAGE, Mutant  # noqa: E402
+from mutants.error import PACKAGE, PlantedError  # noqa: E402
+from mutants.generate import generated  # noqa: E402
 from mutants.tables import MUTANTS  # noqa: E402
+
+if TYPE_CHECKING:
+    import pytest
 
 LIMIT = 240.0
 """Seconds that the tests of one error may take."""
+PATIENCE = 4800.0
+"""Seconds that the tests may take on the tree as it is."""
 COPIED = (
     "src",
     "tests",
@@ -47,18 +57,22 @@ COPIED = (
 )
 WORDS = {0: "SURVIVED", 1: "noticed"}
 """Exit codes of pytest; all others mean that the tests did not run."""
+LATE = (-1, -signal.SIGXCPU)
+"""Exit codes of a try that ran into a limit."""
 
 
 @dataclass
 class Try:
     """Tests that run in a fork of this process, in a copy of the tree."""
 
-    folder: Path
     tests: Sequence[str]
-    mutant: Mutant | None = None
-    options: tuple[str, ...] = ("-x",)
+    error: PlantedError | None = None
+    folder: Path = Path()
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
+    cpu: float = 0.0
+    """Seconds that it took of a core, with the processes that its tests started."""
+    place: Path = Path()
     original: str = ""
 
     @property
@@ -68,30 +82,36 @@ class Try:
 
     def start(self) -> None:
         """Plant the error and fork."""
-        if self.mutant is not None:
-            place = self.folder / PACKAGE / self.mutant.file
-            self.original = place.read_text(encoding="utf-8")
-            place.write_text(self.mutant.source(self.folder), encoding="utf-8")
+        if self.error is not None:
+            place, changed = self.error.planted(self.folder)
+            self.place = self.folder / place
+            self.original = self.place.read_text(encoding="utf-8")
+            self.place.write_text(changed, encoding="utf-8")
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             code = 3
             try:
-                code = run_tests(self.folder, self.tests, self.options, self.output)
+                if self.error is not None and self.error.cpu_limit:
+                    resource.setrlimit(resource.RLIMIT_CPU, (self.error.cpu_limit, resource.RLIM_INFINITY))
+                code = run_tests(self.folder, self.tests, self.error is not None, self.output)
             finally:
+                if sys.exc_info()[0]:
+                    traceback.print_exc()
+                sys.stdout.flush()
                 os._exit(code)
 
     def poll(self) -> int | None:
         """The exit code of pytest, -1 at the time limit, None while it runs."""
-        done, status = os.waitpid(self.pid, os.WNOHANG)
-        late = time.monotonic() - self.started > LIMIT * (1 if self.mutant else 20)
+        done, status, used = os.wait4(self.pid, os.WNOHANG)
+        late = time.monotonic() - self.started > (LIMIT if self.error else PATIENCE)
         if not done and not late:
             return None
         self.kill()
         if not done:
-            os.waitpid(self.pid, 0)
-            return -1
-        return os.waitstatus_to_exitcode(status)
+            _, _, used = os.wait4(self.pid, 0)
+        self.cpu = used.ru_utime + used.ru_stime
+        return os.waitstatus_to_exitcode(status) if done else -1
 
     def kill(self) -> None:
         """End the fork and what its tests have started; they have a session of their own."""
@@ -100,8 +120,8 @@ class Try:
 
     def restore(self) -> None:
         """Take the error out again. The tree that was copied may have moved on since."""
-        if self.mutant is not None:
-            (self.folder / PACKAGE / self.mutant.file).write_text(self.original, encoding="utf-8")
+        if self.error is not None:
+            self.place.write_text(self.original, encoding="utf-8")
 
     def first_failure(self) -> str:
         """The test that failed, or the end of what pytest said."""
@@ -110,21 +130,51 @@ class Try:
         return failed[0].removeprefix("tests/") if failed else " | ".join(lines[-3:])
 
 
-def run_tests(folder: Path, tests: Sequence[str], options: Sequence[str], output: Path) -> int:
+class Order:
+    """A plugin for pytest: it measures tests on the tree as it is, and has the quickest run first afterwards."""
+
+    def __init__(self, folder: Path, planted: bool) -> None:
+        """Each copy of the tree has a file of its own; all are read."""
+        self.planted = planted
+        self.file = folder.with_suffix(".json")
+        self.seconds: dict[str, float] = {}
+        if planted:
+            for file in folder.parent.glob("*.json"):
+                self.seconds |= json.loads(file.read_text())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The setup of a test counts: what a session shares would be paid for by the first that needs it."""
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """After every other plugin has put the tests into an order."""
+        if self.planted:
+            session.items.sort(key=lambda item: self.seconds.get(item.nodeid, 0.0))
+
+    def pytest_sessionfinish(self) -> None:
+        """Leave the times for the tries that follow."""
+        if not self.planted:
+            self.file.write_text(json.dumps(self.seconds))
+
+
+def run_tests(folder: Path, tests: Sequence[str], planted: bool, output: Path) -> int:
     """In the fork: pytest on a copy of the tree; returns its exit code."""
     os.setsid()
     scratch = folder.with_suffix(".tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(stream, descriptor)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a test of this tool captures the others
     sys.path[:] = [str(folder / "src"), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "tests")]
-    for name in [name for name in sys.modules if name.split(".")[0] == "mutants"]:
-        del sys.modules[name]
+    for name in [name for name, module in sys.modules.items() if _of_the_tree(module)]:
+        del sys.modules[name]  # the copy has its own
     vars(sys.modules["__main__"]).pop("__file__", None)  # else processes that tests start would import this script
-    os.environ.update(PYTHONPATH=str(folder / "src"), PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(scratch))
-    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONPATH=str(folder / "src"), TMPDIR=str(scratch))
+    # Compiled files are checked against the source's text (copy_tree), and tests, which nobody changes here, are prepared by pytest once.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     tempfile.tempdir = None
     os.chdir(folder)
     package = importlib.import_module("sage_grpo")
@@ -132,9 +182,25 @@ def run_tests(folder: Path, tests: Sequence[str], options: Sequence[str], output
         print(f"The package came from {package.__file__}, not from the copy.")
         return 3
     import pytest
+    from hypothesis import Phase, settings
 
+    # The same examples every time, and none made smaller: that an error is noticed is enough.
+    settings.register_profile("planted", phases=(Phase.explicit, Phase.generate), derandomize=True, deadline=None)
+    settings.load_profile("planted")
     common = ["-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}"]
-    return int(pytest.main([*common, *options, *(f"tests/{test}" for test in tests)]))
+    paths = [f"tests/{test}" for test in tests]
+    if not planted:
+        return int(pytest.main([*common, *paths], plugins=[Order(folder, planted)]))
+    for path in paths:  # one after the other: what comes later is collected only where it is needed
+        code = int(pytest.main([*common, "-x", path], plugins=[Order(folder, planted)]))
+        if code:
+            return code
+    return 0
+
+
+def _of_the_tree(module: object) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return file.startswith((str(ROOT / "tests"), str(ROOT / "src"))) and module is not sys.modules["__main__"]
 
 
 def import_libraries(root: Path) -> None:
@@ -207,56 +273,57 @@ def finished(waiting: Iterator[Try], free: list[Path]) -> Iterator[tuple[Try, in
             one.kill()
 
 
-def check_baseline(mutants: Sequence[Mutant], folders: list[Path]) -> list[str]:
-    """Run all tests of the tables on the tree as it is; returns what is wrong."""
+def check_baseline(errors: Sequence[PlantedError], folders: list[Path]) -> list[str]:
+    """Run all tests of the errors on the tree as it is; returns what is wrong."""
     files: dict[str, list[str]] = {}
-    for test in dict.fromkeys(test for mutant in mutants for test in mutant.tests):
+    for test in dict.fromkeys(test for error in errors for test in error.tests):
         files.setdefault(test.split("::")[0], []).append(test)
     parts: list[list[str]] = [[] for _ in folders]
     for number, tests in enumerate(files.values()):
         parts[number % len(parts)] += tests
-    tries = iter([Try(Path(), part, options=()) for part in parts if part])
     wrong = []
-    for one, code in finished(tries, list(folders)):
+    for one, code in finished(iter([Try(part) for part in parts if part]), list(folders)):
         if code != 0:
             wrong.append(f"pytest ended with {code}: {one.first_failure()}\n{one.output.read_text()[-3000:]}")
     return wrong
 
 
-def plant(mutants: Sequence[Mutant], folders: list[Path]) -> list[str]:
+def plant(errors: Sequence[PlantedError], folders: list[Path]) -> list[str]:
     """Plant each error and print what became of it; returns the lines of those that were not noticed."""
     bad = []
-    waiting = iter([Try(Path(), mutant.tests, mutant) for mutant in mutants])
+    waiting = iter([Try(error.tests, error) for error in errors])
     for number, (one, code) in enumerate(finished(waiting, list(folders)), 1):
-        mutant = one.mutant
-        assert mutant is not None
+        error = one.error
+        assert error is not None
         one.restore()
-        noticed = code == 1 or (code == -1 and mutant.hangs)
-        word = "TIMED OUT" if code == -1 else WORDS.get(code, f"BROKEN (pytest {code})")
-        line = f"{word:9} {time.monotonic() - one.started:5.1f} s  {mutant.file}: {mutant.what}"
-        line += f"  [{one.first_failure()}]" if code else f"  [{', '.join(mutant.tests)}]"
-        print(f"{number:3}/{len(mutants)} {line}", flush=True)
-        if not noticed:
+        word = "TIMED OUT" if code in LATE else WORDS.get(code, f"BROKEN (pytest {code})")
+        line = f"{word:9} {one.cpu:5.1f} s  {error.place}: {error.what}"
+        line += f"  [{one.first_failure()}]" if code else f"  [{', '.join(error.tests)}]"
+        print(f"{number:3}/{len(errors)} {line}", flush=True)
+        if not (code == 1 or (code in LATE and error.hangs)):
             bad.append(line)
     return bad
 
 
-def main(arguments: Sequence[str] | None = None, mutants: Sequence[Mutant] = MUTANTS, root: Path = ROOT) -> int:
+def main(
+    arguments: Sequence[str] | None = None, errors: Sequence[PlantedError] | None = None, root: Path = ROOT
+) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="how many errors are tried at a time")
-    parser.add_argument("--only", default="", help="only errors whose file or description holds this text")
+    parser.add_argument("--only", default="", help="only errors whose place or description holds this text")
     parser.add_argument("--list", action="store_true", help="only list the errors")
     options = parser.parse_args(arguments)
-    chosen = [mutant for mutant in mutants if options.only.lower() in f"{mutant.file}: {mutant.what}".lower()]
-    stale = [fault for mutant in chosen if (fault := mutant.fault(root))]
+    known = [*MUTANTS, *generated(root)] if errors is None else errors
+    chosen = [error for error in known if options.only.lower() in f"{error.place}: {error.what}".lower()]
+    stale = [fault for error in chosen if (fault := error.fault(root))]
     if stale or not chosen:
         print("\n".join(["The tables do not fit the source any more:", *stale] if stale else ["No such error."]))
         return 2
     if options.list:
-        print("\n".join(f"{mutant.file}: {mutant.what}" for mutant in chosen))
+        print("\n".join(f"{error.place}: {error.what}" for error in chosen))
         return 0
-    start = time.monotonic()
+    start, before = time.monotonic(), _cpu()
     import_libraries(root)
     with copies(root, max(1, options.jobs)) as folders:
         wrong = check_baseline(chosen, folders)
@@ -265,11 +332,17 @@ def main(arguments: Sequence[str] | None = None, mutants: Sequence[Mutant] = MUT
                 "The tests do not pass on the tree as it is, so they would say nothing about errors:", *wrong, sep="\n"
             )
             return 2
-        print(f"The tree as it is passes ({time.monotonic() - start:.0f} s).", flush=True)
+        print(f"The tree as it is passes ({_cpu() - before:.0f} s of a core).", flush=True)
         bad = plant(chosen, folders)
-    print(f"{len(chosen)} errors planted, {len(bad)} not noticed, {time.monotonic() - start:.0f} s.")
+    took = f"{time.monotonic() - start:.0f} s, {_cpu() - before:.0f} s of a core"
+    print(f"{len(chosen)} errors planted, {len(bad)} not noticed, {took}.")
     print(*bad, sep="\n", end="\n" if bad else "")
     return 1 if bad else 0
+
+
+def _cpu() -> float:
+    """Seconds of a core, of this process and those that have ended."""
+    return sum(os.times()[:4])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,232 @@
+"""Errors that a rule can make: every comparison, operation, number, flag, function with a twin and pair of arguments of some modules, changed once.
+
+`generated.yaml` says which modules, which tests must notice, and which of the changed programs are no errors, each with its reason.
+Operators of our own: mutmut (3.8) and cosmic-ray (8.7) bring runners that start the tests anew for every error, and libcst and textual
+or sqlalchemy and aiohttp with them; of a library this needs the forty lines of rules only.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+from mutants import pattern
+from mutants.error import PACKAGE, DoesNotFit, PlantedError
+
+FILE = Path(__file__).with_name("generated.yaml")
+LIMIT = 60
+"""Seconds of a core for the tests of one error, which take ten without one: a loop that does not end is noticed by that."""
+COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+COUNTED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Div,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+PAIRS = "min max, minimum maximum, amin amax, any all, mean sum, zeros_like ones_like, sin cos, ceil floor, log1p log, expm1 exp, var std"
+TWINS = {name: twin for pair in PAIRS.split(", ") for name, twin in (pair.split(), reversed(pair.split()))}
+SYMMETRIC = ("isinstance", "getattr", "min", "max", "minimum", "maximum", "equal", "allclose")
+"""Calls whose arguments are not swapped: they may be, or the first is of another kind."""
+IDENTITIES = ("detach", "abs", "sqrt", "square", "exp", "sorted", "clamp", "cumsum", "round", "floor", "ceil")
+"""Functions and methods whose argument is of the same kind as their answer."""
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A generated program that is no error."""
+
+    file: str
+    symbol: str
+    old: str
+    new: str
+    why: str
+
+    def fits(self, error: PlantedError) -> bool:
+        """Whether it is that one; where the symbol stands does not matter, nor how the code is written."""
+        ours = (self.symbol, *map(_meaning, (self.old, self.new)))
+        return ours == (error.symbol, *map(_meaning, (error.old, error.new)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What generated.yaml says."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    equivalent: tuple[Equivalent, ...]
+
+
+@lru_cache(maxsize=4096)
+def _meaning(text: str) -> str:
+    found = pattern.code(text)
+    return "\n".join(map(ast.dump, found)) if isinstance(found, list) else ast.dump(found)
+
+
+def read(path: Path = FILE) -> Plan:
+    """The file's plan."""
+    said = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    equivalent = []
+    for entry in said["equivalent"]:
+        if set(entry) != {"in", "from", "to", "why"} or not entry["why"]:
+            raise ValueError(f"{path.name}: an equivalent needs in, from, to and why, not {entry}.")
+        file, _, symbol = entry["in"].partition("::")
+        equivalent.append(Equivalent(file, symbol, entry["from"], entry["to"], entry["why"]))
+    return Plan(tuple(said["modules"]), tuple(said["tests"]), tuple(equivalent))
+
+
+def generated(root: Path, plan: Plan | None = None) -> list[PlantedError]:
+    """All errors, without those that are none."""
+    plan = read() if plan is None else plan
+    return [error for error in everything(root, plan) if not any(one.fits(error) for one in plan.equivalent)]
+
+
+def everything(root: Path, plan: Plan) -> Iterator[PlantedError]:
+    """All errors, with those that are none."""
+    own = {path.relative_to(root / "tests").as_posix() for path in (root / "tests").rglob("test_*.py")}
+    for module in plan.modules:
+        files = sorted((root / PACKAGE).glob(module))
+        if not files:
+            raise DoesNotFit(f"{FILE.name}: there is no {module} under {PACKAGE}.")
+        for path in files:
+            file = path.relative_to(root / PACKAGE)
+            first = (file.parent / f"test_{file.name}").as_posix()
+            tests = [*([first] if first in own else []), *plan.tests]
+            yield from of_source(file.as_posix(), path.read_text(encoding="utf-8"), tests)
+
+
+def of_source(file: str, source: str, tests: Sequence[str]) -> Iterator[PlantedError]:
+    """The errors of one file."""
+    tree = pattern.parsed(source)
+    holders = pattern.symbols(source)
+    for way, node in _looked_at(tree, ()):
+        errors = [ast.unparse(ast.fix_missing_locations(new)) for new in changed(node)]
+        if not errors:
+            continue
+        name, old = pattern.holder(holders, way), ast.unparse(node)
+        spots = pattern.places(source, name, old) or []
+        here = pattern.Spot((*way, ("value", None)) if isinstance(node, ast.Expr) else way)
+        which = f"{spots.index(here) + 1} of {len(spots)}" if len(spots) > 1 else ""
+        for new in errors:
+            what = f"generated: {old} -> {new}{f' ({which})' if which else ''}"
+            yield PlantedError(what, file, name, old, new, tuple(tests), True, which, FILE.name, LIMIT)
+
+
+def _looked_at(node: ast.AST, way: tuple[pattern.Step, ...]) -> Iterator[tuple[tuple[pattern.Step, ...], ast.AST]]:
+    """Nodes that are computed with: no annotations, decorators, texts, nor what an exception or a warning says."""
+    yield way, node
+    for step, child in pattern.children(node):
+        spoken = isinstance(child, ast.Raise | ast.JoinedStr) or (
+            isinstance(child, ast.Call) and ast.unparse(child.func) in ("warnings.warn", "Literal", "TypeVar", "Range")
+        )
+        spoken |= isinstance(child, ast.AnnAssign) and ast.unparse(child.annotation) == "TypeAlias"
+        if not spoken and step[0] not in ("annotation", "returns", "decorator_list", "bases"):
+            yield from _looked_at(child, (*way, step))
+
+
+def changed(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """The errors of one node."""
+    for kind, rule in RULES:
+        if isinstance(node, kind):
+            yield from rule(node)
+
+
+def _with(node: ast.AST, **fields: object) -> ast.expr:
+    new = copy.copy(node)
+    for name, value in fields.items():
+        setattr(new, name, value)
+    assert isinstance(new, ast.expr)
+    return new
+
+
+def _comparison(node: ast.Compare) -> Iterator[ast.expr]:
+    for number, operator in enumerate(node.ops):
+        yield _with(node, ops=[*node.ops[:number], COMPARED[type(operator)](), *node.ops[number + 1 :]])
+
+
+def _operation(node: ast.BinOp) -> Iterator[ast.expr]:
+    if type(node.op) in COUNTED:
+        yield _with(node, op=COUNTED[type(node.op)]())
+
+
+def _either(node: ast.BoolOp) -> Iterator[ast.expr]:
+    yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+
+
+def _sign(node: ast.UnaryOp) -> Iterator[ast.expr]:
+    if isinstance(node.op, ast.USub | ast.Not | ast.Invert):
+        yield node.operand
+
+
+def _number(node: ast.Constant) -> Iterator[ast.expr]:
+    if isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node.value, int):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node.value, float):
+        yield ast.Constant(node.value * 2.0 if node.value else 1.0)
+
+
+def _condition(node: ast.IfExp) -> Iterator[ast.expr]:
+    yield _with(node, body=node.orelse, orelse=node.body)
+
+
+def _call(node: ast.Call) -> Iterator[ast.expr]:
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in TWINS:
+        twin = _with(node.func, **{"attr" if isinstance(node.func, ast.Attribute) else "id": TWINS[name]})
+        yield _with(node, func=twin)
+    if name in IDENTITIES:
+        library = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in ("torch", "math", "np")
+        if isinstance(node.func, ast.Attribute) and not library:
+            yield node.func.value
+        elif node.args:
+            yield node.args[0]
+    swapped = {"min": "max", "max": "min"}
+    for number, word in enumerate(node.keywords):
+        if name == "clamp" and len(node.keywords) == 1 and word.arg in swapped:
+            other = ast.keyword(swapped[word.arg], word.value)
+            yield _with(node, keywords=[*node.keywords[:number], other, *node.keywords[number + 1 :]])
+    for number, (one, other) in enumerate(itertools.pairwise(node.args)):
+        kinds = name not in SYMMETRIC and not isinstance(one, ast.Starred) and not isinstance(other, ast.Starred)
+        if kinds and not pattern.same(one, other):
+            yield _with(node, args=[*node.args[:number], other, one, *node.args[number + 2 :]])
+
+
+def _lost(node: ast.stmt) -> Iterator[ast.stmt]:
+    if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield ast.Pass()
+
+
+RULES: tuple[tuple[type[ast.AST], Callable[..., Iterator[ast.expr | ast.stmt]]], ...] = (
+    (ast.Compare, _comparison),
+    (ast.BinOp, _operation),
+    (ast.BoolOp, _either),
+    (ast.UnaryOp, _sign),
+    (ast.Constant, _number),
+    (ast.IfExp, _condition),
+    (ast.Call, _call),
+    (ast.stmt, _lost),
+)
