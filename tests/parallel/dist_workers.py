@@ -18,6 +18,7 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
+from double import in_double
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.gaussian import expanded
 from sage_grpo.models import blocks
@@ -84,6 +85,7 @@ def whole(trainer: Trainer) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in trainer.engine.whole(tensors).items()}
 
 
+@in_double
 def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool = False) -> dict[str, Any]:
     """All iterations of a run, with what happened in each."""
     trainer = Trainer(config, build(config, world), world)
@@ -103,6 +105,7 @@ def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool 
     return {"rows": rows, "evaluation": evaluation, "state": whole(trainer), **record.records()}
 
 
+@in_double
 def train_compiled(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """The same with blocks that are traced and differentiated as a compiler does it, and that keep attention's outputs."""
     model = dataclasses.replace(config.model, compile=True)
@@ -201,6 +204,7 @@ def go_back(world: World, config: c.TrainConfig) -> dict[str, Any]:
     }
 
 
+@in_double
 def count_reductions(world: World, config: c.TrainConfig, broken: bool) -> dict[str, Any]:
     """How often gradients are reduced in one iteration; `broken` never turns synchronisation on."""
     trainer = Trainer(config, build(config, world), world)
@@ -366,6 +370,7 @@ def failing_reward(world: World, config: c.TrainConfig) -> dict[str, Any]:
     }
 
 
+@in_double
 def attend(world: World, tokens: int, text: int, heads: int) -> dict[str, Any]:
     """A joint attention layer with weights that all ranks have, whole or split; its output and gradients."""
     from sage_grpo.parallel.context import SequenceParallel
@@ -396,6 +401,7 @@ def attend(world: World, tokens: int, text: int, heads: int) -> dict[str, Any]:
     return {"y": y.detach().numpy(), "gradients": gradients.numpy()}
 
 
+@in_double
 def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
     """Velocities at high and low noise, and a gradient, of checkpoints of several kinds."""
     import tiny

@@ -9,6 +9,7 @@ import processes
 import pytest
 from test_equal_runs import check_learning, check_real_rewards
 
+from double import CLOSE
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rl.objective import ObjectiveSpec
@@ -51,4 +52,4 @@ def test_objectives_are_the_same_run_in_every_layout(kind, lora, ranks, sp, obje
         for row, expected in zip(result["rows"], alone["rows"]):
             assert row.keys() == expected.keys()
             for name in names:
-                assert row[name] == pytest.approx(expected[name], rel=2e-3, abs=1e-6), name
+                assert row[name] == pytest.approx(expected[name], rel=CLOSE, abs=1e-12), name

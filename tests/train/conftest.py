@@ -103,18 +103,8 @@ _DOUBLES: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
 @pytest.fixture
 def in_double(monkeypatch: pytest.MonkeyPatch, _one_model_per_spec: None) -> Iterator[None]:
     """The whole test in float64, network and trainer: see double.py. What it compares agrees to `double.CLOSE`."""
-    load = ModelSpec.load
-
-    def wide(self: ModelSpec, device: Any = None, *, sharded: bool = False) -> Any:
-        if self.path is None:  # the toy has no file to read
-            return load(self, device, sharded=sharded)
-        with double.single():
-            model = load(self, device, sharded=sharded)
-        return double.widened(model)
-
     monkeypatch.setitem(globals(), "_MODELS", _DOUBLES)
-    monkeypatch.setattr(ModelSpec, "load", wide)
-    with double.double():
+    with double.whole():
         yield
 
 
