@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from sage_grpo.rewards.given import own_reward as own_reward
     from sage_grpo.rewards.spec import RewardSpec as RewardSpec
     from sage_grpo.rl.kl_control import KlCoefficient as KlCoefficient
+    from sage_grpo.rl.sentinel_spec import SentinelConfig as SentinelConfig
     from sage_grpo.rl.trust_region import TrustRegion as TrustRegion
     from sage_grpo.train.config import AdvantageConfig as AdvantageConfig
     from sage_grpo.train.config import AnchorConfig as AnchorConfig
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from sage_grpo.train.config import LogConfig as LogConfig
     from sage_grpo.train.config import OptimizerConfig as OptimizerConfig
     from sage_grpo.train.config import RolloutConfig as RolloutConfig
-    from sage_grpo.train.config import SentinelConfig as SentinelConfig
     from sage_grpo.train.config import SurrogateConfig as SurrogateConfig
     from sage_grpo.train.config import TrainConfig as TrainConfig
     from sage_grpo.train.config import UpdateConfig as UpdateConfig

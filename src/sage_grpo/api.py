@@ -219,12 +219,12 @@ def generate(
     _check_names("generate", options, allowed)
     spec, thing = _either(model)
     if thing is not None:
-        check_model(thing)
-    if spec is None and thing is None and run is not None:
+        spec = check_model(thing)
+    elif spec is None and run is not None:
         spec = read_config(Path(run), trust=bool(options.get("trust_run", False)), rewards=False).model
     chosen = command.Options(
         run=None if run is None else str(run),
-        model=spec or (command.Options().model if thing is None else thing.spec),
+        model=spec or command.Options().model,
         prompts=prompts if isinstance(prompts, str) else "",
         **{"progress": False, **options},
     )

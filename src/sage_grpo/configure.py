@@ -52,6 +52,8 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
         raise
     except (argparse.ArgumentError, ValueError, TypeError) as error:
         raise ConfigError(explain(str(error), options)) from error
+    except OverflowError as error:
+        raise ConfigError(f"A number among the options is larger than any of them takes ({error}).") from error
 
 
 _PARSERS: dict[tuple[type, str, bool, str], Any] = {}

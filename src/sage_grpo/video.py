@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from sage_grpo.inside import replacing
 
+Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
 GUTTER, CAPTION = 3, 24
 """Pixels between frames of a contact sheet, and for a line above them."""
 
@@ -25,7 +26,8 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18) 
     _check(clip)
     frames, height, width, _ = clip.shape
     # Browsers play the first two.
-    codec = next((name for name in ("libx264", "libvpx-vp9") if name in av.codecs_available), "mpeg4")
+    liked: tuple[Codec, ...] = ("libx264", "libvpx-vp9")
+    codec: Codec = next((name for name in liked if name in av.codecs_available), "mpeg4")
     # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
     even = height % 2 == 0 and width % 2 == 0
     with replacing(path) as fresh, av.open(str(fresh), "w", format="mp4") as container:

@@ -70,8 +70,8 @@ def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Ma
             pairs.append((one["prompt"], before, after))
     prompts = list(dict.fromkeys(prompt for prompt, _, _ in pairs))
     means = [
-        {place: fmean(pair[side] for pair in pairs if pair[0] == prompt) for place, prompt in enumerate(prompts)}
-        for side in (1, 2)
+        {place: fmean(pair[1:][side] for pair in pairs if pair[0] == prompt) for place, prompt in enumerate(prompts)}
+        for side in (0, 1)
     ]
     found = paired_interval(means[1], means[0])
     return Difference(

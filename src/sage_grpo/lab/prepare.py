@@ -74,7 +74,7 @@ class Job:
 
 
 def prepare(
-    suite: Suite, recipe: Callable[[str], TrainConfig], check: Callable[[TrainConfig], None] = lambda config: None
+    suite: Suite, recipe: Callable[[str], TrainConfig], check: Callable[[TrainConfig], object] = lambda config: None
 ) -> list[Job]:
     """All jobs, seed by seed, long runs first; `check` is what a configuration has to pass before anything starts."""
     arms = []

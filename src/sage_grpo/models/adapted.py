@@ -24,7 +24,7 @@ def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor,
     down, up = down.to(x.dtype), (scale * up).to(x.dtype)
     # A compiler writes what it computes into the wider input at once, and would make a copy for a product in place.
     if torch.compiler.is_compiling() or weight.shape[0] >= WIDE * weight.shape[1]:
-        y = _Widened.apply(rows, weight, bias, down, up)
+        y = _Widened.apply(rows, weight, bias, down, up)  # type: ignore[no-untyped-call]
     else:
         y = F.linear(rows, weight, bias).addmm_(F.linear(rows, down), up.t())
     return y.unflatten(0, x.shape[:-1])
@@ -66,6 +66,7 @@ class _Widened(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, down, up = ctx.saved_tensors
         both = gradient @ torch.cat([weight, up], dim=1)
+        to_x: Tensor | None
         to_x, to_low = both[:, : weight.shape[1]], both[:, weight.shape[1] :]
         low = F.linear(x, down)  # cheaper to compute again than to keep
         to_x = torch.addmm(to_x, to_low, down) if ctx.needs_input_grad[0] else None

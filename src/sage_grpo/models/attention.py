@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
@@ -40,11 +40,11 @@ class PackedAttention:
 
     def __call__(
         self,
-        attn: nn.Module,
+        attn: Any,
         hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        image_rotary_emb: tuple[Tensor, Tensor] | SplitRotary | None = None,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        image_rotary_emb: tuple[Tensor, Tensor] | SplitRotary,
     ) -> tuple[Tensor, Tensor]:
         """Attend; returns the video and the text stream."""
         if attention_mask is not None and attention_mask.ndim == 2:
@@ -66,7 +66,8 @@ class PackedAttention:
         if self.sequence is None:
             attended = kernel(query, key, value).flatten(2, 3)
         else:
-            attended = self.sequence.attend(kernel, query, key, value, image_rotary_emb.counts).flatten(2, 3)
+            counts = cast(SplitRotary, image_rotary_emb).counts
+            attended = self.sequence.attend(kernel, query, key, value, counts).flatten(2, 3)
         video, text = attended.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
         return attn.to_out[1](attn.to_out[0](video)), attn.to_add_out(text)
 
@@ -87,7 +88,7 @@ class PlainAttention:
 
     def __call__(
         self,
-        attn: nn.Module,
+        attn: Any,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -110,7 +111,7 @@ class PlainAttention:
         if self.sequence is None or encoder_hidden_states is not None:
             attended = kernel(query, key, value)
         else:
-            attended = self.sequence.attend(kernel, query, key, value, rotary_emb.counts)
+            attended = self.sequence.attend(kernel, query, key, value, cast(SplitRotary, rotary_emb).counts)
         return attn.to_out[1](attn.to_out[0](attended.flatten(2, 3)))
 
 
@@ -140,7 +141,7 @@ def attend(
     if backend not in KERNELS or parallel is not None:
         return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=backend, parallel_config=parallel)
     with sdpa_kernel(KERNELS[backend]):
-        attended = F.scaled_dot_product_attention(*(tokens.transpose(1, 2) for tokens in (query, key, value)))
+        attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return attended.transpose(1, 2)
 
 
@@ -216,14 +217,14 @@ def _milliseconds(
 ) -> float | None:
     """One forward and backward pass, the second of two; None where the kernel does not run."""
     size = (1, shape.tokens, shape.heads, shape.channels)
-    tokens = [torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    query, key, value = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     try:
         with torch.enable_grad():
             for _ in range(2):
                 start.record()
-                attended = attend(*tokens, backend=backend)
-                torch.autograd.grad(attended, tokens, torch.ones_like(attended))
+                attended = attend(query, key, value, backend=backend)
+                torch.autograd.grad(attended, (query, key, value), torch.ones_like(attended))
                 end.record()
     except RuntimeError:  # not for this GPU, or not for these heads
         return None

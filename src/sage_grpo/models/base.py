@@ -39,19 +39,45 @@ class Settings(Protocol):
 
 @runtime_checkable
 class VelocityModel(Protocol):
-    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights."""
+    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights.
 
-    spec: Settings
-    video: VideoSpec
-    device: torch.device
-    shift: float
-    """Shift of the noise schedule that the checkpoint was made for."""
-    guidance_scale: float
-    """Scale of classifier-free guidance that `velocity` uses unless told otherwise; 1 is none."""
-    network: nn.Module
-    """The module that is trained, sharded and checkpointed."""
-    others: Sequence[nn.Module]
-    """Frozen modules that also predict velocities (the other expert of Wan 2.2); mostly empty."""
+    What is not a method is only read, so an attribute will do, and one of a narrower type. Nothing is to be subclassed.
+    """
+
+    @property
+    def spec(self) -> Settings:
+        """The ModelSpec that the model was made from."""
+        ...
+
+    @property
+    def video(self) -> VideoSpec:
+        """Format of its clips."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its network lives."""
+        ...
+
+    @property
+    def shift(self) -> float:
+        """Shift of the noise schedule that the checkpoint was made for."""
+        ...
+
+    @property
+    def guidance_scale(self) -> float:
+        """Scale of classifier-free guidance that `velocity` uses unless told otherwise; 1 is none."""
+        ...
+
+    @property
+    def network(self) -> nn.Module:
+        """The module that is trained, sharded and checkpointed."""
+        ...
+
+    @property
+    def others(self) -> Sequence[nn.Module]:
+        """Frozen modules that also predict velocities (the other expert of Wan 2.2); mostly empty."""
+        ...
 
     def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
         """One conditioning per prompt; equal prompts (with equal images, uint8 H x W x 3) share one object."""

@@ -210,8 +210,9 @@ def _check_weights(folder: Path, skip: Sequence[str]) -> None:
     for name, entry in read_index(folder).items():
         if not isinstance(entry, list) or entry[0] != "diffusers" or name in skip:
             continue
-        kind = getattr(diffusers, entry[1], None)
-        if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
+        kind: Any = getattr(diffusers, entry[1], None)
+        is_network = isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)
+        if not is_network:
             continue
         with init_empty_weights():
             own = kind.from_config(kind.load_config(folder / name)).state_dict()
@@ -264,8 +265,9 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
         raise ModelError(
             f'Component "{name}" of "{folder}" is a {library}.{class_name}; expected a transformers model.'
         )
-    kind = getattr(transformers, class_name, None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    kind: Any = getattr(transformers, class_name, None)
+    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_network:
         raise ModelError(f'Component "{name}" of "{folder}" is a {class_name}, which is no model of transformers.')
     with _quiet(folder):
         module, info = kind.from_pretrained(

@@ -113,9 +113,10 @@ def write_card(folder: Path, card: Card) -> None:
 def text_of(card: Card) -> str:
     """The text of a model card."""
     spec, video, whole = card.spec, card.video, card.whole
-    local = spec.path is not None and Path(spec.path).exists()
-    # A local path says nothing to a reader of the card, and may say too much.
-    base = f"path/to/{Path(spec.path).name}" if local else spec.path or "the checkpoint that sage-grpo carries"
+    base, local = spec.path or "the checkpoint that sage-grpo carries", False
+    if spec.path is not None and Path(spec.path).exists():
+        # A local path says nothing to a reader of the card, and may say too much.
+        base, local = f"path/to/{Path(spec.path).name}", True
     tags = [
         "video-generation" if video.frames > 1 else "image-generation",
         "reinforcement-learning",

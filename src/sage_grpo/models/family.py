@@ -237,10 +237,12 @@ class FamilyModel(ABC):
                 "Set model.guidance_scale."
             )
         if runs_together(self.device, 2 * len(x) * self.tokens):
-            both = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives]).chunk(2)
+            v, v_negative = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives]).chunk(2)
         else:
-            both = one_after_another(self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives))
-        return self.guidance.combine(*both, scale)
+            v, v_negative = one_after_another(
+                self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives)
+            )
+        return self.guidance.combine(v, v_negative, scale)
 
     def _branch(self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
         def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -383,9 +385,14 @@ class FamilyModel(ABC):
         else:
             lora.save_lora(folder, self.transformer, given, self._expert)
         card = export.Card(
-            **{"spec": self.spec, "video": self.video, "pipeline": self.index["_class_name"], "whole": whole},
-            **{"component": self.component, "targets": self._lora_targets},
-            **{"guidance_scale": self.guidance_scale, "shift": self.shift},
+            spec=self.spec,
+            video=self.video,
+            pipeline=self.index["_class_name"],
+            whole=whole,
+            component=self.component,
+            targets=self._lora_targets,
+            guidance_scale=self.guidance_scale,
+            shift=self.shift,
         )
         export.write_card(folder, card)
 

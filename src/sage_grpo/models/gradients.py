@@ -56,7 +56,9 @@ def unread_queries(transformer: Any) -> set[str]:
 
 def _reached(output: Tensor) -> set[Tensor]:
     """The leaves of the graph behind a tensor."""
-    pending, seen, leaves = [output.grad_fn], set(), set()
+    pending: list[Any] = [output.grad_fn]  # torch's types know no node that has a variable
+    seen: set[Any] = set()
+    leaves: set[Tensor] = set()
     while pending:
         node = pending.pop()
         if node is None or node in seen:
@@ -87,7 +89,7 @@ def one_after_another(*outputs: Tensor) -> tuple[Tensor, ...]:
     """
     if not any(output.requires_grad for output in outputs):
         return outputs
-    return _OneAfterAnother.apply(outputs, *(output.detach().requires_grad_() for output in outputs))
+    return _OneAfterAnother.apply(outputs, *(output.detach().requires_grad_() for output in outputs))  # type: ignore[no-untyped-call]
 
 
 class _OneAfterAnother(torch.autograd.Function):

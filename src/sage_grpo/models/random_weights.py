@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
 from sage_grpo.models.family import FamilyModel
@@ -68,7 +68,7 @@ def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
-def _built(kind: Any, config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
+def _built(kind: Any, config: dict[str, Any], dtype: torch.dtype) -> Any:
     """As from_pretrained leaves it: in `dtype`, but for what the class keeps in float32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -106,7 +106,8 @@ class Wan(FamilyModel):
     def split_sequence(self, sequence: SequenceSplit) -> None:
         """From now on run only this rank's part of every clip's tokens; text is whole everywhere."""
         self._sequence = sequence
-        for network in (self.network, *self.others):
+        networks: tuple[Any, ...] = (self.network, *self.others)
+        for network in networks:
             sequence.check(network.config.num_attention_heads)
             _split(network, sequence, self.latent_shape())
 

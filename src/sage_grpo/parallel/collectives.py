@@ -32,7 +32,7 @@ def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.
 
 def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
     """Send consecutive rows to the ranks, `sent[r]` of them to rank r; returns theirs in rank order."""
-    return _Exchange.apply(rows, sent, received, group)
+    return _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
 
 
 class _Merge(torch.autograd.Function):
@@ -55,4 +55,4 @@ class _Merge(torch.autograd.Function):
 
 def merge(rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
     """All ranks' rows, in rank order, on every rank, for a loss that every rank computes alike."""
-    return _Merge.apply(rows, counts, group)
+    return _Merge.apply(rows, counts, group)  # type: ignore[no-untyped-call]

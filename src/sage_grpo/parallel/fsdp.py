@@ -57,7 +57,8 @@ class Engine:
         """Unsharded copies in the main process's CPU memory, one tensor at a time; empty on the others."""
         result = {}
         for name, tensor in tensors.items():
-            full = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            held = tensor.detach()
+            full = held.full_tensor() if isinstance(held, DTensor) else held
             if self.world.is_main:
                 result[name] = full.to("cpu", copy=True)
         return result
@@ -114,11 +115,13 @@ def _shard(
     }
     # FSDP warns of networks that return views, for those who would change them in place; nobody does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for before, block in zip((None, *blocks), blocks):
+    before: FSDPModule | None = None
+    for block in blocks:
         sharded = fully_shard(block, reshard_after_forward=spec.reshard, **arguments)
         if before is not None:
             # By default FSDP goes by the order of the forward passes, which it forgets after the first of guidance's two branches.
             sharded.set_modules_to_backward_prefetch([before])
+        before = sharded
     root = fully_shard(network, reshard_after_forward=True, **arguments)
     # FSDP moves only what it shards.
     for tensor in (*network.buffers(), *(p for p in network.parameters() if p in keep)):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
@@ -66,7 +66,8 @@ class Heartbeat:
     @classmethod
     def start(cls, number: int, processes: int, *, patience: float = 5.0) -> Heartbeat:
         """Begin, with a connection of its own: the process group may be blocked on the other."""
-        store = dist.PrefixStore("sage_grpo/heartbeat", _get_default_store().clone())
+        given: Any = _get_default_store()  # torch's types lack `clone`
+        store = dist.PrefixStore("sage_grpo/heartbeat", given.clone())
         beat = cls(number, processes, store, patience)
         for thread in beat._threads:
             thread.start()

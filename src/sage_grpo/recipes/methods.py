@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.kernels import KernelName, KernelSpec
 from sage_grpo.flow.windows import Window
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.rl.trust_region import Mode, TrustRegion
 from sage_grpo.train.config import AdvantageConfig, TrainConfig
 
 
@@ -176,7 +176,7 @@ def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
     )
 
 
-def _baseline(config: TrainConfig, kernel: str, *, region: str) -> TrainConfig:
+def _baseline(config: TrainConfig, kernel: KernelName, *, region: Mode) -> TrainConfig:
     return replace(
         config,
         kernel=replace(config.kernel, name=kernel),

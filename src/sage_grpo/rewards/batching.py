@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.functions import PartScores
 from sage_grpo.rewards.wire import ScoreRequest
+from sage_grpo.types import PartScores
 
 Scorer = Callable[[torch.Tensor, list[str], float], PartScores]
 

@@ -8,10 +8,11 @@ picture scores 1: pair them with `motion`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
@@ -50,7 +51,7 @@ def _normalise(images: Tensor, statistics: tuple[tuple[float, ...], tuple[float,
 class _Consistency:
     """An image encoder over all frames of the clips, and the formula."""
 
-    def __init__(self, part: str, model: nn.Module, sample_fps: float, dtype: str) -> None:
+    def __init__(self, part: str, model: Any, sample_fps: float, dtype: str) -> None:
         if sample_fps < 0:
             raise RewardConfigError(f"sample_fps of {part} must be 0 (every frame) or more, got {sample_fps}.")
         self._part, self._sample_fps = part, sample_fps
@@ -95,9 +96,10 @@ class SubjectConsistency(_Consistency):
                 f'subject_consistency takes a DINO or DINOv2 model, "{model}" is a {kind}: facebook/dino-vitb16 is VBench\'s.'
             )
         # DINO's files hold no pooler: the class token is the feature
+        options: dict[str, Any] = {"add_pooling_layer": False} if kind == "vit" else {}
         super().__init__(
             "subject_consistency",
-            load_whole(AutoModel, model, **({"add_pooling_layer": False} if kind == "vit" else {})),
+            load_whole(AutoModel, model, **options),
             sample_fps,
             dtype,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.documents import read_json
 from sage_grpo.rewards.clip import clip_pixels
@@ -162,7 +162,7 @@ def _vision_model(state: Mapping[str, Tensor]) -> Any:
     return BlipVisionModel(config).eval().requires_grad_(False)
 
 
-def _text_model(path: Path, width: int) -> nn.Module:
+def _text_model(path: Path, width: int) -> Any:
     from transformers import BlipTextConfig
     from transformers.models.blip.modeling_blip_text import BlipTextModel
 

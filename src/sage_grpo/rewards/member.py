@@ -19,14 +19,13 @@ from sage_grpo.rewards.failures import Failure
 from sage_grpo.rewards.functions import (
     BadReturn,
     FunctionReward,
-    PartScores,
     RewardConfigError,
     check_return,
     finish,
     nearest,
 )
 from sage_grpo.rewards.spec import NETWORK, RewardSpec
-from sage_grpo.types import Reward
+from sage_grpo.types import PartScores, Reward
 
 DEFAULT_BATCH = 8
 """Clips a call where the spec says nothing."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.frames import sample_indices
-from sage_grpo.rewards.functions import PartScores, RewardConfigError
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.types import PartScores
 
 # an apostrophe inside a word is no quotation mark, so plain single quotes do not count
 _QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|«([^»]+)»|「([^」]+)」')

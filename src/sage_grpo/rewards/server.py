@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from sage_grpo.ranges import Count, NotNegative, Seconds, check
 from sage_grpo.rewards.batching import Batcher, Closing, Counters, Scorer
 from sage_grpo.rewards.connections import is_loopback
-from sage_grpo.rewards.functions import PartScores, RewardConfigError
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.wire import ScoreRequest, WireError, decode_request, encode_response
+from sage_grpo.types import PartScores
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

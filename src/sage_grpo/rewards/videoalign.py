@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ class VideoAlign:
         if normalize and self.config.normalization is None:
             raise RewardConfigError(f"{folder} has no inference_config to normalise with: set normalize to false.")
         self._template = read_template(Path(template), self.config.template)
-        self._normalize = normalize
+        self._statistics = self.config.normalization if normalize else None
         self._dtype = getattr(torch, dtype) if dtype else None
         text = AutoConfig.from_pretrained(base).get_text_config()
         self._tokenizer = _load_tokenizer(base, text.vocab_size)
@@ -119,8 +120,8 @@ class VideoAlign:
         batch = self.prepare(videos, prompts, fps)
         hidden = self.model(use_cache=False, **batch).last_hidden_state
         scores = self._read_head(hidden, batch["input_ids"]).float().cpu()
-        if self._normalize:
-            mean, std = torch.tensor([self.config.normalization[part] for part in PARTS]).unbind(dim=1)
+        if self._statistics is not None:
+            mean, std = torch.tensor([self._statistics[part] for part in PARTS]).unbind(dim=1)
             scores = (scores - mean) / std
         parts = {part: scores[:, index] for index, part in enumerate(PARTS)}
         return {**parts, "Overall": scores.sum(dim=1)}
@@ -166,7 +167,7 @@ class VideoAlign:
         return outputs.diagonal(dim1=1, dim2=2) if self.config.output_dim == len(PARTS) else outputs.squeeze(-1)
 
 
-def _load_tokenizer(base: str, rows: int):
+def _load_tokenizer(base: str, rows: int) -> Any:
     tokenizer = load_tokenizer(base, rows)
     for token in (PAD_TOKEN, VIDEO_TOKEN):
         if token not in tokenizer.get_vocab():

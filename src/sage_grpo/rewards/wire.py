@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sage_grpo.documents import DocumentError, parse_json
 from sage_grpo.rewards.frames import check_clips
-from sage_grpo.rewards.functions import PartScores
+from sage_grpo.types import PartScores
 
 MAX_HEADER = 8 * 2**20
 
@@ -50,7 +50,7 @@ def content_checksum(videos: Tensor, prompts: Sequence[str], fps: float) -> str:
     """A checksum of everything that a score depends on."""
     digest = hashlib.sha256()  # the fastest of the library's on machines with instructions for it
     digest.update(json.dumps([list(videos.shape), list(prompts), float(fps)]).encode())
-    digest.update(videos.contiguous().cpu().numpy())
+    digest.update(videos.contiguous().cpu().numpy().data)
     return digest.hexdigest()
 
 
@@ -72,7 +72,7 @@ def encode_request(
     tensor = {"dtype": "U8", "shape": list(videos.shape), "data_offsets": [0, videos.numel()]}
     header = json.dumps({"__metadata__": metadata, "videos": tensor}).encode()
     header += b" " * (-len(header) % 8)
-    pixels = memoryview(videos.numpy()).cast("B") if videos.numel() else b""
+    pixels = videos.numpy().data.cast("B") if videos.numel() else b""
     return [struct.pack("<Q", len(header)) + header, pixels], checksum
 
 
@@ -106,7 +106,7 @@ def _videos(header: dict[str, Any], body: bytearray, start: int) -> Tensor:
     if header.keys() - {"__metadata__"} != {"videos"}:
         raise WireError(f"A request holds the tensor 'videos' alone, got {sorted(header)}.")
     entry, size = header["videos"], len(body) - start
-    shape = entry.get("shape") if isinstance(entry, dict) else None
+    shape: Any = entry.get("shape") if isinstance(entry, dict) else None
     whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
     if not whole or entry.get("dtype") != "U8" or entry.get("data_offsets") != [0, size]:
         raise WireError(f"videos must be U8 and fill the file of {size} bytes, its entry says {str(entry)[:200]}.")

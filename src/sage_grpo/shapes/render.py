@@ -8,6 +8,8 @@ frame rate.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -190,5 +192,5 @@ def pixel_centres(height: int, width: int, device: torch.device) -> tuple[Tensor
     return x, y
 
 
-def _take(table: tuple, index: Tensor) -> Tensor:
+def _take(table: Sequence[Any], index: Tensor) -> Tensor:
     return torch.tensor(table, device=index.device)[index]

@@ -129,7 +129,7 @@ class Wandb:
         import wandb
 
         self._wandb = wandb
-        start = {"project": project, "dir": str(folder), "config": dict(config), "id": _run_id(folder)}
+        start: dict[str, Any] = {"project": project, "dir": str(folder), "config": dict(config), "id": _run_id(folder)}
         try:
             # With nobody to ask for a key it says that there is none.
             with open(os.devnull) as nobody, _stdin(nobody):
@@ -176,7 +176,7 @@ class Trackio:
 
     def close(self) -> None:
         """Finish the run."""
-        self._trackio.finish()
+        self._trackio.finish()  # type: ignore[no-untyped-call]
 
 
 def attempt(what: str, action: Callable[[], Any]) -> bool:

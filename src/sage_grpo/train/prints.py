@@ -80,7 +80,8 @@ def _code(target: Any) -> Iterator[str]:
             yield from _code(constant) if isinstance(constant, CodeType) else (stable(constant),)
     elif inspect.isfunction(target) or inspect.ismethod(target):
         yield from _code(inspect.unwrap(target).__code__)
-        yield stable([target.__defaults__, target.__kwdefaults__])
+        function = target.__func__ if inspect.ismethod(target) else target
+        yield stable([function.__defaults__, function.__kwdefaults__])
     elif inspect.isclass(target):
         for kind in target.__mro__:
             if kind.__module__.partition(".")[0] not in LIBRARIES:

@@ -123,8 +123,9 @@ class Sampler:
         trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
         paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
         idle = self.plan.idle_passes(self.rank)
+        walks: list[_Trunk | _Members] = [*trunks, *paths]
         for network in dict.fromkeys((self.plan.trains(1.0), not self.plan.trains(1.0))):
-            for walk in (*trunks, *paths):
+            for walk in walks:
                 while walk.ready() and self.plan.trains(walk.sigma()) == network:
                     walk.step()
             if idle[network]:

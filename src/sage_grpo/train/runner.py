@@ -125,13 +125,13 @@ def _train(trainer: Trainer, found: Found, terminal: Terminal, hooks: Hooks, sto
             trainer.encode_prompts()
 
             def tell(event: SentinelEvent) -> None:
-                _sentinel_says(run, event)
+                _sentinel_says(running, event)
 
             watch = Watch(
                 config, trainer.state, trainer.writer, out / "checkpoints", tell, held_out=bool(trainer.held_out)
             )
-            run = Run(trainer, out, found, metrics, samples, terminal, hooks, stop, watch)
-            return _loop(run)
+            running = Run(trainer, out, found, metrics, samples, terminal, hooks, stop, watch)
+            return _loop(running)
     except (
         Diverged,
         RewardFailure,

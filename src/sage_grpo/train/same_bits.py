@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.utils import deterministic
+from torch.utils import deterministic as _deterministic
 
 from sage_grpo.configure import ConfigError
 
 DEVICES = ("cuda",)
 """A CPU adds in one order anyway."""
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+deterministic: Any = _deterministic
+"""Its one setting is made when it is imported, which type checkers do not see."""
 _turned_off: list[bool] = []
 """Whether cuDNN's attention is off because of us: a later run of this process may have it again."""
 

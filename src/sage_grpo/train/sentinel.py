@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from sage_grpo.train.config import SentinelConfig
+from sage_grpo.rl.sentinel_spec import SentinelConfig
 from sage_grpo.train.paired import Change, Column, Scores, by_prompt, change, finite, shortfall, weighted
 from sage_grpo.train.parting import AGREEMENT, STDERR, Look, Tally, evidence, in_words, tallies, tally
 from sage_grpo.train.parts import RewardParts

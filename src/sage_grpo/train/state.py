@@ -16,8 +16,8 @@ from sage_grpo.models.base import VelocityModel, unread_of
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
+from sage_grpo.rl.sentinel_spec import SentinelConfig
 from sage_grpo.train.anchor import Anchor, Ema, Old, state_of
-from sage_grpo.train.config import SentinelConfig
 from sage_grpo.train.optim import Optimizer
 from sage_grpo.train.reference import Reference
 from sage_grpo.train.sentinel import Sentinel

@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -106,7 +106,9 @@ class Terminal:
 
     def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
         own = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
-        self.console = Console(quiet=not enabled, highlight=False, file=Outlet(sys.stdout) if own else None)
+        self.console = Console(
+            quiet=not enabled, highlight=False, file=cast(IO[str], Outlet(sys.stdout)) if own else None
+        )
         self.total = total
         self._seconds: deque[float] = deque(maxlen=10)
         live = enabled and progress and sys.stdout.isatty()

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from sage_grpo.ranges import Count, Positive, Range, check
 from sage_grpo.rewards.frames import sample_indices
-from sage_grpo.rewards.functions import PartScores, RewardConfigError, nearest
+from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.rewards.judge.answer import Unreadable, read_answer
 from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Network, check_url
 from sage_grpo.rewards.judge.ledger import Ledger
 from sage_grpo.rewards.judge.meter import Limits, Meter, Spent, Usage
+from sage_grpo.types import PartScores
 
 Group = TypeVar("Group")
 log = logging.getLogger(__name__)
@@ -139,7 +140,9 @@ class VlmJudge:
         if known is not None:
             self.meter.found()
             return known[0], _together(known[1])
-        usage, scores, reasons, problem = Usage(), {}, {}, ""
+        usage, problem = Usage(), ""
+        scores: dict[str, float] = {}
+        reasons: dict[str, str] = {}
         try:
             for _ in range(self._ask_again + 1):
                 reply = self._endpoint.ask(body, usage, stop)

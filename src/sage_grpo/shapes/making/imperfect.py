@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sage_grpo.shapes.corrupt import blur, jitter
 from sage_grpo.shapes.render import render, to_uint8
-from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, random_scenes, to_text, train_scenes
+from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, Split, random_scenes, to_text, train_scenes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def decoder_clips(n: int, frames: int, side: int, generator: torch.Generator, de
 
 
 def clean_clips(
-    n: int, frames: int, side: int, generator: torch.Generator, device: torch.device, split: str = "heldout"
+    n: int, frames: int, side: int, generator: torch.Generator, device: torch.device, split: Split = "heldout"
 ) -> Tensor:
     """Perfect clips, uint8, by default of combinations that no training has seen."""
     scenes = random_scenes(n, generator, split=split).to(device)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
-    from transformers import Qwen2_5_VLTextModel, T5EncoderModel
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5EncoderModel
 
 SKIPPED_LAYERS = 2
 """The pipeline reads hidden_states[-3]: the last two layers of the text encoder are never used."""
@@ -149,18 +149,21 @@ def batched_vae() -> Iterator[None]:
     stock = block.__dict__["prepare_causal_attention_mask"]
     cached = cache(causal_mask)
 
-    def prepare(frames: int, positions: int, dtype: torch.dtype, device: torch.device, batch_size=None) -> Tensor:
+    def prepare(
+        frames: int, positions: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
+    ) -> Tensor:
         return cached(frames, positions, dtype, device)
 
-    onednn = torch.backends.mkldnn.enabled
+    onednn: Any = torch.backends.mkldnn  # the type of its switch is that of what stands behind it
+    enabled = onednn.enabled
     block.prepare_causal_attention_mask = staticmethod(prepare)
     if platform.machine() in ("aarch64", "arm64"):
-        torch.backends.mkldnn.enabled = False  # oneDNN's 3-D convolutions are 2.5 times slower in training there
+        onednn.enabled = False  # oneDNN's 3-D convolutions are 2.5 times slower in training there
     try:
         yield
     finally:
         block.prepare_causal_attention_mask = stock
-        torch.backends.mkldnn.enabled = onednn
+        onednn.enabled = enabled
 
 
 def portion(device: torch.device) -> int:
@@ -195,13 +198,13 @@ def encode_text(text_encoder: Qwen2_5_VLTextModel, prefix: Tensor, ids: Tensor) 
     return hidden
 
 
-def _heads(attention: nn.Module, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(attention: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     query, key, value = (project(x).unflatten(-1, (heads, -1)).transpose(1, 2) for project in projections)
     return query, key, value
 
 
-def _text_rotary(config: object, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _text_rotary(config: Qwen2_5_VLTextConfig, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
     # All three grids of Qwen2.5-VL's positions agree on plain text, so this is the ordinary rotary embedding.
     dim = config.hidden_size // config.num_attention_heads
     steps = torch.arange(0, dim, 2, device=like.device, dtype=torch.float32) / dim
@@ -230,13 +233,13 @@ def velocity(transformer: HunyuanVideo15Transformer3DModel, x: Tensor, sigma: Te
     return hidden.transpose(1, 2).unflatten(2, x.shape[2:])
 
 
-def _refine(embedder: nn.Module, text: Tensor, timestep: Tensor) -> Tensor:
+def _refine(embedder: Any, text: Tensor, timestep: Tensor) -> Tensor:
     temb = embedder.time_text_embed(timestep, text.mean(dim=1))
     return embedder.token_refiner(embedder.proj_in(text), temb, None)
 
 
 def _block(
-    block: nn.Module, hidden: Tensor, context: Tensor, temb: Tensor, rotary: tuple[Tensor, Tensor], final: bool
+    block: Any, hidden: Tensor, context: Tensor, temb: Tensor, rotary: tuple[Tensor, Tensor], final: bool
 ) -> tuple[Tensor, Tensor]:
     from diffusers.models.embeddings import apply_rotary_emb
 
@@ -244,7 +247,7 @@ def _block(
     normed, gate, shift_mlp, scale_mlp, gate_mlp = block.norm1(hidden, emb=temb)
     normed_c, gate_c, shift_c, scale_c, gate_mlp_c = block.norm1_context(context, emb=temb)
 
-    def split(project: nn.Module, states: Tensor) -> Tensor:
+    def split(project: nn.Linear, states: Tensor) -> Tensor:
         return project(states).unflatten(2, (attn.heads, -1))
 
     query = apply_rotary_emb(attn.norm_q(split(attn.to_q, normed)), rotary, sequence_dim=1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Inputs = dict[str, Tensor]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +46,15 @@ class Step:
     the same function runs eagerly.
     """
 
-    def __init__(self, loss: Callable[[Inputs], Inputs], parameters: list[nn.Parameter], graphs: bool) -> None:
+    def __init__(self, loss: Callable[[Inputs], Inputs], parameters: list[Tensor], graphs: bool) -> None:
         self._loss = loss
         self._graphs = graphs and parameters[0].is_cuda
-        self._captured: dict[tuple, tuple[torch.cuda.CUDAGraph, Inputs, Inputs]] = {}
+        self._captured: dict[Shapes, tuple[torch.cuda.CUDAGraph, Inputs, Inputs]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         # Graphs write to these very tensors: they are made once and never replaced.
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        self._grads = [parameter.grad for parameter in parameters]
+        self._grads = [torch.zeros_like(parameter) for parameter in parameters]
+        for parameter, gradient in zip(parameters, self._grads):
+            parameter.grad = gradient
 
     def __call__(self, inputs: Inputs) -> Inputs:
         """Leave gradients in the parameters and return the detached outputs, "loss" among them."""
@@ -113,7 +114,7 @@ class Trainer:
     ) -> None:
         self.name, self.parameters, self.budget = name, dict(parameters), budget
         self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
-        self._weights = list(self.parameters.values())
+        self._weights: list[Tensor] = list(self.parameters.values())
         self._batches, self._average, self._peak_lr = batches, average, peak_lr
         self._step = Step(loss, self._weights, graphs)
         self._optimizer = torch.optim.AdamW(

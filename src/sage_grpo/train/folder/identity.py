@@ -179,8 +179,10 @@ def _of_plugins(config: TrainConfig, own: Own) -> str:
     for name in sorted(set(names)):
         file = _source(name)
         sha.update(name.encode() + (b"" if file is None else file.read_bytes()))
-    for name, thing in (*own.rewards.items(), *([] if own.model is None else [(config.model.family, own.model)])):
-        sha.update(f"{name} {of_object(thing)}".encode())
+    objects: list[tuple[str | None, Any]] = [*own.rewards.items()]
+    objects += [] if own.model is None else [(config.model.family, own.model)]
+    for called, thing in objects:
+        sha.update(f"{called} {of_object(thing)}".encode())
     return sha.hexdigest()
 
 

@@ -14,6 +14,7 @@ import torch
 
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.checkpoint import PIPELINES, read_config, read_defaults, read_index, resolve
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.flux import Flux
 from sage_grpo.models.hunyuan import Hunyuan
@@ -25,7 +26,7 @@ from sage_grpo.models.sana_video import SanaVideo
 from sage_grpo.models.schedulers import scheduler_shift, sigmas_from
 from sage_grpo.models.sd3 import Sd3
 from sage_grpo.models.sizes import Grid, choose_video, first_given
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.wan import TEXT_TOKENS, Wan
 from sage_grpo.parallel.memory import HUNYUAN15, Network, Vae
 from sage_grpo.types import VideoSpec

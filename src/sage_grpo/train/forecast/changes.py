@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.spec import ParallelError
@@ -75,8 +75,9 @@ def _tried(now: Forecast) -> Iterator[Change]:
             continue
         try:
             architecture = _architecture(now, changed)
-            known = {"architecture": architecture, "held_out": now.held_out or None, "like": now}
-            after = forecast(changed, now.hardware, gpus=gpus, **known)
+            after = forecast(
+                changed, now.hardware, gpus=gpus, architecture=architecture, held_out=now.held_out or None, like=now
+            )
         except (ParallelError, ValueError):  # a layout or a window that this run cannot have
             continue
         yield Change(option, run, after)
@@ -133,13 +134,17 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit
     yield f"--model.height {height} --model.width {width}", "another", lambda c: replace(c, model=smaller)
 
 
+def _changed(part: str, value: Any) -> Edit:
+    return lambda config: replace(config, **{part: value})
+
+
 def _same(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit]]:
     """Changes that leave what is computed as it is."""
     asked: tuple[bool | Literal["attention"], ...] = (True, "attention", False)
     for keep in asked:
         update = replace(config.update, gradient_checkpointing=keep)
         option = f"--update.gradient_checkpointing {str(keep).lower()}"
-        yield option, "same", lambda c, update=update: replace(c, update=update)
+        yield option, "same", _changed("update", update)
     if config.batch.micro_batch > 1:
         micro = config.batch.micro_batch // 2
         yield f"--batch.micro_batch {micro}", "same", lambda c: replace(c, batch=replace(c.batch, micro_batch=micro))
@@ -154,4 +159,4 @@ def _same(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit]
     if now.layout.processes > 1:
         for name in ("cpu_offload", "sync_every_pass"):
             parallel = replace(config.parallel, **{name: True})
-            yield f"--parallel.{name} true", "same", lambda c, p=parallel: replace(c, parallel=p)
+            yield f"--parallel.{name} true", "same", _changed("parallel", parallel)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.random_weights import random_model
-from sage_grpo.models.spec import ModelError
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import Job, Network
 from sage_grpo.parallel.speed import Rates
