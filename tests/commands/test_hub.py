@@ -29,6 +29,8 @@ class FakeHub:
         self.sent: list[dict[str, Any]] = []
         self.public = False
         self.cut_short = ""
+        self.lost = ""
+        self.fetched: list[tuple[str, str | None]] = []
 
     def model_info(self, repo: str, revision: str | None = None, files_metadata: bool = False) -> SimpleNamespace:
         files = [
@@ -39,9 +41,10 @@ class FakeHub:
     def snapshot_download(
         self, repo: str, revision: str | None = None, allow_patterns: Any = None, local_dir: Any = None
     ) -> str:
+        self.fetched.append((repo, revision))
         place = Path(local_dir or self.place / repo.replace("/", "--"))
         for name, text in self.repositories[repo].items():
-            if any(fnmatch(name, pattern) for pattern in allow_patterns):
+            if name != self.lost and any(fnmatch(name, pattern) for pattern in allow_patterns):
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
                 (place / name).write_bytes(text[:-1] if name == self.cut_short else text)
         return str(place)
@@ -111,6 +114,15 @@ def test_a_file_that_came_short_is_named(fake: FakeHub, capsys: pytest.CaptureFi
     assert "a.safetensors is 1,999 bytes instead of 2,000" in capsys.readouterr().err
 
 
+def test_a_file_that_did_not_come_is_named_and_the_revision_is_the_one_asked_for(fake: FakeHub) -> None:
+    found = hub.listing(WAN)
+    hub.fetch(found, revision="v2")
+    fake.lost, fake.place = "transformer/a.safetensors", fake.place / "elsewhere"
+    with pytest.raises(hub.HubError, match=r"a\.safetensors is missing instead of 2,000 bytes"):
+        hub.fetch(found)
+    assert fake.fetched == [(WAN, "v2"), (WAN, None)]
+
+
 def test_a_recipe_that_needs_nothing_says_so(fake: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["download", "shapes/sage"]) == 0
     assert "needs nothing" in capsys.readouterr().out
@@ -124,6 +136,7 @@ def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub, tmp_path: Path) -> 
         hub.pinned_folder("me/lora@main", option="model.lora.path")
     place = hub.pinned_folder(f"me/lora@{COMMIT}", option="model.lora.path")
     assert [path.name for path in place.iterdir()] == ["pytorch_lora_weights.safetensors"]
+    assert fake.fetched == [("me/lora", COMMIT)]  # that commit, not the present one
     assert hub.pinned_folder("runs/lora", option="x") == Path("runs/lora")  # a folder, as it always was
     fake.repositories["me/pickled"] = {"model.pth": b"abc", "config.json": b"{}"}
     with pytest.raises(hub.HubError, match=r"holds no \.safetensors file"):
@@ -162,7 +175,11 @@ def test_uploads_are_listed_and_strangers_refused(tmp_path: Path) -> None:
     for name in ("LICENSE", "notice", "clips/a [1].mp4"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("known")
-    assert [file.name for file in hub.uploads(tmp_path)] == ["LICENSE", "a.safetensors", "clips/a [1].mp4", "notice"]
+    files = hub.uploads(tmp_path)
+    assert [file.name for file in files] == ["LICENSE", "a.safetensors", "clips/a [1].mp4", "notice"]
+    *rows, total = hub.table(files).splitlines()
+    assert [row.split()[:2] for row in rows] == [["5", "B"]] * 4
+    assert total.split() == ["20", "B", "in", "4", "file(s)"]
 
 
 @pytest.mark.parametrize(

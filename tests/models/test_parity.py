@@ -15,7 +15,8 @@ from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.sampling import build_solver, solve
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.schedulers import own_sigmas
+from sage_grpo.models.spec import ModelError, ModelSpec
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
@@ -199,6 +200,14 @@ def test_hunyuan_grid_is_the_shifted_even_grid_to_the_bit(model) -> None:
     for steps in (1, 4, 20, 50):
         assert torch.equal(ours.sigmas(steps), Schedule.shifted(steps, 5.0).sigmas)
         assert torch.equal(ours.sigmas(steps, 9.0), Schedule.shifted(steps, 9.0).sigmas)
+
+
+def test_a_grid_between_two_ends_needs_two_steps() -> None:
+    """The scheduler would answer one step with NaN."""
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift_terminal=0.1)
+    assert own_sigmas(scheduler, 2, 3.0, even=True).tolist() == pytest.approx([1.0, 0.1, 0.0])
+    with pytest.raises(ModelError, match="at least 2 here, got 1"):
+        own_sigmas(scheduler, 1, 3.0, even=True)
 
 
 GUIDERS = [

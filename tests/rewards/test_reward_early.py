@@ -11,15 +11,17 @@ from test_reward_base import FPS, LEVELS, PROMPTS, clips, toy
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 
+ROWS = [{"worth": 3.0 * number} for number in range(5)]
+
 
 def handed_on(composite: CompositeReward, pieces: list[int], prompts: list[str] = PROMPTS):
     """Clips that come in pieces of these sizes, then all of them scored."""
     with composite.early(FPS) as early:
         at = 0
         for count in pieces:
-            early.add(clips()[at : at + count], prompts[at : at + count], [{"row": at + i} for i in range(count)])
+            early.add(clips()[at : at + count], prompts[at : at + count], ROWS[at : at + count])
             at += count
-        return composite.score(clips(), prompts, FPS, [{"row": i} for i in range(5)], early)
+        return composite.score(clips(), prompts, FPS, ROWS, early)
 
 
 @pytest.mark.parametrize("pieces", [[5], [1, 1, 1, 1, 1], [2, 3]])
@@ -29,12 +31,17 @@ def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
         toy("as_list", options={"offset": 0.5}, weights={"length": 3.0}),
         toy("raises_for_bad", overlap=True, metric_only=True),
         toy("Explains", overlap=True, metric_only=True, batch_size=2),
+        toy("worth", overlap=True, metric_only=True),
     ]
     prompts = ["one", "two", "three bad", "four", "five"]
-    expected, plain = CompositeReward(specs).score(clips(), prompts, FPS)
+    expected, plain = CompositeReward(specs).score(clips(), prompts, FPS, ROWS)
     scores, report = handed_on(CompositeReward(specs), pieces, prompts)
     torch.testing.assert_close(scores.total, expected.total)
     assert list(scores.parts) == list(expected.parts)
+    for part, value in scores.parts.items():
+        if part != "raises_for_bad":  # which fails with all clips of a call
+            assert torch.equal(value, expected.parts[part])
+    assert scores.parts["worth"].tolist() == [row["worth"] for row in ROWS]
     assert [(one.reward, one.index, one.prompt) for one in report.failures] == [
         (one.reward, one.index, one.prompt) for one in plain.failures
     ]

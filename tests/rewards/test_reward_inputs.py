@@ -11,7 +11,7 @@ import toy_rewards
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.frames import stretch
-from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
 
 FPS = 8.0
 LEVELS = torch.arange(5).float() * 10 + 5
@@ -86,6 +86,22 @@ def test_functions_that_see_frames_get_the_row_of_their_clip():
     composite = CompositeReward([toy("image_of_frames", options={"per_frame": True, "sample_fps": 4.0})])
     scores = composite(clips(3), PROMPTS[:3], FPS, [{"number": n} for n in (3, 5, 8)])
     assert scores.total.tolist() == [3.0, 5.0, 8.0]
+
+
+def test_functions_that_see_frames_get_the_prompt_of_their_clip_and_no_more_frames_than_asked_for():
+    asked: list[list[str]] = []
+
+    def lengths(frames, prompts):
+        asked.append(prompts)
+        return [len(prompt) for prompt in prompts]
+
+    reward = FunctionReward(lengths, per_frame=True, sample_fps=4.0, num_frames=2)
+    assert reward(torch.zeros(3, 8, 4, 4, 3, dtype=torch.uint8), ["a", "bb", "cccc"], 8.0)["lengths"].tolist() == [
+        1,
+        2,
+        4,
+    ]
+    assert asked == [["a", "a", "bb", "bb", "cccc", "cccc"]]
 
 
 def test_metadata_is_no_option():

@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from sage_grpo.rewards.wire import (
     WireError,
+    content_checksum,
     decode_request,
     decode_response,
     encode_request,
@@ -52,6 +53,26 @@ def test_a_request_is_a_safetensors_file():
 
     videos, prompts = request()
     assert torch.equal(load(encoded(videos, prompts, 8.0, "id")[0])["videos"], videos)
+
+
+def test_a_checksum_is_of_everything_that_a_score_depends_on():
+    videos, prompts = request()
+    checksums = {
+        content_checksum(videos, prompts, 8.0),
+        content_checksum(videos, prompts, 8.5),
+        content_checksum(videos, prompts[::-1], 8.0),
+        content_checksum(videos.flip(0), prompts, 8.0),
+        content_checksum(videos.view(2, 3, 5, 4, 3), prompts, 8.0),
+    }
+    assert len(checksums) == 5
+
+
+def test_the_order_of_parts_does_not_matter():
+    body, checksum = encoded(*request(), 8.0, "id")
+    parts = {name: torch.full((2,), float(number)) for number, name in enumerate("zam")}
+    answer = encode_response(decode_request(body), parts, {})
+    scores = decode_response(answer, request_id="id", checksum=checksum, count=2)
+    assert {name: value.tolist() for name, value in scores.items()} == {"z": [0, 0], "a": [1, 1], "m": [2, 2]}
 
 
 def test_an_answer_to_another_request_is_refused():

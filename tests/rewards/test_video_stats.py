@@ -136,6 +136,10 @@ def test_flicker_sees_alternation_but_not_a_steady_fade():
 def test_repeated_frames_are_counted():
     clip = pan(2, frames=5).repeat_interleave(2, dim=1)
     assert measure("duplicate_frames", clip) == pytest.approx(5 / 9)
+    for share, repeats in ((2, 0.0), (5, 1.0)):  # half of the pixels brighter by two levels, or a fifth of them
+        frames = torch.full((1, 2, 10, 10, 3), 100, dtype=torch.uint8)
+        frames[:, 1, :, : 10 // share] += 2
+        assert measure("duplicate_frames", frames) == repeats
 
 
 def slow_pan(pixels_a_second: float, fps: int, seconds: float = 1.0) -> torch.Tensor:

@@ -239,6 +239,21 @@ def test_wrong_checkpoints_are_refused(tmp_path, folder, base, template):
         read_config(broken)
 
 
+def test_what_is_looked_at_comes_from_the_released_configuration(folder, tmp_path):
+    config = json.loads((folder / "model_config.json").read_text())
+    config["data_config"] |= {"fps": 4, "num_frames": 6, "max_frame_pixels": 50176}
+    config["peft_lora_config"]["num_lora_modules"] = 2
+    (tmp_path / "model_config.json").write_text(json.dumps(config))
+    read = read_config(tmp_path)
+    assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (4, 6, 50176, False)
+    for name in ("fps", "num_frames", "max_frame_pixels"):
+        del config["data_config"][name]
+    config["peft_lora_config"]["num_lora_modules"] = -1
+    (tmp_path / "model_config.json").write_text(json.dumps(config))
+    read = read_config(tmp_path)
+    assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (2.0, None, 448 * 448, True)
+
+
 @pytest.mark.parametrize(("stabilised", "scale"), [(False, 12 / 9), (True, 12 / 3)])
 def test_a_rank_stabilised_adapter_is_divided_by_the_root_of_its_rank(stabilised, scale, folder, tmp_path):
     config = json.loads((folder / "model_config.json").read_text())
@@ -272,6 +287,9 @@ def test_the_template_is_parsed_not_run_and_checked(tmp_path, template):
     assert read_template(text, name) == TEMPLATE  # the newlines at both ends are kept
     text.write_text(TEMPLATE + "<|VQ_reward|>")
     with pytest.raises(RewardConfigError, match="once"):
+        read_template(text, name)
+    text.write_text("{text_prompt} <|MQ_reward|> <|VQ_reward|> <|TA_reward|>")  # scores would change their names
+    with pytest.raises(RewardConfigError, match="in this order"):
         read_template(text, name)
     with pytest.raises(RewardConfigError, match=f"Did you mean '{name}'"):
         read_template(template, "DETAILED_PROMPT_WITH_SPECIAL_TOKENS")

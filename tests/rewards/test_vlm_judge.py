@@ -21,8 +21,8 @@ from PIL import Image
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.answer import Unreadable, read_answer
-from sage_grpo.rewards.judge.endpoint import retry_after
-from sage_grpo.rewards.judge.meter import Limits, Meter, Spent
+from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Network, retry_after
+from sage_grpo.rewards.judge.meter import Limits, Meter, Spent, Usage
 from sage_grpo.rewards.judge.vlm import VlmJudge
 
 KEY = "sk-very-secret-0123456789"
@@ -91,7 +91,28 @@ def _image(picture: dict[str, Any]) -> Image.Image:
 def test_answers_in_pieces_are_put_together():
     pieces = [{"type": "text", "text": json.dumps(GOOD)[:20]}, {"type": "text", "text": json.dumps(GOOD)[20:]}]
     with judge_server(Reply(200, {"choices": [{"message": {"content": pieces}}]})) as server:
-        assert judge(server.url, ask_again=0)(clips(), ["x"], 8.0)["move"].tolist() == [4.5]
+        reward = judge(f"{server.url}?api-version=7", ask_again=0)  # as some endpoints want it
+        assert reward(clips(), ["x"], 8.0)["move"].tolist() == [4.5]
+    assert server.asked[0][0][":path"] == "/v1/chat/completions?api-version=7"
+
+
+def test_an_answer_without_end_is_given_up(monkeypatch):
+    monkeypatch.setattr("sage_grpo.rewards.judge.endpoint.LARGEST_ANSWER", 5000)
+    with judge_server(completion(json.dumps(GOOD) + " " * 9000)) as server:
+        result = judge(server.url, network={**QUICK, "retries": 0})(clips(), ["x"], 8.0)
+    assert "too large" in result.reasons[0]
+
+
+def test_what_is_sent_is_what_the_options_say():
+    clip = torch.randint(0, 256, (20, 32, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def pictures(**frames: Any) -> list[Any]:
+        return json.loads(judge("https://host/v1", frames=frames).request(clip, "x", 4.0))["messages"][1]["content"][1:]
+
+    assert len(pictures(sample_fps=1.0)) == 5  # of five seconds
+    assert len(pictures(sample_fps=1.0, num_frames=2)) == 2
+    assert len(str(pictures(jpeg_quality=20))) < 0.6 * len(str(pictures(jpeg_quality=95)))
+    assert [_image(one).size for one in pictures(num_frames=1, max_side=30)] == [(30, 20)]
 
 
 def test_every_clip_has_its_own_request_and_order_is_kept_whoever_answers_first():
@@ -143,6 +164,11 @@ def test_answers_are_read_strictly_first_and_then_from_inside_the_text(text):
 def test_an_answer_without_scores_in_range_is_refused_not_guessed(text, why):
     with pytest.raises(Unreadable, match=why):
         read_answer(text, ["look", "move"], 0, 10)
+
+
+def test_a_long_answer_ends_with_what_counts():
+    scores, _ = read_answer("thinking " * 9000 + '{"look": 7, "move": 4.5}', ["look", "move"], 0, 10)
+    assert scores == {"look": 7.0, "move": 4.5}
 
 
 def test_an_unreadable_answer_is_asked_for_once_more_and_then_masks_the_clip():
@@ -243,6 +269,42 @@ def test_retry_after_is_honoured_for_everyone(monkeypatch):
         result = judge(server.url)(clips(), ["x"], 8.0)
         assert "asks to wait 3600 s, more than max_wait 1" in result.reasons[0]
         assert len(server.asked) == 1
+
+
+class Patience(threading.Event):
+    """An event that notes how long it is waited for, and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0.0)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("headers", "least"),
+    [
+        ({}, [0.5, 1.0, 1.5, 1.5, 1.5]),  # doubled up to max_wait, by the jitter at most halved
+        ({"retry-after": "2"}, [2.0, 2.0, 2.0, 2.0, 2.0]),  # at least what is asked for
+        ({"retry-after": "0.75"}, [0.75, 1.0, 1.5, 1.5, 1.5]),  # and at least one's own pause
+    ],
+)
+def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked_for(headers, least, monkeypatch):
+    now = [0.0]
+    meter = Meter(Limits(), clock=lambda: now[0])
+    endpoint = Endpoint("https://host/v1", "", Network(backoff=1.0, max_wait=3.0, retries=5), meter)
+    monkeypatch.setattr(endpoint, "_post", lambda body: (503, headers, b""))
+    stop = Patience()
+    with pytest.raises(EndpointFailure, match="answered 503"):
+        endpoint.ask(b"{}", Usage(), stop)
+    pauses = stop.waits[1::2]
+    assert all(low <= pause <= max(low, high) for low, pause, high in zip(least, pauses, [1.0, 2.0, 3.0, 3.0, 3.0]))
+    assert len(pauses) == 5
+    assert meter.reserve() == float(
+        headers.get("retry-after", 0)
+    )  # the clock stands: everybody else is to wait as well
 
 
 def _note(waited: list[float], seconds: float | None) -> None:

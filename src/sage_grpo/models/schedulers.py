@@ -97,6 +97,11 @@ def prepared(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Any
     """
     if num_steps < 1:
         raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
+    if num_steps == 1 and scheduler.config.get("shift_terminal"):
+        raise ModelError(
+            "The number of steps must be at least 2 here, got 1: this checkpoint's grid is stretched between its first and its last sigma "
+            f"(shift_terminal {scheduler.config['shift_terminal']:g} in scheduler/scheduler_config.json)."
+        )
     copy = type(scheduler).from_config(scheduler.config, **{SHIFT[type(scheduler).__name__]: shift})
     given: dict[str, Any] = {}
     if scheduler.config.get("use_dynamic_shifting", False):
