@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from double import CLOSE
 from sage_grpo.train.config import OptimizerConfig
 from sage_grpo.train.optim import Optimizer, learning_rate
 
@@ -78,6 +79,7 @@ def test_the_configured_learning_rate_is_the_one_used() -> None:
     assert float(moved[1] / moved[0]) == pytest.approx(10, rel=1e-3)
 
 
+@pytest.mark.usefixtures("in_double")
 def test_adamw_is_its_formula_with_every_option() -> None:
     config = OptimizerConfig(lr=0.1, betas=(0.5, 0.8), eps=0.3, weight_decay=0.4)
     params = parameters()
@@ -89,7 +91,7 @@ def test_adamw_is_its_formula_with_every_option() -> None:
         step = (m / (1 - 0.5 ** (update + 1))) / (math.sqrt(v / (1 - 0.8 ** (update + 1))) + 0.3)
         p = p * (1 - 0.1 * 0.4) - 0.1 * step
         take(optimizer, range(update, update + 1))
-        torch.testing.assert_close(params["bias"].detach().double(), p, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(params["bias"].detach(), p, rtol=CLOSE, atol=CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # Muon computes in bfloat16, which not every CPU has

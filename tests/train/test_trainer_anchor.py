@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from trainer_helpers import same, weights_of
 
+from double import CLOSE
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.anchor import Anchor, Ema, Snapshot
 from sage_grpo.train.config import AnchorConfig, OptimizerConfig, UpdateConfig
@@ -101,6 +102,7 @@ def test_anchor_counts_from_one() -> None:
     assert float(anchor.copies["p"]) == 4.0
 
 
+@pytest.mark.usefixtures("in_double")
 def test_ema_follows_its_recursion_and_is_what_evaluation_sees(make_config, make_trainer) -> None:
     decay = 0.75
     config = make_config(
@@ -112,7 +114,7 @@ def test_ema_follows_its_recursion_and_is_what_evaluation_sees(make_config, make
         trainer.step()
         expected = {name: torch.lerp(expected[name], p, 1 - decay) for name, p in weights_of(trainer).items()}
     assert isinstance(trainer.state.ema, Ema)
-    assert all(torch.allclose(trainer.state.ema.copies[name], expected[name], atol=1e-7) for name in expected)
+    assert all(torch.allclose(trainer.state.ema.copies[name], expected[name], rtol=0, atol=CLOSE) for name in expected)
     live = weights_of(trainer)
     averaged = trainer.evaluate().metrics
     assert same(weights_of(trainer), live)
