@@ -196,7 +196,8 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
     for whole in said.plans:
         plan = replace(whole, trains=lambda sigma: sigma > 0.3)
         reference = [1, 2, 0][: plan.updates]
-        found = count(plan, guiding, reference=reference)
+        parts = [kinds(plan, rank, guiding.branches) for rank in range(ranks)]
+        found = count(plan, parts, guiding, reference=reference)
         assert found.phases == [plainly(plan, rank, guiding, reference) for rank in range(ranks)]
         replays = [[len(plan.replays(rank, update)) for update in range(plan.updates)] for rank in range(ranks)]
         assert found.padding == ranks * sum(plan.rounds) - sum(map(sum, replays))

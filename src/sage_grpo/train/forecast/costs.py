@@ -34,7 +34,7 @@ from sage_grpo.train.build import compiles
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.architecture import Architecture, find_architecture, latent_elements, sigmas
 from sage_grpo.train.forecast.hardware import Hardware
-from sage_grpo.train.forecast.kinds import kinds
+from sage_grpo.train.forecast.kinds import Kind, kinds
 from sage_grpo.train.forecast.passes import Counts, Guiding, Passes, count, evaluation, evaluations, references
 from sage_grpo.train.keeping import levels
 from sage_grpo.train.plan import Plan
@@ -104,7 +104,21 @@ class Forecast:
             return like._counts
         guiding = self._guiding(self.config.model.training_guidance)
         needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
-        return [count(plan, guiding, reference=need) for plan, need in zip(self.plans, needed)]
+        rows = zip(self.plans, self._kinds, needed, strict=True)
+        return [count(plan, parts, guiding, reference=need) for plan, parts, need in rows]
+
+    @cached_property
+    def _kinds(self) -> list[list[list[Kind]]]:
+        """The kinds of parts of every plan, by rank."""
+        like, fresh = self.like, self.config.objective.fresh
+        if like is not None and (not fresh or like._counted_by() == self._counted_by()):
+            return like._kinds
+        guidance = self.config.model.training_guidance
+
+        def alike(sigma: float) -> int:
+            return self.architecture.branches(sigma, guidance)
+
+        return [[kinds(plan, rank, alike) for rank in range(self.layout.data)] for plan in self.plans]
 
     @cached_property
     def _referenced(self) -> float:
@@ -200,8 +214,7 @@ class Forecast:
         clips = sum(len(batch.members) for batch in plan.batches(rank))
         if config.rollout.offload:
             return float(MASTER * element * clips)
-        # Of a fresh noise level nothing counts but that it is one.
-        parts = [(kind.times, *self._stored(kind.plan)) for kind in kinds(plan, rank, lambda sigma: None)]
+        parts = [(kind.times, *self._stored(kind.plan)) for kind in self._kinds[0][rank]]
         states = sum(times * size for times, size, _ in parts)
         rows = [sum(times * rows[update] for times, _, rows in parts) for update in range(plan.updates)]
         references = config.trust_region.uses_anchor + any(config.objective.old_passes(plan.updates))

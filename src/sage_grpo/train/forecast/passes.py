@@ -10,7 +10,7 @@ from sage_grpo.data.groups import share_out
 from sage_grpo.train.anchor import Anchor
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.evaluate import members_of
-from sage_grpo.train.forecast.kinds import kinds
+from sage_grpo.train.forecast.kinds import Kind
 from sage_grpo.train.plan import Plan, Replay
 from sage_grpo.train.reference import Reference
 
@@ -94,15 +94,11 @@ class Counts:
     """Replays of all ranks together that only keep others in step."""
 
 
-def count(plan: Plan, guiding: Guiding, *, reference: Sequence[int]) -> Counts:
-    """Every rank's passes of one iteration, by phase; `reference` says how many reference passes each update runs."""
+def count(plan: Plan, parts: Sequence[Sequence[Kind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
+    """Every rank's passes of one iteration, by phase. `parts` are the ranks' parts by kind; `reference` says how many reference passes
+    each update runs."""
     ranks = range(len(plan.shares))
-    own = [
-        sum(
-            (count_own(kind.plan, guiding) * kind.times for kind in kinds(plan, rank, guiding.branches)), _nothing(plan)
-        )
-        for rank in ranks
-    ]
+    own = [sum((count_own(kind.plan, guiding) * kind.times for kind in row), _nothing(plan)) for row in parts]
     rollout = Counter({kind: max(one.rollout[kind] for one in own) for kind in (True, False)})
     rounds = [max(numbers) for numbers in zip(*(one.replays for one in own), strict=True)]
     gauges = max(one.gauges for one in own)
