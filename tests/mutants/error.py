@@ -44,20 +44,21 @@ class PlantedError:
     def fault(self, root: Path) -> str | None:
         """Why it cannot be planted in the tree at `root`, or None."""
         try:
-            self._located(root)
+            self.located(root)
         except DoesNotFit as error:
             return f"{self.table}: {self.what}: {error}"
         return None
 
     def planted(self, root: Path) -> tuple[Path, str]:
         """The file under `root`, and its text with the error in it."""
-        path, source, spot = self._located(root)
+        path, source, spot = self.located(root)
         changed = (
             source.replace(self.old, self.new) if spot is None else pattern.replaced(source, spot, self.old, self.new)
         )
         return path.relative_to(root), changed
 
-    def _located(self, root: Path) -> tuple[Path, str, pattern.Spot | None]:
+    def located(self, root: Path) -> tuple[Path, str, pattern.Spot | None]:
+        """Its file, what stands in it, and where the error goes (None: a text, not Python)."""
         path, spot = self._found(root)
         source = path.read_text(encoding="utf-8")
         try:

@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from mutants.error import PACKAGE, PlantedError  # noqa: E402
 from mutants.generate import generated  # noqa: E402
+from mutants.swap import can_be_swapped  # noqa: E402
 from mutants.tables import MUTANTS  # noqa: E402
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ WORDS = {0: "SURVIVED", 1: "noticed"}
 """Exit codes of pytest; all others mean that the tests did not run."""
 LATE = (-1, -signal.SIGXCPU)
 """Exit codes of a try that ran into a limit."""
+GROUP = 60
+"""Errors that are planted in one process."""
 
 
 @dataclass
@@ -67,6 +70,8 @@ class Try:
 
     tests: Sequence[str]
     error: PlantedError | None = None
+    group: Sequence[PlantedError] = ()
+    """Errors that are planted one after the other in forks of the fork (swap.py)."""
     folder: Path = Path()
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
@@ -74,6 +79,11 @@ class Try:
     """Seconds that it took of a core, with the processes that its tests started."""
     place: Path = Path()
     original: str = ""
+
+    @property
+    def answers(self) -> Path:
+        """What became of the errors of a group."""
+        return self.folder.with_suffix(".jsonl")
 
     @property
     def output(self) -> Path:
@@ -94,12 +104,23 @@ class Try:
             try:
                 if self.error is not None and self.error.cpu_limit:
                     resource.setrlimit(resource.RLIMIT_CPU, (self.error.cpu_limit, resource.RLIM_INFINITY))
-                code = run_tests(self.folder, self.tests, self.error is not None, self.output)
+                code = self._run()
             finally:
                 if sys.exc_info()[0]:
                     traceback.print_exc()
                 sys.stdout.flush()
                 os._exit(code)
+
+    def _run(self) -> int:
+        """In the fork: the exit code of pytest."""
+        enter(self.folder, self.output)
+        if self.group:
+            from mutants.swap import Swaps  # of the copy, like all that it imports
+
+            return run_tests(self.folder, [self.tests], Swaps(self.group, self.folder, self.answers))
+        if self.error is None:
+            return run_tests(self.folder, [self.tests])
+        return run_tests(self.folder, [[test] for test in self.tests])  # later ones are collected where they are needed
 
     def poll(self) -> int | None:
         """The exit code of pytest, -1 at the time limit, None while it runs."""
@@ -131,34 +152,41 @@ class Try:
 
 
 class Order:
-    """A plugin for pytest: it measures tests on the tree as it is, and has the quickest run first afterwards."""
+    """A plugin for pytest: it measures tests on the tree as it is, and has the quickest run first afterwards, none twice."""
 
-    def __init__(self, folder: Path, planted: bool) -> None:
-        """Each copy of the tree has a file of its own; all are read."""
-        self.planted = planted
+    def __init__(self, folder: Path, first: str) -> None:
+        """Each copy of the tree has a file of its own; all are read. The tests of `first` come before the others."""
+        self.first = f"tests/{first}"
         self.file = folder.with_suffix(".json")
         self.seconds: dict[str, float] = {}
-        if planted:
-            for file in folder.parent.glob("*.json"):
-                self.seconds |= json.loads(file.read_text())
+        for file in folder.parent.glob("*.json"):
+            self.seconds |= json.loads(file.read_text())
+        self.measures = not self.seconds
+        self.done: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """The setup of a test counts: what a session shares would be paid for by the first that needs it."""
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        self.done.add(report.nodeid)
+        if self.measures:
+            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """After every other plugin has put the tests into an order."""
-        if self.planted:
-            session.items.sort(key=lambda item: self.seconds.get(item.nodeid, 0.0))
+        if not self.measures:
+            session.items[:] = [item for item in session.items if item.nodeid not in self.done]
+            session.items.sort(key=self._place)
+
+    def _place(self, item: pytest.Item) -> tuple[bool, float]:
+        return not item.nodeid.startswith(self.first), self.seconds.get(item.nodeid, 0.0)
 
     def pytest_sessionfinish(self) -> None:
         """Leave the times for the tries that follow."""
-        if not self.planted:
+        if self.measures:
             self.file.write_text(json.dumps(self.seconds))
 
 
-def run_tests(folder: Path, tests: Sequence[str], planted: bool, output: Path) -> int:
-    """In the fork: pytest on a copy of the tree; returns its exit code."""
+def enter(folder: Path, output: Path) -> None:
+    """In the fork: become a process of that copy of the tree."""
     os.setsid()
     scratch = folder.with_suffix(".tmp")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -170,6 +198,7 @@ def run_tests(folder: Path, tests: Sequence[str], planted: bool, output: Path) -
     sys.path[:] = [str(folder / "src"), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "tests")]
     for name in [name for name, module in sys.modules.items() if _of_the_tree(module)]:
         del sys.modules[name]  # the copy has its own
+    sys.path.append(str(folder / "tests"))
     vars(sys.modules["__main__"]).pop("__file__", None)  # else processes that tests start would import this script
     os.environ.update(PYTHONPATH=str(folder / "src"), TMPDIR=str(scratch))
     # Compiled files are checked against the source's text (copy_tree), and tests, which nobody changes here, are prepared by pytest once.
@@ -177,6 +206,10 @@ def run_tests(folder: Path, tests: Sequence[str], planted: bool, output: Path) -
     sys.dont_write_bytecode = False
     tempfile.tempdir = None
     os.chdir(folder)
+
+
+def run_tests(folder: Path, parts: Sequence[Sequence[str]], swaps: object = None) -> int:
+    """In the fork: pytest on a copy of the tree, part by part up to the first that fails; returns its exit code."""
     package = importlib.import_module("sage_grpo")
     if not str(package.__file__).startswith(str(folder)):
         print(f"The package came from {package.__file__}, not from the copy.")
@@ -187,13 +220,14 @@ def run_tests(folder: Path, tests: Sequence[str], planted: bool, output: Path) -
     # The same examples every time, and none made smaller: that an error is noticed is enough.
     settings.register_profile("planted", phases=(Phase.explicit, Phase.generate), derandomize=True, deadline=None)
     settings.load_profile("planted")
-    common = ["-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}"]
-    paths = [f"tests/{test}" for test in tests]
-    if not planted:
-        return int(pytest.main([*common, *paths], plugins=[Order(folder, planted)]))
-    for path in paths:  # one after the other: what comes later is collected only where it is needed
-        code = int(pytest.main([*common, "-x", path], plugins=[Order(folder, planted)]))
-        if code:
+    order = Order(folder, parts[0][0])
+    scratch = folder.with_suffix(".tmp") / "pytest"
+    options = ["-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
+    options += [] if order.measures else ["-x"]
+    for part in parts:
+        paths = [f"tests/{test}" for test in part]
+        code = int(pytest.main([*options, *paths], plugins=[order, *([swaps] if swaps else [])]))
+        if code not in (0, 5) or (code == 5 and not order.done):  # 5: all of them have run before
             return code
     return 0
 
@@ -288,11 +322,30 @@ def check_baseline(errors: Sequence[PlantedError], folders: list[Path]) -> list[
     return wrong
 
 
+def swapped(errors: Sequence[PlantedError], folders: list[Path]) -> dict[PlantedError, tuple[str, float]]:
+    """Try errors within functions in groups (swap.py): those that were noticed, with the test that failed and the seconds of a core."""
+    groups: dict[tuple[str, tuple[str, ...]], list[PlantedError]] = {}
+    for error in errors:
+        groups.setdefault((error.file, error.tests), []).append(error)
+    parts = [(tests, group[n : n + GROUP]) for (_, tests), group in groups.items() for n in range(0, len(group), GROUP)]
+    noticed = {}
+    for one, _ in finished(iter([Try(tests, group=group) for tests, group in parts]), list(folders)):
+        for line in one.answers.read_text().splitlines() if one.answers.exists() else ():
+            number, failed, seconds = json.loads(line)
+            if failed:
+                noticed[one.group[number]] = (failed, seconds)
+        one.answers.unlink(missing_ok=True)
+    return noticed
+
+
 def plant(errors: Sequence[PlantedError], folders: list[Path]) -> list[str]:
     """Plant each error and print what became of it; returns the lines of those that were not noticed."""
     bad = []
-    waiting = iter([Try(error.tests, error) for error in errors])
-    for number, (one, code) in enumerate(finished(waiting, list(folders)), 1):
+    quick = swapped([error for error in errors if error.cpu_limit and can_be_swapped(error, folders[0])], folders)
+    for number, (error, (failed, seconds)) in enumerate(quick.items(), 1):
+        print(f"{number:3}/{len(errors)} {WORDS[1]:9} {seconds:5.1f} s  {error.place}: {error.what}  [{failed}]")
+    waiting = iter([Try(error.tests, error) for error in errors if error not in quick])
+    for number, (one, code) in enumerate(finished(waiting, list(folders)), len(quick) + 1):
         error = one.error
         assert error is not None
         one.restore()

@@ -1,0 +1,93 @@
+"""Errors within functions, planted in a process that has the package and the tests already: each is a fork in which one function has other code.
+
+That costs a tenth of a second where a process that imports the package anew takes half a second, and generated errors are many. What
+is not noticed here is tried again with the package imported anew: values that were made on import are of the code as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import itertools
+import json
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from mutants import pattern
+from mutants.error import PACKAGE, PlantedError
+
+
+def can_be_swapped(error: PlantedError, root: Path) -> bool:
+    """Whether it changes nothing but what one function does: no default, decorator or constant."""
+    path, source, spot = error.located(root)
+    if spot is None or path != root / PACKAGE / error.file:
+        return False
+    for way in pattern.symbols(source).get(error.symbol, []):
+        node = pattern.Spot(way).nodes(pattern.parsed(source))[0]
+        inside = spot.way[: len(way)] == way and len(spot.way) > len(way) and spot.way[len(way)][0] == "body"
+        if inside and isinstance(node, ast.FunctionDef) and len(pattern.symbols(source)[error.symbol]) == 1:
+            return True
+    return False
+
+
+def swap(file: str, symbol: str, source: str) -> None:
+    """Give a function of the loaded package the code that it has in another source."""
+    name = ".".join(["sage_grpo", *Path(file).with_suffix("").parts])
+    found: object = importlib.import_module(name)
+    for part in symbol.split("."):
+        found = vars(found)[part]
+    while not isinstance(found, FunctionType):
+        found = getattr(found, "__wrapped__", None) or getattr(found, "__func__", None) or found.fget  # type: ignore[attr-defined]
+    while hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    codes = [code for code in _codes(compile(source, file, "exec", dont_inherit=True)) if code.co_qualname == symbol]
+    (found.__code__,) = codes
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return [code, *itertools.chain.from_iterable(map(_codes, inner))]
+
+
+class Swaps:
+    """A plugin for pytest: instead of running the collected tests once, run them for every error of a group, up to the first that fails."""
+
+    def __init__(self, group: Sequence[PlantedError], folder: Path, output: Path) -> None:
+        """Lines of JSON go to `output`: the error's number, the test that failed and the seconds of a core."""
+        self.group, self.folder, self.output = group, folder, output
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Fork for each error."""
+        for number, error in enumerate(self.group):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    resource.setrlimit(resource.RLIMIT_CPU, (error.cpu_limit, resource.RLIM_INFINITY))
+                    place, source = error.planted(self.folder)
+                    swap(place.relative_to(PACKAGE).as_posix(), error.symbol, source)
+                    _run(session.items, self.output.with_suffix(".one"))
+                finally:
+                    os._exit(0)
+            _, _, used = os.wait4(pid, 0)
+            one = self.output.with_suffix(".one")
+            failed = one.read_text() if one.exists() else ""
+            one.unlink(missing_ok=True)
+            with self.output.open("a") as stream:
+                print(json.dumps([number, failed, used.ru_utime + used.ru_stime]), file=stream)
+        return True
+
+
+def _run(items: Sequence[pytest.Item], failed: Path) -> None:
+    for item, later in itertools.pairwise([*items, None]):
+        assert item is not None
+        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=later)):
+            failed.write_text(item.nodeid.removeprefix("tests/"))
+            sys.stdout.flush()
+            return
