@@ -137,6 +137,25 @@ def test_the_average_and_the_weights_themselves_are_not_mixed(wan, tmp_path) -> 
         claim({"tuned": average})
 
 
+def test_clips_from_other_pictures_are_not_mixed(wan, tmp_path) -> None:
+    for name, content in (("a.png", b"cat"), ("b.png", b"dog"), ("same/a.png", b"cat")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+
+    def claim(image: str) -> None:
+        (tmp_path / "p.csv").write_text(f"prompt,image\na cat,{image}\n")
+        given = options(wan, tmp_path, prompts=str(tmp_path / "p.csv"))
+        bench._claim(tmp_path / "out", given, bench.plan(given), {})
+
+    claim("a.png")
+    claim("same/a.png")  # the picture counts, not its place
+    with pytest.raises(ValueError, match=r"other settings:\n  prompts"):
+        claim("b.png")
+    (tmp_path / "a.png").write_bytes(b"another cat")
+    with pytest.raises(ValueError, match=r"other settings:\n  prompts"):
+        claim("a.png")
+
+
 def test_names_that_the_disk_changes_are_noticed(wan, tmp_path, monkeypatch) -> None:
     from sage_grpo import video
 

@@ -58,4 +58,11 @@ MUTANTS = (
         "TEXT_TOKENS = 256",
         (f"{CUT}[qwen_image]",),
     ),
+    Mutant(
+        "a grid that needs two steps is NaN for one",
+        "models/schedulers.py",
+        'if num_steps == 1 and scheduler.config.get("shift_terminal"):',
+        "if False:",
+        ("models/test_parity.py::test_a_grid_between_two_ends_needs_two_steps",),
+    ),
 )

@@ -74,7 +74,7 @@ def _claim(out: Path, options: Options, clips: Mapping[Clip, str], models: Mappi
     """What the clips of this folder are made with; refuses a folder of other clips."""
     from sage_grpo.train.folder.identity import FREE, differences, plain
 
-    rows = [[clip.file, clip.prompt, clip.seed, str(clip.image or "")] for clip in clips]
+    rows = [[clip.file, clip.prompt, clip.seed, _content(clip.image)] for clip in clips]
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
     settings = {
         **{name: plain(value) for name, value in dataclasses.asdict(options).items() if name in names},
@@ -104,6 +104,11 @@ def _claim(out: Path, options: Options, clips: Mapping[Clip, str], models: Mappi
     ]
     _write_record(out, record)
     return record
+
+
+def _content(image: Path | None) -> str:
+    """A fingerprint of a picture, wherever it lies; nothing where there is none."""
+    return "" if image is None else hashlib.sha256(image.read_bytes()).hexdigest()
 
 
 def _write_record(out: Path, record: Mapping[str, Any]) -> None:
