@@ -91,17 +91,17 @@ if TYPE_CHECKING:
     from sage_grpo.types import Conditioning as Conditioning
     from sage_grpo.types import Reward as Reward
     from sage_grpo.types import VideoSpec as VideoSpec
+else:  # type checkers must not see this, or every misspelt name would be fine with them
 
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            module = import_module(f"{__name__}.{home}")
-            # A package and a function cannot share a name: sage_grpo.train is the package, which can be called.
-            value = module if name == "train" else getattr(module, name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        for home, names in _HOMES.items():
+            if name in names:
+                module = import_module(f"{__name__}.{home}")
+                # A package and a function cannot share a name: sage_grpo.train is the package, which can be called.
+                value = module if name == "train" else getattr(module, name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

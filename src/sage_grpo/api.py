@@ -6,10 +6,10 @@ The same names can be imported from `sage_grpo` itself; nothing heavy is importe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from sage_grpo.configure import ConfigError
 
@@ -18,12 +18,48 @@ if TYPE_CHECKING:
 
     from sage_grpo.commands.evaluate import Options as EvaluateOptions
     from sage_grpo.commands.pairs import Difference
+    from sage_grpo.data.rows import Frame, Row
+    from sage_grpo.flow.kernels import KernelSpec
+    from sage_grpo.flow.solvers import SolverName
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.rewards.given import RewardLike
+    from sage_grpo.train.config import EvalConfig, TrainConfig
     from sage_grpo.train.evaluate import Evaluation
     from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
     from sage_grpo.train.own import Own
+
+
+class WeightsSettings(TypedDict, total=False):
+    """Which weights `evaluate`, `evaluate_pairs` and `generate` use; the commands' options of these names say what they mean."""
+
+    weights: Literal["final", "best", "base"] | None
+    checkpoint: int | None
+    ema: bool | None
+    lora: str | None
+    trust_run: bool
+
+
+class EvaluateSettings(WeightsSettings, total=False):
+    """The options of `evaluate` and `evaluate_pairs`."""
+
+    settings: EvalConfig
+    micro_batch: int
+    max_failed_fraction: float
+
+
+class GenerateSettings(WeightsSettings, total=False):
+    """The options of `generate`."""
+
+    kernel: KernelSpec
+    solver: SolverName
+    deterministic_last: bool
+    steps: int
+    per_prompt: int
+    batch: int
+    seed: int
+    images: list[str]
+    progress: bool
 
 
 @dataclass(frozen=True)
@@ -79,13 +115,13 @@ def train(
     config: TrainConfig,
     *,
     model: VelocityModel | None = None,
-    rewards: Any = None,
-    prompts: Iterable[Any] | None = None,
-    held_out: Iterable[Any] | None = None,
-    on_iteration: Callable[[IterationEvent], None] | None = None,
-    on_evaluation: Callable[[EvaluationEvent], None] | None = None,
-    on_checkpoint: Callable[[CheckpointEvent], None] | None = None,
-    on_sentinel: Callable[[SentinelEvent], None] | None = None,
+    rewards: RewardLike | Sequence[RewardLike] | None = None,
+    prompts: Iterable[Row] | Frame | None = None,
+    held_out: Iterable[Row] | Frame | None = None,
+    on_iteration: Callable[[IterationEvent], object] | None = None,
+    on_evaluation: Callable[[EvaluationEvent], object] | None = None,
+    on_checkpoint: Callable[[CheckpointEvent], object] | None = None,
+    on_sentinel: Callable[[SentinelEvent], object] | None = None,
     stop: StopRequest | None = None,
     quiet: bool = False,
 ) -> TrainResult:
@@ -134,9 +170,9 @@ def evaluate(
     run: str | Path | None = None,
     *,
     model: VelocityModel | ModelSpec | None = None,
-    rewards: Any = None,
-    prompts: str | Iterable[Any] | None = None,
-    **options: Any,
+    rewards: RewardLike | Sequence[RewardLike] | None = None,
+    prompts: str | Iterable[Row] | Frame | None = None,
+    **options: Unpack[EvaluateSettings],
 ) -> Evaluation:
     """Score clips of a model with the ODE and fixed seeds, as `sage-grpo evaluate` does.
 
@@ -153,9 +189,9 @@ def evaluate_pairs(
     run: str | Path | None = None,
     *,
     model: ModelSpec | None = None,
-    rewards: Any = None,
-    prompts: str | Iterable[Any] | None = None,
-    **options: Any,
+    rewards: RewardLike | Sequence[RewardLike] | None = None,
+    prompts: str | Iterable[Row] | Frame | None = None,
+    **options: Unpack[EvaluateSettings],
 ) -> Pairs:
     """A run's weights, or a LoRA, against the base model, clip by clip, as `sage-grpo evaluate --pairs` does.
 
@@ -173,15 +209,19 @@ def evaluate_pairs(
 
 
 def _evaluation(
-    function: str, run: Any, model: Any, rewards: Any, prompts: Any, options: dict[str, Any]
+    function: str,
+    run: str | Path | None,
+    model: VelocityModel | ModelSpec | None,
+    rewards: RewardLike | Sequence[RewardLike] | None,
+    prompts: str | Iterable[Row] | Frame | None,
+    options: EvaluateSettings,
 ) -> tuple[EvaluateOptions, Own]:
     """The command's options, and what takes the place of what they name."""
     from sage_grpo.commands import evaluate as command
     from sage_grpo.train.config import TrainConfig
     from sage_grpo.train.own import adopt
 
-    allowed = ("weights", "checkpoint", "ema", "lora", "settings", "micro_batch", "max_failed_fraction", "trust_run")
-    _check_names(function, options, allowed)
+    _check_names(function, options, EvaluateSettings.__annotations__)
     trust = bool(options.get("trust_run", False))
     base = command.Options() if run is None else command.of_run(str(run), trust=trust, rewards=rewards is None)
     if isinstance(prompts, str):
@@ -197,11 +237,11 @@ def _evaluation(
 
 
 def generate(
-    prompts: str | Iterable[Any],
+    prompts: str | Iterable[Row] | Frame,
     *,
     run: str | Path | None = None,
     model: VelocityModel | ModelSpec | None = None,
-    **options: Any,
+    **options: Unpack[GenerateSettings],
 ) -> Clips:
     """Videos of prompts (one, rows as in `train`, or the name of a file), as `sage-grpo generate` makes them.
 
@@ -214,19 +254,18 @@ def generate(
     from sage_grpo.data.rows import prompts_of
     from sage_grpo.train.own import check_model
 
-    other = ("run", "model", "prompts", "out", "bench", "rewrites")
-    allowed = [field.name for field in fields(command.Options) if field.name not in other]
-    _check_names("generate", options, allowed)
+    _check_names("generate", options, GenerateSettings.__annotations__)
     spec, thing = _either(model)
     if thing is not None:
         spec = check_model(thing)
     elif spec is None and run is not None:
         spec = read_config(Path(run), trust=bool(options.get("trust_run", False)), rewards=False).model
+    options.setdefault("progress", False)
     chosen = command.Options(
         run=None if run is None else str(run),
         model=spec or command.Options().model,
         prompts=prompts if isinstance(prompts, str) else "",
-        **{"progress": False, **options},
+        **options,
     )
     clips = command.plan(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
     loaded = command.load(chosen, thing)
@@ -246,7 +285,7 @@ def _either(model: VelocityModel | ModelSpec | None) -> tuple[ModelSpec | None, 
     return (model, None) if isinstance(model, ModelSpec) else (None, model)
 
 
-def _check_names(function: str, options: dict[str, Any], allowed: Iterable[str]) -> None:
+def _check_names(function: str, options: Mapping[str, object], allowed: Iterable[str]) -> None:
     names = list(allowed)
     for name in options:
         if name not in names:

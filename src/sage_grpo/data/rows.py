@@ -18,7 +18,11 @@ class Frame(Protocol):
         ...
 
 
-def prompts_of(rows: Iterable[Any], what: str = "prompts") -> list[Prompt]:
+Row = str | Mapping[str, Any] | Prompt
+"""What can be made a prompt of."""
+
+
+def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:
     """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed` and `image`;
     others are metadata for rewards), or a Prompt. All rows are read now. `what` is what errors call them."""
     if isinstance(rows, (str, bytes, Path)):
@@ -37,7 +41,7 @@ def prompts_of(rows: Iterable[Any], what: str = "prompts") -> list[Prompt]:
     return prompts
 
 
-def _rows(rows: Iterable[Any], what: str) -> Iterator[Any]:
+def _rows(rows: Iterable[Row] | Frame, what: str) -> Iterator[Any]:
     if isinstance(rows, Frame):
         return (dict(row) for _, row in rows.iterrows())
     try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
 
 from sage_grpo.objects import name_of
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
@@ -21,13 +21,32 @@ class GivenReward:
     reward: Reward
 
 
-def own_reward(target: Any, **settings: Any) -> GivenReward:
+RewardLike = str | RewardSpec | GivenReward | Reward | Callable[..., Any]
+"""What `gather_rewards` takes for a reward: its name, or what can be called."""
+
+
+class RewardSettings(TypedDict, total=False):
+    """The fields of a RewardSpec but for its name."""
+
+    label: str
+    weights: dict[str, float]
+    metric_only: bool
+    standardize: dict[str, list[float]]
+    options: dict[str, Any]
+    batch_size: int | None
+    device: str
+    overlap: bool
+    isolate_failures: bool | None
+    try_out: bool
+
+
+def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSettings]) -> GivenReward:
     """An object or a function as a reward, with the settings of a RewardSpec (label, weights, metric_only, batch_size, ...).
 
     An object has `names` and `__call__(videos, prompts, fps)`. A function is as docs/rewards.md has it; `options` are its
     further arguments (or `per_frame` and its friends), and its parts are the keys of `weights`, or it has one of its own name.
     """
-    known = [field.name for field in fields(RewardSpec) if field.name != "name"]
+    known = list(RewardSettings.__annotations__)
     for name in settings:
         if name not in known:
             raise RewardConfigError(f"own_reward has no setting {name!r}.{nearest(name, known)}")
@@ -49,7 +68,7 @@ def own_reward(target: Any, **settings: Any) -> GivenReward:
     return GivenReward(spec, FunctionReward(target, **{"parts": list(spec.weights) or [label], **spec.options}))
 
 
-def gather_rewards(rewards: Any) -> tuple[list[RewardSpec], dict[str, Reward]]:
+def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[RewardSpec], dict[str, Reward]]:
     """Specs and objects (by the names in their specs) of one reward or a list of them: names of built-in rewards, specs, objects,
     functions, or what `own_reward` makes of them."""
     given = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]

@@ -105,10 +105,10 @@ class SentinelEvent:
 class Hooks:
     """Functions that the main process calls; what one raises ends the run on all ranks, saved."""
 
-    iteration: Callable[[IterationEvent], None] | None = None
-    evaluation: Callable[[EvaluationEvent], None] | None = None
-    checkpoint: Callable[[CheckpointEvent], None] | None = None
-    sentinel: Callable[[SentinelEvent], None] | None = None
+    iteration: Callable[[IterationEvent], object] | None = None
+    evaluation: Callable[[EvaluationEvent], object] | None = None
+    checkpoint: Callable[[CheckpointEvent], object] | None = None
+    sentinel: Callable[[SentinelEvent], object] | None = None
 
 
 class CallbackFailed(RuntimeError):

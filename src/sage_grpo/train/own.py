@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.data.rows import prompts_of
+from sage_grpo.data.rows import Frame, Row, prompts_of
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objects import name_of
-from sage_grpo.rewards.given import gather_rewards
+from sage_grpo.rewards.given import RewardLike, gather_rewards
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.prints import Fingerprinted
 from sage_grpo.types import Reward
@@ -38,9 +37,9 @@ def adopt(
     config: TrainConfig,
     *,
     model: VelocityModel | None = None,
-    rewards: Any = None,
-    prompts: Iterable[Any] | None = None,
-    held_out: Iterable[Any] | None = None,
+    rewards: RewardLike | Sequence[RewardLike] | None = None,
+    prompts: Iterable[Row] | Frame | None = None,
+    held_out: Iterable[Row] | Frame | None = None,
 ) -> tuple[TrainConfig, Own]:
     """The objects, and the configuration that says that they were used."""
     objects: dict[str, Reward] = {}

@@ -264,7 +264,7 @@ def _note(trainer: Trainer, kind: str, text: str) -> None:
         attempt(f"Writing to {out / diary.NAME}", lambda: diary.note(out, kind, trainer.state.iteration, text))
 
 
-def _tell(run: Run, hook: Callable[[Any], None] | None, event: Any) -> None:
+def _tell(run: Run, hook: Callable[[Any], object] | None, event: Any) -> None:
     """Call a program's function in the main process; what it raises ends the run on all ranks, saved."""
     trainer, raised = run.trainer, None
     if hook is None:
