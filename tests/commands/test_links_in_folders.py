@@ -29,6 +29,7 @@ from sage_grpo.report.watch import Watcher
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.folder.lock import FolderLock
 from sage_grpo.train.folder.owned import KEPT, owned
+from sage_grpo.train.terminal import Terminal
 
 SECRET = b"what nobody was to see or to lose " * 3
 
@@ -294,6 +295,11 @@ def test_warnings_of_a_command_are_shown_as_text(run: Path, capsys, monkeypatch:
     assert main(["report", str(run)]) == 0
     assert "odd \\x1b]0;owned\\x07" in formatted[0]
     assert warnings.formatwarning is before
+
+
+def test_what_a_run_says_about_its_folder_is_text(capsys) -> None:
+    Terminal(enabled=True, progress=False, total=1).say(f"note {ESCAPE}")
+    assert "note \\x1b]0;owned\\x07\\x1b[2J" in capsys.readouterr().out
 
 
 def test_a_train_config_that_is_the_users_own_is_as_it_was(run: Path) -> None:

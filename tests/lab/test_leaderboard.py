@@ -67,6 +67,14 @@ def test_an_arm_that_breaks_a_rule_is_left_out_with_the_reason() -> None:
     }
 
 
+def test_a_run_that_is_there_twice_is_one_seed() -> None:
+    runs = rows("copied", [1.5] * 8)
+    runs[7] |= {"seed": runs[0]["seed"]}
+    found = leaderboard.board(suite("copied"), runs)
+    assert not found["entries"]
+    assert found["left_out"]["copied"].startswith("7 seeds")
+
+
 def test_a_diverged_run_costs_the_score_at_the_budget() -> None:
     runs = rows("hot", [1.5] * 8)
     runs[3] |= {"status": "diverged", "evaluations": {"0": runs[3]["evaluations"]["0"]}, "passes": {"0": 0}}

@@ -113,14 +113,15 @@ def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained
     assert unlabelled({"a/TA/size": 1.0, "a/TA": 2.0, "ab/TA": 3.0, "TA": 4.0}, "a") == {"TA/size": 1.0, "TA": 2.0}
 
 
-def test_another_evaluation_is_another_base(job_of: MakeJob) -> None:
+def test_runs_that_start_alike_share_their_base(job_of: MakeJob) -> None:
     bases: dict[str, Any] = {}
-    job = job_of("sage")
-    run(job, bases)
-    more = replace(job, config=replace(job.config, evaluate=replace(job.config.evaluate, steps=9)))
-    run(more, bases)
-    run(job_of("branch"), bases)  # learns otherwise, starts from the same
-    assert len(bases) == 2
+    first = run(job_of("sage"), bases)
+    (known,) = bases
+    bases[known] = {"total": 77.0}, []
+    row = run(job_of("branch"), bases)  # learns otherwise, starts from the same
+    assert row["evaluations"]["0"] == {"total": 77.0}
+    assert row["evaluations"]["2"]["total"] != first["evaluations"]["2"]["total"]
+    assert list(bases) == [known]
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,9 @@ def test_scores_at_equal_passes_lie_on_the_curve() -> None:
 
 def test_points_are_numbers_and_not_words() -> None:
     """As words 10 comes before 2, and a budget of 15 would lie between the start and the end."""
-    long = row("a", 1, {10: 2.0, 0: 1.0, 2: 1.2})
-    assert at_passes(long, "total", 15) == pytest.approx(1.1 + 0.05)
-    assert at_passes(long, "total", 60) == pytest.approx(1.6)
+    long = row("a", 1, {10: 2.0, 0: 1.0, 2: 1.5})
+    assert at_passes(long, "total", 15) == pytest.approx(1.375)
+    assert at_passes(long, "total", 60) == pytest.approx(1.75)
     assert at_passes(long, "total", 100) == pytest.approx(2.0)
     steps = {str(step): {"raw": 1.0} for step in (10, 9, 2)}
     summary = summarize(suite(), [{**long, "steps": steps}, row("a", 2, {0: 1.0, 10: 2.0})])

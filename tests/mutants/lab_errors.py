@@ -108,9 +108,9 @@ MUTANTS = (
     Mutant(
         "one base stands for all evaluations",
         "lab/measure.py",
-        "parts = [config.model, *config.rewards, config.evaluate, config.data]",
-        "parts = [config.model, *config.rewards, config.data]",
-        (f"{MEASURE}test_another_evaluation_is_another_base",),
+        "[config.model, *config.rewards, config.evaluate, config.data]",
+        "[config.model, *config.rewards, config.data]",
+        (f"{MEASURE}test_another_model_evaluation_or_prompt_is_another_base[evaluate-seed-77]",),
     ),
     Mutant(
         "a process that failed gets the next job",

@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "a request's path is opened",
         "report/watch.py",
-        "return self._names.get(name)",
-        "return self.folders[0] / name[3:]",
+        "file = self._names.get(name)",
+        "file = self.folders[0] / name[3:]",
         (f"{WATCH}test_only_the_address_with_its_secret_is_answered",),
     ),
     Mutant(

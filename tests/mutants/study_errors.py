@@ -116,10 +116,10 @@ MUTANTS = (
     ),
     Mutant(
         "a link in the place of a clip is followed",
-        "report/study/app.py",
-        "file is None or path.is_symlink() or",
-        "file is None or",
-        SERVER,
+        "report/study/material.py",
+        "path.is_file() and not path.is_symlink()",
+        "path.is_file()",
+        (*MATERIAL, *SERVER),
     ),
     Mutant(
         "an answer may be anything",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -12,7 +13,7 @@ import torch
 
 from sage_grpo.cli import main
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.inside import LeadsOut
+from sage_grpo.inside import CONTROL, LeadsOut
 from sage_grpo.report.study.making import Plan, make, open_study
 from sage_grpo.report.study.material import clip_file, copy_clip, find_clips
 from sage_grpo.report.study.store import StudyError
@@ -194,6 +195,19 @@ def test_the_commands_make_invite_count_and_export(
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 64 * 3
     for renew, answer in (("admin", 0), ("2", 0), ("9", 2), ("x", 2)):
         assert main(["study", "links", "--renew", renew]) == answer
+
+
+def test_a_title_does_not_steer_the_terminal(tmp_path: Path, capsys) -> None:
+    (tmp_path / "clips").mkdir()
+    with contextlib.closing(
+        created(tmp_path / "study.sqlite", replace(study(prompts=1, methods=2), title="t\x1b]0;owned\x07"))
+    ) as store:
+        for file in store.files():
+            (tmp_path / "clips" / file).write_bytes(b"video")
+    assert main(["study", "results", "--study", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("t\\x1b]0;owned\\x07: 0 votes")
+    assert not CONTROL.search(told)
 
 
 @pytest.mark.parametrize("name", ["study.sqlite", "study.sqlite-wal", "study.sqlite-journal", "clips"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.configure import ConfigError
-from sage_grpo.documents import parse_json, read_json
+from sage_grpo.documents import DocumentError, demand, misfit, parse_json, read_object, shown
 from sage_grpo.inside import inside, replacing
 from sage_grpo.lab.design import Arm, Column, Suite
 
@@ -43,8 +43,49 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             ) from error
         if not isinstance(row, dict) or row.get("format") != FORMAT:
             raise ConfigError(f"{file}: line {number} is no row of format {FORMAT} that `sage-grpo compare` writes.")
+        fault = _fault(row)
+        if fault:
+            raise ConfigError(
+                f"{file}, line {number}: {fault} Remove the line (its run is then done again), or restore the file from a copy."
+            )
         rows.append(row)
     return rows
+
+
+HEAD = {
+    "arm": str, "recipe": str, "seed": int, "key": str, "kind": str, "status": str, "error": str | None, "iterations": int,
+    "settings": dict[str, Any],
+}  # fmt: skip
+"""What every row says, with the types."""
+MEASURED = {
+    "evaluations": dict[int, dict[str, float | None]], "passes": dict[int, float], "updates": int, "seconds": dict[str, float],
+    "steps": dict[int, dict[str, float | None]], "training": dict[str, list[float | None]], "reached": int, "commit": str | None,
+    "code": str | None,
+}  # fmt: skip
+"""What rows of runs that got somewhere may say."""
+
+
+def _fault(row: Mapping[str, Any]) -> str:
+    """What is wrong with a row, in a sentence: a folder may come from somebody else, and tables believe what they read."""
+    lacking = [name for name in HEAD if name not in row]
+    needed = ("evaluations", "passes", "updates", "seconds") if row.get("status") in FINISHED else ()
+    lacking += [name for name in needed if name not in row]
+    if lacking:
+        return f"it lacks {lacking[0]!r}."
+    for name, hint in (HEAD | MEASURED).items():
+        if name in row and (fault := misfit(row[name], hint, name)):
+            return fault
+    if row["status"] in FINISHED and not row["evaluations"].keys() <= row["passes"].keys():
+        return "it has evaluations without the passes that they took."
+    rewards = row["settings"].get("rewards", [])
+    return misfit(rewards, list[dict[str, Any]], "settings.rewards") or next(
+        (
+            f"a reward among its settings has no name: {shown(one)}."
+            for one in rewards
+            if not isinstance(one.get("name"), str)
+        ),
+        "",
+    )
 
 
 def repair(file: Path) -> bool:
@@ -97,7 +138,11 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
     if not file.is_file():
         raise FileNotFoundError(f"{folder} is not the folder of a comparison: it has no {SUITE}.")
     try:
-        content = read_json(file)
+        content = read_object(file)
+        demand(content, {"suite": dict, "keys": list, "command": str}, str(file))
+        fault = misfit(content["suite"], Suite, "suite") or misfit(content["keys"], list[str], "keys")
+        if fault:
+            raise DocumentError(fault)
         suite = dict(content["suite"])
         suite["arms"] = tuple(Arm(**arm) for arm in suite["arms"])
         suite["columns"] = tuple(Column(**column) for column in suite["columns"])

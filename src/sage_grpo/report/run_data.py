@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.documents import DocumentError, demand, read_json, shown
+from sage_grpo.documents import DocumentError, demand, is_number, read_json, shown
 from sage_grpo.inside import inside
 from sage_grpo.secrecy import hide_inside
 from sage_grpo.train.folder.diary import read_events
@@ -135,6 +135,9 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
     """The inspector's rows for the run's own kernel and schedule; None where they are not known."""
     if run.schedule is None or not isinstance(run.config.get("kernel"), dict):
         return None
+    sigmas, stochastic = run.schedule.get("sigmas"), run.schedule.get("stochastic")
+    if not isinstance(sigmas, list) or not all(map(is_number, sigmas)) or not isinstance(stochastic, list):
+        return None
     import torch
 
     from sage_grpo.flow.kernels import KernelSpec
@@ -142,11 +145,11 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
     from sage_grpo.inspector import inspect_kernel
 
     try:
-        schedule = Schedule(torch.tensor(run.schedule["sigmas"]), tuple(run.schedule["stochastic"]))
+        schedule = Schedule(torch.tensor(sigmas), tuple(stochastic))
         found = inspect_kernel(KernelSpec(**run.config["kernel"]).build(), schedule).to_dict()
     except (KeyError, TypeError, ValueError):  # a run of another version, or a file that someone changed
         return None
-    window = run.config.get("rollout", {}).get("window", {}).get("kind", "all")
+    window = run.settings.get("rollout.window.kind", "all")
     return {**found, "moves": window in ("random", "sliding", "drawn")}
 
 

@@ -88,14 +88,11 @@ class FolderLock:
 
     def _file(self) -> IO[str]:
         """The lock file, which is signed by writing into it: one of our own, and no name that leads to somebody's file."""
-        try:
-            return os.fdopen(os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666), "a+")
-        except OSError as error:
-            if not self.file.is_symlink():
-                raise
+        if self.file.is_symlink():
             raise ConfigError(
                 f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
-            ) from error
+            )
+        return os.fdopen(os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666), "a+")
 
     def _sign(self, stream: IO[str]) -> None:
         stream.truncate(0)
