@@ -77,7 +77,7 @@ MUTANTS = (
         REWARD_PY,
         "elif all(_is_noise(row - scoring.first, scoring) for row in scoring.swapped):",
         "elif False:",
-        CHANCE,
+        (f"{FAULTS}test_a_prompt_that_is_drowned_in_little_chance_is_not_called_read",),
     ),
     Mutant(
         "everything is chance",

@@ -519,6 +519,12 @@ def test_a_reward_that_is_chance_is_told_as_that_and_as_nothing_else(size: float
     assert "repeats" in spread.remedy
 
 
+def test_a_prompt_that_is_drowned_in_little_chance_is_not_called_read() -> None:
+    """Scores change with another prompt by as much as they do without."""
+    assert status(reward.prompts(noisy_scoring(0.05, swapped=torch.zeros(()))), "reward prompt") == "skip"
+    assert status(reward.prompts(scoring(swapped=scoring().first.expand(3, 16))), "reward prompt") == "warn"
+
+
 def test_a_batch_or_a_prompt_that_matters_more_than_chance_is_still_told() -> None:
     noisy = noisy_scoring(0.1, reversed=torch.linspace(0, 2, 16).double(), path=torch.linspace(-2, 2, 16).double())
     assert status(reward.batch(noisy), "reward batch") == "fail"

@@ -162,6 +162,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "every clip for itself": {},
     "groups share their beginning": {"rollout": {"same_noise": True}},
     "side by side": {"rollout": {"same_noise": True}, "window": Window(kind="drawn", length=2), "micro_batch": 3},
+    "as many steps before, elsewhere": {
+        "rollout": {"same_noise": True, "before_steps": 1},
+        "window": Window(kind="drawn"),
+    },
     "branches of one walk": {"rollout": {"same_noise": True}, "window": Window(kind="drawn", branches=2)},
     "drawn, all for themselves": {"window": Window(kind="drawn", length=2), "micro_batch": 2},
     "a window that moves": {"window": Window(kind="sliding", length=2, every=1), "micro_batch": 3},

@@ -21,11 +21,16 @@ class Kind:
     times: int
 
 
-def kinds(plan: Plan, rank: int, alike: Callable[[float], Hashable]) -> list[Kind]:
+def kinds(plan: Plan, rank: int, alike: Callable[[float], int]) -> list[Kind]:
     """A rank's parts by kind. `alike` says what of a fresh noise level matters: groups whose levels are alike in it are of one kind."""
+    numbers: dict[Hashable, int] = {}
+    ways = {index: numbers.setdefault(_way(plan.groups[index], alike), len(numbers)) for index in plan.members(rank)}
     found: dict[Hashable, tuple[list[Group], list[MicroBatch], int]] = {}
     for groups, batches in _parts(plan, rank):
-        sign = _sign(groups, batches, alike)
+        place = {group.index: number for number, group in enumerate(groups)}
+        # Of a clip only whether it is its group's first matters, by which the step is measured.
+        clips = tuple(tuple((place[one.group], one.index == 0) for one in batch.members) for batch in batches)
+        sign = tuple(ways[index] for index in place), clips
         first, own, times = found.get(sign, (groups, batches, 0))
         found[sign] = first, own, times + 1
     return [Kind(_alone(plan, groups, batches), times) for groups, batches, times in found.values()]
@@ -52,20 +57,16 @@ def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch
     yield from ((groups, batches[number]) for number, groups in together.items())
 
 
-def _sign(groups: Sequence[Group], batches: Sequence[MicroBatch], alike: Callable[[float], Hashable]) -> Hashable:
-    """The same for parts that take the same passes and keep the same states."""
-    place = {group.index: number for number, group in enumerate(groups)}
-    ways = tuple(
-        (
-            id(group.schedule),
-            None if group.levels is None else tuple(map(alike, group.levels.schedule.sigmas.tolist())),
-            group.trained,
-            None if group.gauge is None else group.gauge.step,
-        )
-        for group in groups
-    )
-    # Of a clip only whether it is its group's first matters, by which the step is measured.
-    return ways, tuple(tuple((place[one.group], one.index == 0) for one in batch.members) for batch in batches)
+def _way(group: Group, alike: Callable[[float], int]) -> Hashable:
+    """The same for groups of which equal clips take the same passes and keep the same states."""
+    trained = group.trained if group.levels is None else _levels(group, alike)
+    return id(group.schedule), trained, None if group.gauge is None else group.gauge.step
+
+
+def _levels(group: Group, alike: Callable[[float], int]) -> Hashable:
+    """What each update learns of a group at fresh noise levels, in whatever order, and how many levels that is in all."""
+    rows = tuple(tuple(sorted(alike(group.sigma(level)) for level in part)) for part in group.trained)
+    return rows, len({level for part in group.trained for level in part})
 
 
 def _alone(plan: Plan, groups: Sequence[Group], batches: Sequence[MicroBatch]) -> Plan:
