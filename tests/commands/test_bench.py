@@ -137,6 +137,34 @@ def test_the_average_and_the_weights_themselves_are_not_mixed(wan, tmp_path) -> 
         claim({"tuned": average})
 
 
+def test_what_was_tuned_is_known_after_the_base_alone(wan, tmp_path) -> None:
+    given, folder = options(wan, tmp_path), tmp_path / "lora"
+    folder.mkdir()
+    (folder / "weights.safetensors").write_bytes(b"first")
+    claim = partial(bench._claim, tmp_path / "out", given, bench.plan(given))
+    both = {
+        "base": Found(given.model),
+        "tuned": Found(replace(given.model, lora=LoraSpec(path=str(folder)))),  # as a run exported it
+    }
+    claim(both)
+    claim({"base": both["base"]})
+    claim(both)
+    claim({"base": both["base"]})
+    (folder / "weights.safetensors").write_bytes(b"of another run")
+    with pytest.raises(ValueError, match=r"other settings:\n  weights\.tuned"):
+        claim(both)
+
+
+def test_the_record_says_what_the_model_was_given(wan, tmp_path) -> None:
+    (tmp_path / "long.txt").write_text("a cat\na dog, much longer\n")
+    given = options(wan, tmp_path, rewrites=str(tmp_path / "long.txt"))
+    record = bench._claim(tmp_path / "out", given, bench.plan(given), {})
+    assert [(clip["prompt"], clip.get("given")) for clip in record["clips"]] == [
+        ("a cat", None),
+        ("a dog", "a dog, much longer"),
+    ]
+
+
 def test_clips_from_other_pictures_are_not_mixed(wan, tmp_path) -> None:
     for name, content in (("a.png", b"cat"), ("b.png", b"dog"), ("same/a.png", b"cat")):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -234,6 +234,27 @@ MUTANTS = (
         (f"{BENCH}test_clips_from_other_pictures_are_not_mixed",),
     ),
     Mutant(
+        "a suite forgets the tuned weights when the base alone is made",
+        "commands/bench.py",
+        '{**old["settings"]["weights"], **settings["weights"]}',
+        'settings["weights"]',
+        (f"{BENCH}test_what_was_tuned_is_known_after_the_base_alone",),
+    ),
+    Mutant(
+        "a suite's clips of two exported adapters are mixed",
+        "commands/bench.py",
+        "for folder in (start, found.lora, found.checkpoint) if folder",
+        "for folder in (found.lora, found.checkpoint) if folder",
+        (f"{BENCH}test_what_was_tuned_is_known_after_the_base_alone",),
+    ),
+    Mutant(
+        "a suite's record does not say what the model was given",
+        "commands/bench.py",
+        '**({} if clip.prompt == prompt else {"given": clip.prompt})',
+        "**{}",
+        (f"{BENCH}test_the_record_says_what_the_model_was_given",),
+    ),
+    Mutant(
         "a suite's clips of another solver are mixed",
         "commands/bench.py",
         '("bench", "kernel", "solver", "steps", "deterministic_last", "model")',
