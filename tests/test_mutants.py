@@ -6,15 +6,17 @@ The errors themselves are planted by `make mutants`, not here.
 from __future__ import annotations
 
 import ast
+import sys
 import textwrap
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from mutants import generate, pattern, plant, tables
+from mutants import generate, pattern, plant, swap, tables
 from mutants.error import PACKAGE, PlantedError
 from mutants.tables import MUTANTS
 
@@ -365,6 +367,89 @@ def test_an_error_that_hangs_is_noticed_only_where_that_is_stated(
     assert "2 errors planted, 1 not noticed" in said
     assert said.splitlines()[-1].startswith("TIMED OUT")
     assert "sleeps, as it must" not in said.splitlines()[-1]
+
+
+def test_errors_within_functions_are_tried_side_by_side_and_again_where_no_test_fails(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was made on import is of the code as it was, so an error that shows there needs a package that is imported anew."""
+    with (world / PACKAGE / "sums.py").open("a") as stream:
+        stream.write("\n\nMADE = double(1)\n")
+    (world / "tests" / "test_made.py").write_text(
+        "from sage_grpo.sums import MADE\n\n\ndef test_made():\n    assert MADE == 2\n"
+    )
+    tried = [replace(ADDS, cpu_limit=60), replace(SURVIVES, cpu_limit=60)]
+    made = replace(SURVIVES, what="doubles wrongly", tests=("test_made.py",), cpu_limit=60)
+    code, said = _planted(world, capsys, *tried, made)
+    assert code == 1, said
+    assert "3 errors planted, 1 not noticed" in said
+    assert "does not double" in said.splitlines()[-1]
+    lines = said.splitlines()
+    assert "adds wrongly" in lines[1]  # before those that take longer
+    assert [line.split()[1] for line in lines if "doubles wrongly" in line] == ["noticed"]
+
+
+KINDS = """
+import functools
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+
+    return inner
+
+
+@wrapped
+@functools.cache
+def plain(a=1):
+    return a + 1
+
+
+class Kind:
+    @property
+    def read(self):
+        return 1 + 1
+
+    @staticmethod
+    def still():
+        return 1 + 1
+
+    @classmethod
+    def made(cls):
+        return 1 + 1
+
+    def method(self):
+        return 1 + 1
+"""
+
+
+@pytest.mark.parametrize("symbol", ["plain", "Kind.read", "Kind.still", "Kind.made", "Kind.method"])
+def test_a_loaded_function_gets_other_code_whatever_is_around_it(symbol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("sage_grpo.kinds")
+    exec(compile(KINDS, "kinds.py", "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    known = module.Kind()  # was there before
+    swap.swap("kinds.py", symbol, KINDS.replace("1 + 1", "1 - 1").replace("a + 1", "a - 1"))
+    now = {
+        "plain": module.plain(),
+        "Kind.read": known.read,
+        "Kind.still": known.still(),
+        "Kind.made": module.Kind.made(),
+        "Kind.method": known.method(),
+    }
+    assert now == {name: 0 if name == symbol else 2 for name in now}
+
+
+def test_only_what_a_function_does_is_swapped(tmp_path: Path) -> None:
+    root = _tree(tmp_path, kinds=KINDS)
+    inside = replace(ADDS, file="kinds.py", symbol="Kind.method", old="1 + 1", new="2")
+    assert swap.can_be_swapped(inside, root)
+    assert not swap.can_be_swapped(replace(inside, symbol="plain", old="1", new="2", which="1 of 2"), root)  # a default
+    assert swap.can_be_swapped(replace(inside, symbol="plain", old="1", new="2", which="2 of 2"), root)
+    assert not swap.can_be_swapped(replace(inside, symbol="plain", old="functools.cache", new="wrapped"), root)
+    assert not swap.can_be_swapped(replace(inside, symbol="Kind", which="4 of 4"), root)
 
 
 def test_an_error_that_computes_for_ever_is_stopped_by_its_own_limit(

@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from mutants.error import PACKAGE, PlantedError  # noqa: E402
 from mutants.generate import generated  # noqa: E402
-from mutants.swap import can_be_swapped  # noqa: E402
+from mutants.swap import Swaps, can_be_swapped  # noqa: E402
 from mutants.tables import MUTANTS  # noqa: E402
 
 if TYPE_CHECKING:
@@ -115,8 +115,6 @@ class Try:
         """In the fork: the exit code of pytest."""
         enter(self.folder, self.output)
         if self.group:
-            from mutants.swap import Swaps  # of the copy, like all that it imports
-
             return run_tests(self.folder, [self.tests], Swaps(self.group, self.folder, self.answers))
         if self.error is None:
             return run_tests(self.folder, [self.tests])
@@ -155,7 +153,7 @@ class Order:
     """A plugin for pytest: it measures tests on the tree as it is, and has the quickest run first afterwards, none twice."""
 
     def __init__(self, folder: Path, first: str) -> None:
-        """Each copy of the tree has a file of its own; all are read. The tests of `first` come before the others."""
+        """Each copy of the tree has a file of its own; all are read. Tests of `first` may take longer than others."""
         self.first = f"tests/{first}"
         self.file = folder.with_suffix(".json")
         self.seconds: dict[str, float] = {}
@@ -176,8 +174,9 @@ class Order:
             session.items[:] = [item for item in session.items if item.nodeid not in self.done]
             session.items.sort(key=self._place)
 
-    def _place(self, item: pytest.Item) -> tuple[bool, float]:
-        return not item.nodeid.startswith(self.first), self.seconds.get(item.nodeid, 0.0)
+    def _place(self, item: pytest.Item) -> float:
+        """The module's own tests are likelier to notice."""
+        return self.seconds.get(item.nodeid, 0.0) * (0.2 if item.nodeid.startswith(self.first) else 1.0)
 
     def pytest_sessionfinish(self) -> None:
         """Leave the times for the tries that follow."""
@@ -198,7 +197,6 @@ def enter(folder: Path, output: Path) -> None:
     sys.path[:] = [str(folder / "src"), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "tests")]
     for name in [name for name, module in sys.modules.items() if _of_the_tree(module)]:
         del sys.modules[name]  # the copy has its own
-    sys.path.append(str(folder / "tests"))
     vars(sys.modules["__main__"]).pop("__file__", None)  # else processes that tests start would import this script
     os.environ.update(PYTHONPATH=str(folder / "src"), TMPDIR=str(scratch))
     # Compiled files are checked against the source's text (copy_tree), and tests, which nobody changes here, are prepared by pytest once.
@@ -322,40 +320,43 @@ def check_baseline(errors: Sequence[PlantedError], folders: list[Path]) -> list[
     return wrong
 
 
-def swapped(errors: Sequence[PlantedError], folders: list[Path]) -> dict[PlantedError, tuple[str, float]]:
+def swapped(errors: Sequence[PlantedError], folders: list[Path]) -> Iterator[tuple[PlantedError, str, float]]:
     """Try errors within functions in groups (swap.py): those that were noticed, with the test that failed and the seconds of a core."""
     groups: dict[tuple[str, tuple[str, ...]], list[PlantedError]] = {}
     for error in errors:
         groups.setdefault((error.file, error.tests), []).append(error)
     parts = [(tests, group[n : n + GROUP]) for (_, tests), group in groups.items() for n in range(0, len(group), GROUP)]
-    noticed = {}
     for one, _ in finished(iter([Try(tests, group=group) for tests, group in parts]), list(folders)):
         for line in one.answers.read_text().splitlines() if one.answers.exists() else ():
             number, failed, seconds = json.loads(line)
             if failed:
-                noticed[one.group[number]] = (failed, seconds)
+                yield one.group[number], failed, seconds
         one.answers.unlink(missing_ok=True)
-    return noticed
 
 
 def plant(errors: Sequence[PlantedError], folders: list[Path]) -> list[str]:
     """Plant each error and print what became of it; returns the lines of those that were not noticed."""
     bad = []
-    quick = swapped([error for error in errors if error.cpu_limit and can_be_swapped(error, folders[0])], folders)
-    for number, (error, (failed, seconds)) in enumerate(quick.items(), 1):
-        print(f"{number:3}/{len(errors)} {WORDS[1]:9} {seconds:5.1f} s  {error.place}: {error.what}  [{failed}]")
-    waiting = iter([Try(error.tests, error) for error in errors if error not in quick])
-    for number, (one, code) in enumerate(finished(waiting, list(folders)), len(quick) + 1):
+    quick = [error for error in errors if error.cpu_limit and can_be_swapped(error, folders[0])]
+    noticed = set()
+    for number, (error, failed, seconds) in enumerate(swapped(quick, folders), 1):
+        noticed.add(error)
+        print(f"{number:3}/{len(errors)} {_line(WORDS[1], seconds, error, failed)}", flush=True)
+    waiting = iter([Try(error.tests, error) for error in errors if error not in noticed])
+    for number, (one, code) in enumerate(finished(waiting, list(folders)), len(noticed) + 1):
         error = one.error
         assert error is not None
         one.restore()
         word = "TIMED OUT" if code in LATE else WORDS.get(code, f"BROKEN (pytest {code})")
-        line = f"{word:9} {one.cpu:5.1f} s  {error.place}: {error.what}"
-        line += f"  [{one.first_failure()}]" if code else f"  [{', '.join(error.tests)}]"
+        line = _line(word, one.cpu, error, one.first_failure() if code else ", ".join(error.tests))
         print(f"{number:3}/{len(errors)} {line}", flush=True)
         if not (code == 1 or (code in LATE and error.hangs)):
             bad.append(line)
     return bad
+
+
+def _line(word: str, seconds: float, error: PlantedError, tests: str) -> str:
+    return f"{word:9} {seconds:5.1f} s  {error.place}: {error.what}  [{tests}]"
 
 
 def main(
