@@ -55,7 +55,8 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
         often = Counter((_meaning(one), one.seed, stable(dict(one.metadata))) for one in rows)
         copies = len(rows) - len(often)
         if copies:
-            (((text, _), _, _), times), *_ = often.most_common(1)
+            most, times = often.most_common(1)[0]
+            text = most[0][0]
             found.append(
                 f"{copies} of {len(rows)} {kind} prompts are copies of another ({text[:60]!r} is there {times} times): each counts as "
                 "often as it is there. Leave the copies out, unless that is meant."
