@@ -94,9 +94,13 @@ def pipeline(folder: Path | str) -> Any:
     return pipe
 
 
-@functools.cache
 def shared_pipeline(folder: Path) -> Any:
-    """The same, loaded once a session: for tests that undo what they do to it."""
+    """The same, loaded once a session for each default dtype: for tests that undo what they do to it."""
+    return _kept(folder, torch.get_default_dtype())
+
+
+@functools.cache
+def _kept(folder: Path, dtype: torch.dtype) -> Any:
     return pipeline(folder)
 
 
