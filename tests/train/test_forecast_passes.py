@@ -200,8 +200,7 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
     for whole in said.plans:
         plan = replace(whole, trains=lambda sigma: sigma > 0.3)
         reference = [1, 2, 0][: plan.updates]
-        parts = [kinds(plan, rank, guiding.branches) for rank in range(ranks)]
-        found = count(plan, parts, guiding, reference=reference)
+        found = count(plan, kinds(plan, guiding.branches), guiding, reference=reference)
         assert found.phases == [plainly(plan, rank, guiding, reference) for rank in range(ranks)]
         replays = [[len(plan.replays(rank, update)) for update in range(plan.updates)] for rank in range(ranks)]
         assert found.padding == ranks * sum(plan.rounds) - sum(map(sum, replays))
@@ -240,7 +239,7 @@ def test_a_plan_of_many_clips_is_as_few_kinds_as_one_of_few() -> None:
     def number(prompts: int) -> int:
         config = replace(base, batch=BatchConfig(prompts=prompts, group_size=4, micro_batch=3))
         plan = forecast(config, find("h200")).plan
-        return len(kinds(plan, 0, lambda sigma: 1))
+        return len(kinds(plan, lambda sigma: 1)[0])
 
     assert number(1024) <= number(16) <= 6
 

@@ -118,7 +118,7 @@ class Forecast:
         def alike(sigma: float) -> int:
             return self.architecture.branches(sigma, guidance)
 
-        return [[kinds(plan, rank, alike) for rank in range(self.layout.data)] for plan in self.plans]
+        return [kinds(plan, alike) for plan in self.plans]
 
     @cached_property
     def _referenced(self) -> float:

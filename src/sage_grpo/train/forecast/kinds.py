@@ -6,6 +6,7 @@ rules, on a plan of that part alone, so that a forecast takes as long for 4,096 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,19 +22,25 @@ class Kind:
     times: int
 
 
-def kinds(plan: Plan, rank: int, alike: Callable[[float], int]) -> list[Kind]:
-    """A rank's parts by kind. `alike` says what of a fresh noise level matters: groups whose levels are alike in it are of one kind."""
+def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
+    """Every rank's parts by kind; a kind that several ranks have is one plan. `alike` says what of a fresh noise level matters: groups
+    whose levels are alike in it are of one kind."""
     numbers: dict[Hashable, int] = {}
-    ways = {index: numbers.setdefault(_way(plan.groups[index], alike), len(numbers)) for index in plan.members(rank)}
-    found: dict[Hashable, tuple[list[Group], list[MicroBatch], int]] = {}
-    for groups, batches in _parts(plan, rank):
-        place = {group.index: number for number, group in enumerate(groups)}
-        # Of a clip only whether it is its group's first matters, by which the step is measured.
-        clips = tuple(tuple((place[one.group], one.index == 0) for one in batch.members) for batch in batches)
-        sign = tuple(ways[index] for index in place), clips
-        first, own, times = found.get(sign, (groups, batches, 0))
-        found[sign] = first, own, times + 1
-    return [Kind(_alone(plan, groups, batches), times) for groups, batches, times in found.values()]
+    ways = [numbers.setdefault(_way(group, alike), len(numbers)) for group in plan.groups]
+    known: dict[Hashable, Plan] = {}
+    ranks = []
+    for rank in range(len(plan.shares)):
+        often: Counter[Hashable] = Counter()
+        for groups, batches in _parts(plan, rank):
+            place = {group.index: number for number, group in enumerate(groups)}
+            # Of a clip only whether it is its group's first matters, by which the step is measured.
+            clips = tuple(tuple((place[one.group], one.index == 0) for one in batch.members) for batch in batches)
+            sign = tuple(ways[index] for index in place), clips
+            often[sign] += 1
+            if sign not in known:
+                known[sign] = _alone(plan, groups, batches)
+        ranks.append([Kind(known[sign], times) for sign, times in often.items()])
+    return ranks
 
 
 def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:

@@ -98,7 +98,9 @@ def count(plan: Plan, parts: Sequence[Sequence[Kind]], guiding: Guiding, *, refe
     """Every rank's passes of one iteration, by phase. `parts` are the ranks' parts by kind; `reference` says how many reference passes
     each update runs."""
     ranks = range(len(plan.shares))
-    own = [sum((count_own(kind.plan, guiding) * kind.times for kind in row), _nothing(plan)) for row in parts]
+    known = {id(kind.plan): kind.plan for row in parts for kind in row}  # ranks share kinds
+    counted = {number: count_own(one, guiding) for number, one in known.items()}
+    own = [sum((counted[id(kind.plan)] * kind.times for kind in row), _nothing(plan)) for row in parts]
     rollout = Counter({kind: max(one.rollout[kind] for one in own) for kind in (True, False)})
     rounds = [max(numbers) for numbers in zip(*(one.replays for one in own), strict=True)]
     gauges = max(one.gauges for one in own)
