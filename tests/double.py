@@ -7,15 +7,17 @@ float64, for both: nothing in the product knows of it. Checkpoints are read outs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import tiny
 from sage_grpo.models import decoding, devices, family
 from sage_grpo.models.spec import ModelSpec
 
@@ -23,7 +25,7 @@ CLOSE = 1e-9
 """How far two ways to the same number may be apart here: a million roundings of float64, a hundredth of one of float32."""
 
 _NAMES = ("float32", "float")
-_SINGLE, _METHODS = torch.float32, (torch.Tensor.float, nn.Module.float)
+_SINGLE, _NUMPY_SINGLE, _METHODS = torch.float32, np.float32, (torch.Tensor.float, nn.Module.float)
 
 
 @contextmanager
@@ -32,6 +34,7 @@ def double() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in _NAMES:
             patch.setattr(torch, name, torch.float64)
+        patch.setattr(np, "float32", np.float64)  # schedulers make their grids with it
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         patch.setattr(nn.Module, "float", nn.Module.double)
         patch.setitem(devices.DTYPES, "float32", torch.float64)
@@ -50,6 +53,7 @@ def single() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in _NAMES:
             patch.setattr(torch, name, _SINGLE)
+        patch.setattr(np, "float32", _NUMPY_SINGLE)
         for kind, method in zip((torch.Tensor, nn.Module), _METHODS):
             patch.setattr(kind, "float", method)
         patch.setitem(devices.DTYPES, "float32", _SINGLE)
@@ -63,40 +67,58 @@ def single() -> Iterator[None]:
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """`double`, and models that are loaded inside are widened."""
-    load, load_component = ModelSpec.load, family.load_component
+    """`double`; checkpoints are built and read in float32 as ever, and the models that come of them are widened."""
+    load, load_component, build, pipeline = ModelSpec.load, family.load_component, tiny.build, tiny.pipeline
 
     def wide(self: ModelSpec, device: Any = None, *, sharded: bool = False) -> Any:
-        with single():
-            model = load(self, device, sharded=sharded)
-        return widened(model)
+        model = in_single(load)(self, device, sharded=sharded)
+        model.dtype = torch.float64
+        for module in (model.network, *model.others):
+            module.double()
+        _widened(getattr(model, "pipe", None))
+        return model
 
     def wide_component(folder: Path, index: Any, name: str, dtype: torch.dtype) -> Any:
         """An encoder, which is loaded when the first prompt comes."""
-        with single():
-            return load_component(folder, index, name, _SINGLE).double()
+        return in_single(load_component)(folder, index, name, _SINGLE).double()
 
     with pytest.MonkeyPatch.context() as patch, double():
         patch.setattr(ModelSpec, "load", wide)
         patch.setattr(family, "load_component", wide_component)
+        patch.setattr(tiny, "build", in_single(build))
+        patch.setattr(tiny, "pipeline", lambda folder: _widened(in_single(pipeline)(folder)))
+        patch.setattr(tiny, "shared_pipeline", _shared_pipeline)
         yield
 
 
-def in_double(worker: Callable[..., Any]) -> Callable[..., Any]:
-    """What a rank does, with all of it in float64."""
+@lru_cache(maxsize=32)
+def _shared_pipeline(folder: Path) -> Any:
+    return tiny.pipeline(folder)
 
-    @wraps(worker)
+
+def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a rank does, with all of it in float64."""
+    return _inside(whole, function)
+
+
+def in_single(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What must not notice that it is called inside `double`."""
+    return _inside(single, function)
+
+
+def _inside(context: Callable[[], AbstractContextManager[None]], function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
     def called(*given: Any, **named: Any) -> Any:
-        with whole():
-            return worker(*given, **named)
+        with context():
+            return function(*given, **named)
 
     return called
 
 
-def widened(model: Any) -> Any:
-    """A loaded model, with all its weights in float64."""
-    for module in (model.network, *model.others, *getattr(getattr(model, "pipe", None), "components", {}).values()):
+def _widened(pipe: Any) -> Any:
+    for module in getattr(pipe, "components", {}).values():
         if isinstance(module, nn.Module):
             module.double()
-    model.dtype = torch.float64
-    return model
+    if pipe is not None:
+        pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)  # it made numbers when it was read
+    return pipe

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import double
 from sage_grpo.models.spec import ModelSpec
 
 
@@ -27,12 +28,19 @@ def model(fresh_model: Callable) -> Callable:
     loaded = {}
 
     def get(kind: str, **fields: object):
-        key = (kind, repr(sorted(fields.items())))
+        key = (kind, repr(sorted(fields.items())), torch.get_default_dtype())
         if key not in loaded:
             loaded[key] = fresh_model(kind, **fields)
         return loaded[key]
 
     return get
+
+
+@pytest.fixture
+def in_double(_isolated: None) -> Iterator[None]:
+    """The whole test in float64, ours and the stock pipeline: see double.py. What it compares agrees to `double.CLOSE`."""
+    with double.whole():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import diffusers
 import pytest
 import torch
 
+import double
 import tiny
 from sage_grpo.flow.kernels import Ode, Sage
 from sage_grpo.flow.schedule import Schedule
@@ -15,7 +16,7 @@ from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
-CLOSE = {"rtol": 1e-5, "atol": 2e-5}
+CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
 FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
 TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
 """Pipelines that call classifier-free guidance so, beside the scale that is an input."""
@@ -83,6 +84,7 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("kind", tiny.OTHERS)
+@pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
     ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False, **size_of(kind))
     x = torch.randn(2, *ours.latent_shape())
@@ -109,6 +111,7 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.usefixtures("in_double")
 def test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it(kind: str, checkpoint, model) -> None:
     """A pipeline's own encoding may allow more than its call does."""
     ours = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE, train=False, **size_of(kind))
@@ -208,6 +211,7 @@ def test_the_shift_grows_with_the_number_of_tokens(fresh_model) -> None:
     torch.testing.assert_close(build_solver(ours, "checkpoint", 4)._scheduler.sigmas, ours.sigmas(4))
 
 
+@pytest.mark.usefixtures("in_double")
 def test_ltx_options_reach_guidance_and_decoder(checkpoint, model) -> None:
     options = {"guidance_rescale": 0.7, "decode_timestep": 0.05, "decode_noise_scale": 0.0}
     kind, given = "ltx_timestep", {"guidance_scale": 4.0, "negative_prompt": NEGATIVE, "train": False}
@@ -247,6 +251,7 @@ def test_sizes_and_schedulers_are_refused(checkpoint, fresh_model, tmp_path) -> 
         fresh_model("flux", family="ltx")
 
 
+@pytest.mark.usefixtures("in_double")
 def test_sana_solver_of_the_published_checkpoint(checkpoint, tmp_path) -> None:
     config = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 8.0}
     scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="dpmsolver++", **config)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import double
 import tiny
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
@@ -20,7 +21,7 @@ from sage_grpo.models.spec import ModelError, ModelSpec
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
-CLOSE = {"rtol": 1e-5, "atol": 2e-5}
+CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
 PICTURE = tiny.image(3, 48, 80)
 
 
@@ -87,6 +88,7 @@ def conditions_of(ours, kind: str):
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
     ours = model(kind, **fields_of(kind, scale))
     x = torch.randn(2, *ours.latent_shape())
@@ -127,6 +129,7 @@ SOLVERS = [
 
 
 @pytest.mark.parametrize(("kind", "scheduler"), SOLVERS)
+@pytest.mark.usefixtures("in_double")
 def test_checkpoint_solver_is_the_pipeline(kind: str, scheduler, checkpoint, tmp_path) -> None:
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
     ours = load(folder, kind, 4.0)
@@ -158,6 +161,7 @@ BENT = [{"num_train_timesteps": 500, "shift_terminal": 0.1}, {"use_karras_sigmas
 
 @pytest.mark.parametrize("config", BENT)
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan22_t2v"])
+@pytest.mark.usefixtures("in_double")
 def test_scheduler_settings_are_honoured(kind: str, config, checkpoint, model, tmp_path) -> None:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0, **config)
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
@@ -170,6 +174,7 @@ def test_scheduler_settings_are_honoured(kind: str, config, checkpoint, model, t
 
 
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
+@pytest.mark.usefixtures("in_double")
 def test_a_shift_of_ones_own(kind: str, checkpoint, model, tmp_path) -> None:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=2.0)
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
@@ -218,6 +223,7 @@ GUIDERS = [
 
 
 @pytest.mark.parametrize("config", GUIDERS)
+@pytest.mark.usefixtures("in_double")
 def test_guiders_are_honoured(config, checkpoint, model, tmp_path) -> None:
     kind = "hunyuan15_t2v"
     folder = tiny.variant(checkpoint(kind), tmp_path / kind, guider=diffusers.ClassifierFreeGuidance(**config))
@@ -230,6 +236,7 @@ def test_guiders_are_honoured(config, checkpoint, model, tmp_path) -> None:
     assert (y - other).abs().max() > 1e-3
 
 
+@pytest.mark.usefixtures("in_double")
 def test_second_guidance_scale_is_the_pipelines(checkpoint, model) -> None:
     kind = "wan22_t2v"
     ours = model(kind, **fields_of(kind, 4.0), guidance_scale_2=2.0)
@@ -238,6 +245,7 @@ def test_second_guidance_scale_is_the_pipelines(checkpoint, model) -> None:
     torch.testing.assert_close(solve(ours, build_solver(ours, "euler", 3), x, conditions), latents, **CLOSE)
 
 
+@pytest.mark.usefixtures("in_double")
 def test_5b_takes_an_image_where_a_prompt_has_one(checkpoint, model) -> None:
     """The published 5B checkpoint names the text-to-video pipeline; its weights serve both."""
     ours = model("wan22_5b_t2v", **fields_of("wan22_5b_t2v", 4.0))
