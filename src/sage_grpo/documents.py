@@ -6,10 +6,13 @@ runs out of stack, or numbers with more digits than anything holds.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MAX_DEPTH = 100
 """Objects inside objects. The files of this package and of checkpoints have ten; Python's own limit depends on who calls."""
@@ -28,7 +31,7 @@ def parse_json(text: str | bytes | bytearray, what: str = "the document") -> Any
     except ValueError as error:  # no JSON, no UTF-8, or a number of more digits than Python converts
         raise DocumentError(f"{what} is not JSON: {' '.join(str(error).split())}.") from error
     # Brackets are counted first, because few of them cannot be deep: this is done for every row of a journal.
-    opened = sum(text.count(sign) for sign in ((b"[", b"{") if isinstance(text, (bytes, bytearray)) else ("[", "{")))
+    opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     if opened > MAX_DEPTH and _is_deep(content):
         raise DocumentError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
     return content
@@ -48,17 +51,88 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def demand(document: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], what: str) -> None:
-    """Refuse an object that lacks one of these keys, or has something of another kind there; true and false are no numbers."""
+    """Refuse an object that lacks one of these keys, or has something of another kind there.
+
+    True and false are no numbers; neither are NaN, infinity, and more than 64 bits hold.
+    """
     for key, kind in kinds.items():
         if key not in document:
             raise DocumentError(f"{what} lacks {key!r}.")
         value = document[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not _is_usable(value):
             wanted = " or ".join(NAMES.get(one, one.__name__) for one in (kind if isinstance(kind, tuple) else (kind,)))
             raise DocumentError(f"{what}: {key!r} must be {wanted}, got {shown(value)}.")
 
 
-NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
+def misfit(value: Any, hint: Any, where: str) -> str:
+    """What is not of its type in plain data, as a sentence; empty where all fits.
+
+    Types are int, float (any number), str, bool, None, list[T], dict[str, T], dict[int, T] (whose keys are spelt as texts), unions, Literal,
+    Any, and dataclasses, whose fields may be left out where they have defaults.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or (hint in (None, type(None)) and value is None):
+        return ""
+    if origin in (Union, types.UnionType):
+        faults = [misfit(value, one, where) for one in inner]
+        return "" if "" in faults else faults[0]
+    if origin is Literal:
+        return "" if value in inner else f"{where} must be one of {', '.join(map(str, inner))}, got {shown(value)}."
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _misfit_of_fields(value, hint, where)
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        for key, item in value.items():
+            if inner[0] is int and not (key.isascii() and key.isdigit() and len(key) < 16):
+                return f"{where} must be by whole numbers, got {shown(key)}."
+            if found := misfit(item, inner[1], f"{where}.{key}"):
+                return found
+        return ""
+    if origin in (list, tuple) and isinstance(value, (list, tuple)):
+        return next((found for item in value if (found := misfit(item, inner[0], f"{where}[]"))), "")
+    kind = origin or hint
+    if kind in (int, float):
+        fits = is_number(value) and (kind is float or isinstance(value, int))
+    else:
+        fits = isinstance(value, kind) if isinstance(kind, type) else value is None
+    return "" if fits else f"{where} must be {NAMES.get(kind, str(kind))}, got {shown(value)}."
+
+
+def _misfit_of_fields(value: Any, kind: Any, where: str) -> str:
+    if not isinstance(value, dict):
+        return f"{where} must be an object, got {shown(value)}."
+    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    strange = value.keys() - {field.name for field in fields}
+    if strange:
+        return f"{where} has {shown(sorted(strange)[0])}, which this version does not know."
+    for field in fields:
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.name not in value and needed:
+            return f"{where} lacks {field.name!r}."
+        if field.name in value and (found := misfit(value[field.name], hints[field.name], f"{where}.{field.name}")):
+            return found
+    return ""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that can be computed with."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_usable(value)
+
+
+def _is_usable(value: Any) -> bool:
+    return (
+        -LARGEST < value < LARGEST if isinstance(value, int) else not isinstance(value, float) or math.isfinite(value)
+    )
+
+
+LARGEST = 2**63
+NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 def shown(value: Any, most: int = 60) -> str:

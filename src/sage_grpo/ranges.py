@@ -21,6 +21,10 @@ KINDS = {
 """What values of a type are called."""
 
 
+LARGEST = 2**63
+"""Whole numbers from here on are no values of anything; Python does not even turn the largest into a float."""
+
+
 @dataclass(frozen=True)
 class Range:
     """An interval of numbers. Neither NaN nor infinity lies in it: "no limit" is None."""
@@ -36,7 +40,7 @@ class Range:
         """Whether a number lies inside."""
         above = value > self.least if self.open_below else value >= self.least
         below = value < self.most if self.open_above else value <= self.most
-        return above and below and math.isfinite(value)
+        return above and below and (abs(value) < LARGEST if isinstance(value, int) else math.isfinite(value))
 
     def __str__(self) -> str:
         if self.least == -math.inf:
@@ -172,6 +176,8 @@ def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
             return "a number"
         if kind is int and not isinstance(value, int):
             return "a whole number"
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            return "a number of at most 63 bits"
     return "" if limit.holds(value) else str(limit)
 
 

@@ -40,7 +40,7 @@ def lora(rank: int = 2, layer: int = 0) -> dict[str, Tensor]:
 
 
 def saved(folder: Path, tensors: dict[str, Tensor], **metadata: str) -> Path:
-    save_file(tensors, folder / FILE, metadata=metadata)
+    save_file(tensors, folder / FILE, metadata=metadata or None)
     return folder
 
 

@@ -174,6 +174,10 @@ def _measure(options: Options, choices: Sequence[Choice], own: Own | None = None
 def _prompts(options: Options) -> list[Prompt]:
     from sage_grpo.train.sources import prompts_from
 
+    if options.prompts is None and options.run is None:
+        raise ValueError(
+            "There are no prompts to evaluate on: give --prompts FILE, or leave it out for the embedded world's."
+        )
     if options.prompts is None:
         raise ValueError(
             f"{options.run} was trained without held-out prompts. Give --prompts FILE, or --prompts train for the prompts that "

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
+from sage_grpo.documents import shown
 from sage_grpo.hints import did_you_mean
 
 BenchName = Literal["vbench", "vbench2", "evalcrafter", "t2v_compbench", "phygenbench", "videophy"]
@@ -51,8 +52,13 @@ class Entry:
     @property
     def dimensions(self) -> tuple[str, ...]:
         """What the suite measures on it, where the list says so."""
-        given = self.prompt.metadata.get("dimension", ())
-        return (given,) if isinstance(given, str) else tuple(map(str, given))
+        given = self.prompt.metadata.get("dimension") or ()
+        names = (given,) if isinstance(given, str) else given
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"{self.source}: the dimension of {self.prompt.text[:60]!r} must be a name or a list of names, got {shown(given)}."
+            )
+        return tuple(names)
 
 
 def read_lists(given: str | Sequence[str]) -> list[Entry]:
@@ -160,6 +166,6 @@ def _check(bench: str, file: tuple[str, ...], prompt: Prompt) -> None:
             wrong = f"a name has at most {LONGEST_NAME} bytes, this one {len(name.encode())}"
         if wrong:
             raise ValueError(
-                f"{bench} wants a file {name!r} for the prompt {prompt.text!r}, which cannot be: {wrong}. The suite does not say what to write "
+                f"{bench} wants a file {name[:LONGEST_NAME]!r} for the prompt {prompt.text[:LONGEST_NAME]!r}, which cannot be: {wrong}. The suite does not say what to write "
                 "instead; take the prompt out of the list."
             )

@@ -45,6 +45,8 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
 
     Other columns become metadata that rewards receive. `names` are what a misspelt name is compared with.
     """
+    if not str(source).strip():
+        raise ValueError(f"The name of the prompt file is empty: give a file, or one of {', '.join(names)}.")
     path = set_file(str(source)) if str(source) in SETS else Path(source)
     if not path.is_file():
         raise FileNotFoundError(

@@ -77,6 +77,8 @@ def _fault(row: Mapping[str, Any]) -> str:
             return fault
     if row["status"] in FINISHED and not row["evaluations"].keys() <= row["passes"].keys():
         return "it has evaluations without the passes that they took."
+    if row["status"] in FINISHED and not {"iteration", "evaluate", "total"} <= row["seconds"].keys():
+        return "seconds must be those of an iteration, of an evaluation and in total."
     rewards = row["settings"].get("rewards", [])
     return misfit(rewards, list[dict[str, Any]], "settings.rewards") or next(
         (

@@ -147,7 +147,7 @@ def _way(column: Column, runs: Mapping[int, Row]) -> Interval | None:
             row["evaluations"].get("0", {}).get(column.key),
             row["evaluations"][str(row["iterations"])].get(column.key),
         )
-        if base is not None and last is not None:
+        if base is not None and last is not None and base != column.ceiling:
             shares.append((last - base) / (column.ceiling - base))
     return mean_interval(shares) if shares else None
 
@@ -161,7 +161,7 @@ def at_passes(row: Row, key: str, budget: float) -> float | None:
     ]
     for (low, before), (high, after) in pairwise(found):
         if low <= budget <= high:
-            return before + (after - before) * (budget - low) / (high - low)
+            return before + (after - before) * (budget - low) / (high - low) if high > low else before
     return found[-1][1] if found and math.isclose(found[-1][0], budget, rel_tol=1e-9) else None
 
 

@@ -217,7 +217,9 @@ class DataConfig:
     @property
     def held_out(self) -> str | None:
         """Where held-out prompts come from; None is nowhere."""
-        return self.eval_prompts or {"shapes": "shapes", "starter": "starter_eval"}.get(self.prompts)
+        if self.eval_prompts is not None:
+            return self.eval_prompts
+        return {"shapes": "shapes", "starter": "starter_eval"}.get(self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)

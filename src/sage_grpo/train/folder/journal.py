@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.documents import parse_json, shown
+from sage_grpo.documents import is_number, parse_json, shown
 
 NAME = "metrics.jsonl"
 
@@ -116,8 +116,7 @@ def _odd(row: Any) -> str:
     if not isinstance(row, dict):
         return f"it holds {shown(row)}"
     for name, value in row.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is not None and not (number and (not isinstance(value, int) or abs(value) < 2**63)):
+        if value is not None and not (is_number(value) or isinstance(value, float)):
             return f"{name} is {shown(value)}"
     iteration = row.get("iteration")
     return "" if isinstance(iteration, int) and iteration >= 0 else f"iteration is {shown(iteration)}"
