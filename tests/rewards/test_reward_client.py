@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import socket
 import threading
@@ -17,6 +18,7 @@ from sage_grpo.rewards import pool as pool_module
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.pool import Pool
 from sage_grpo.rewards.remote import RemoteReward
+from sage_grpo.rewards.wire import ScoreRequest, encode_response
 
 FPS = 8.0
 TEXTS = [f"prompt {index}" for index in range(12)]
@@ -236,3 +238,73 @@ def test_a_wrong_part_ends_the_call_also_with_several_servers() -> None:
         client = remote(one, two, parts=["contend"])
         with pytest.raises(RewardConfigError, match="Did you mean 'content'"):
             client(CLIPS, TEXTS, FPS)
+
+
+TOKEN = "sk-0123456789-secret"
+
+
+@pytest.fixture
+def echoing(monkeypatch: pytest.MonkeyPatch) -> RemoteReward:
+    """A reward whose server repeats what it was sent; `answer` is what it says."""
+    monkeypatch.setenv("SAGE_GRPO_REWARD_TOKEN", TOKEN)
+    reward = remote(1, retries=0)
+    monkeypatch.setattr(reward, "_post", lambda *words: reward.answer(*words))
+    return reward
+
+
+def asked(reward: RemoteReward) -> list[str]:
+    """Why the first two clips have no score."""
+    return list(reward(CLIPS[:2], TEXTS[:2], FPS).reasons.values())
+
+
+def test_a_server_that_repeats_the_token_does_not_get_it_into_logs(echoing, caplog) -> None:
+    """Wherever the token stands: a cut would leave half of it."""
+    header = f'{{"authorization": "Bearer {TOKEN}"}}'
+    for place in (0, 470, 485, 490, 499, 19_990):
+        echoing.answer = lambda *_, place=place: (500, b"x" * place + header.encode())
+        told = [*asked(echoing), caplog.text]
+        assert all("answered 500" in reason for reason in told)
+        assert not any(TOKEN[:8] in text for text in told), place
+
+
+def test_errors_that_hold_the_token_do_not_get_it_into_logs(echoing, caplog) -> None:
+    def broken(*_: object) -> tuple[int, bytes]:
+        raise http.client.BadStatusLine(f"Authorization: Bearer {TOKEN}")
+
+    echoing.answer = broken
+    told = [*asked(echoing), caplog.text]
+    assert all("BadStatusLine" in reason for reason in told)
+    assert not any("0123456789" in text for text in told)
+
+
+def test_reasons_and_names_of_parts_from_a_server_do_not_show_the_token(echoing) -> None:
+    def scored(name: str):
+        def answer(url: object, body: list, task) -> tuple[int, bytes]:
+            request = ScoreRequest(task.id, task.checksum, task.videos, task.prompts, task.fps)
+            return 200, encode_response(request, {name: torch.full((1,), torch.nan)}, {0: f"you sent {TOKEN}"})
+
+        return answer
+
+    echoing.answer = scored("content")
+    assert asked(echoing) == ["you sent ***"] * 2
+    echoing.answer = scored(f"content {TOKEN}")
+    with pytest.raises(RewardConfigError, match="no part 'content'") as refused:
+        asked(echoing)
+    assert "0123456789" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:1?key=abc123", "http://me:abc123@host:1", "http://host:1/#abc123", "http://host:1?x=abc123"]
+)
+def test_an_address_that_holds_more_than_a_place_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(RewardConfigError) as refused:
+        RemoteReward(urls=[url], parts=["content"])
+    assert "abc123" not in str(refused.value)
+
+
+def test_a_token_in_place_of_its_variable_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in (("sk-abc123", ""), ("SAGE_GRPO_REWARD_TOKEN", "abc123\nX-Other: 1")):
+        monkeypatch.setenv("SAGE_GRPO_REWARD_TOKEN", value)
+        with pytest.raises(RewardConfigError) as refused:
+            remote(1, token_env=variable)
+        assert "abc123" not in str(refused.value)
