@@ -179,3 +179,15 @@ def test_the_vae_computes_in_bfloat16_where_that_is_fast(monkeypatch: pytest.Mon
     assert dtype(dtype="bfloat16") == torch.bfloat16
     assert dtype(dtype="float32") == torch.float32
     assert dtype(dtype="bfloat16", vae_dtype="float32") == torch.float32
+
+
+def test_a_library_that_was_turned_off_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    with torch.backends.mkldnn.flags(enabled=True):
+        assert decoding._onednn()
+        monkeypatch.setattr(decoding.platform, "machine", lambda: "aarch64")
+        assert not decoding._onednn()  # slower there
+    monkeypatch.setattr(decoding.platform, "machine", lambda: "x86_64")
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not decoding._onednn()

@@ -102,7 +102,7 @@ def test_bfloat16_log_ratio_in_another_batch_is_bounded(model) -> None:
                     for i in range(3)
                 ]
             )
-        assert (alone - log_prob_old).abs().max() < 5e-3  # measured: 6e-4, six times the paper's clip range
+        assert (alone - log_prob_old).abs().max() < 6e-3  # measured: 6e-4, six times the paper's clip range
 
 
 def test_master_weights_stay_float32(fresh_model) -> None:

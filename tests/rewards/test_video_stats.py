@@ -129,7 +129,7 @@ def test_flicker_sees_alternation_but_not_a_steady_fade():
     frames = torch.arange(9)
     fade = (100 + 10 * frames).view(1, 9, 1, 1, 1).expand(1, 9, 16, 16, 3).to(torch.uint8)
     flash = (100 + 40 * (frames % 2)).view(1, 9, 1, 1, 1).expand(1, 9, 16, 16, 3).to(torch.uint8)
-    assert measure("flicker", fade) < 1e-6
+    assert measure("flicker", fade) < 1e-5  # float32: 1.5e-7 measured
     assert measure("flicker", flash) == pytest.approx(80 / 255, rel=1e-4)
 
 

@@ -203,4 +203,6 @@ def _layout(weight: Tensor) -> torch.memory_format:
 
 
 def _onednn() -> bool:
-    return platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+    """Whether oneDNN is there, is the faster way, and has not been turned off by whoever runs us."""
+    onednn: Any = torch.backends.mkldnn  # the type of its switch is that of what stands behind it
+    return platform.machine() in ("x86_64", "AMD64") and onednn.is_available() and bool(onednn.enabled)
