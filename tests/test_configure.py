@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sage_grpo.configure import ConfigError, given, parse
+from sage_grpo.configure import ConfigError, given, parse, read_yaml
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.ranges import Count, Positive, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,3 +168,93 @@ def test_unknown_key_in_yaml_names_the_nearest(tmp_path) -> None:
 def test_values_that_the_dataclass_refuses_are_explained() -> None:
     with pytest.raises(ValueError, match="sigma_max applies to sage"):
         KernelSpec(name="flow", sigma_max=0.9).build()
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefghijk", "bcdefghijkl")
+)
+"""A few hundred bytes that stand for a hundred billion values."""
+
+
+@pytest.mark.parametrize(
+    "form", ["--config {file}", "--config={file}", "--kernel {file}", "--adapter={file}", "--config {outer}"]
+)
+def test_a_small_file_that_is_enormous_in_memory_is_refused(form: str, tmp_path) -> None:
+    """Wherever it is named, and before anything walks through what its aliases stand for."""
+    file, outer = tmp_path / "bomb.yaml", tmp_path / "outer.yaml"
+    file.write_text(BOMB)
+    outer.write_text("kernel: bomb.yaml\n")
+    with pytest.raises(ConfigError, match="aliases"):
+        run(*form.format(file=file, outer=outer).split(" "))
+    with pytest.raises(ConfigError, match="aliases"):
+        read_yaml(file)
+
+
+def test_aliases_within_reason_are_read(tmp_path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("adapter: &one {rank: 2}\nadapters: [*one, *one]\n")
+    assert run("--config", str(file)).adapters == [Adapter(rank=2)] * 2
+    nest = "[*a, *a, *a, *a, *a, *a, *a, *a]"
+    inline = f"[&a x, &b {nest}, &c {nest.replace('a', 'b')}, &d {nest.replace('a', 'c')}, &e {nest.replace('a', 'd')}, &f {nest.replace('a', 'e')}, {nest.replace('a', 'f')}]"
+    with pytest.raises(ConfigError, match=r"--adapters .*aliases"):
+        run("--adapters", inline)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "# nothing\n", "- 1\n", "3\n", "a: [\n", "a: 1\n---\nb: 2\n", "lr: !!bool maybe\n", "lr: !!int ''\n", "lr: !!timestamp x\n",
+        "lr: 2001-99-99\n", f"lr: {'1' * 5000}\n", "a: *b\n", "a: &a [*a]\n", "? {a: 1}\n: 2\n", "x: " + "[" * 60 + "]" * 60 + "\n",
+        "a: !!python/object/apply:os.getcwd []\n", "lr: !!float x\n",
+    ],
+)  # fmt: skip
+def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, tmp_path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    for call in (lambda: read_yaml(file), lambda: run("--config", str(file))):
+        with pytest.raises(ConfigError, match=r"options\.yaml") as refused:
+            call()
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("lr: null", "lr"), ("quiet: null", "quiet"), ("names: null", "names"), ("weights: null", "weights"), ("adapters: null", "adapters"),
+        ("adapters: [null]", "adapters"), ("adapters: [{rank: null}]", "rank"), ("adapter: {rank: null}", "rank"),
+        ("weights: {VQ: null}", "weights"), ("names: [null]", "names"), ("kernel: null", "kernel"), ("kernel: {name: null}", "kernel.name"),
+    ],
+)  # fmt: skip
+def test_nothing_is_no_value_where_one_is_needed(text: str, key: str, tmp_path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=key):
+        run("--config", str(file))
+
+
+def test_nothing_is_a_value_where_the_type_says_so(tmp_path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("adapter: null\nkernel: {sigma_max: null}\n")
+    assert run("--config", str(file)) == Options()
+
+
+@pytest.mark.parametrize("number", [10**30, -(10**30), 10**400])
+def test_numbers_of_any_size_are_answered_in_words(number: int, tmp_path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Sizes:
+        """Numbers with ranges and without."""
+
+        count: Count = 1
+        """How many."""
+        scale: Positive = 1.0
+        """How large."""
+        rate: float = 1.0
+        """Any."""
+
+    file = tmp_path / "options.yaml"
+    for key, says in (("count", "count must be"), *((key, "larger") for key in ("scale", "rate") if number == 10**400)):
+        file.write_text(f"{key}: {number}\n")
+        with pytest.raises(ConfigError, match=says):
+            parse(Sizes, ["--config", str(file)], prog="test")
+    with pytest.raises(ValueError, match="63 bits"):
+        check(Sizes(scale=10**400))

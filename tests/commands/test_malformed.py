@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -11,6 +13,11 @@ import pytest
 
 from sage_grpo.cli import COMMANDS, main
 from sage_grpo.hints import leaves
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefghijk", "bcdefghijkl")
+)
+"""A few hundred bytes that stand for a hundred billion values."""
 
 
 class Accepted(BaseException):
@@ -51,6 +58,19 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "unknown.yaml": "optmizer: {lr: 1}\n",
         "recipe.yaml": "recipe: SAGE\n",
         "number.yaml": "recipe: [1]\n",
+        "other_recipe.yaml": "recipe: nope\n",
+        "bomb.yaml": BOMB,
+        "no_options.yaml": "rewards: [{name: video_stats, options: null}]\n",
+        "no_iterations.yaml": "iterations: null\n",
+        "no_weights.yaml": "rewards: [{name: video_stats, weights: {brightness: null}}]\n",
+        "large.yaml": f"iterations: {10**400}\n",
+        "deep.json": "[" * 5000 + "]" * 5000,
+        "deep.jsonl": "[" * 5000 + "]" * 5000 + "\n",
+        "half.json": '["\\ud800"]',
+        "number.json": '[{"prompt": 5}]',
+        "blank.json": '[" "]',
+        "blank.csv": 'prompt\n" "\n',
+        "dimension.json": '[{"prompt": "a cat", "dimension": 5}]',
         "syntax_error.py": "def reward(:\n",
         "raises.py": "raise RuntimeError('no licence')\n",
         "exits.py": "def reward(videos): return 1\n\nvalue = 3\n",
@@ -59,6 +79,15 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (tmp_path / "folder").mkdir()
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "pytorch_lora_weights.safetensors").write_bytes(b"\x02" + b"\0" * 7 + b"{}")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "pytorch_lora_weights.safetensors").write_bytes(b"\xff" * 100)
+    (tmp_path / "study").mkdir()
+    for name, text in (("suite.json", "[" * 5000), ("runs.jsonl", "[" * 5000)):
+        (tmp_path / "study" / name).write_text(text)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("iterations: 3\n")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("iterations: none\n")
     return tmp_path
@@ -131,6 +160,14 @@ PROMPTS = [
     "no_json.jsonl",
     "folder",
     "x" * 400,
+    "",
+    " ",
+    "deep.json",
+    "deep.jsonl",
+    "half.json",
+    "number.json",
+    "blank.json",
+    "blank.csv",
 ]
 DEVICES = ["cud", "cuda:99", "cpu:1", "tpu", "gpu", "cuda:", "cuda:-1", "0", "meta", "a b"]
 FAMILIES = ["hunyun", "wan21", "no.such.module", "os.path", "a b.c", ".x", "x.", "json.decoder"]
@@ -143,7 +180,10 @@ FILES = [
     "unknown.yaml",
     "recipe.yaml",
     "number.yaml",
+    "bomb.yaml",
 ]
+OF_RUNS = ["no_options.yaml", "no_iterations.yaml", "no_weights.yaml", "large.yaml", "other_recipe.yaml"]
+"""Configurations of `train` that only it refuses."""
 RECIPES = [
     "",
     "SAGE",
@@ -212,6 +252,28 @@ def by_hand() -> Iterator[list[str]]:
             [name, "--run", run, *(["--prompts", "x"] if name == "generate" else [])]
             for name in ("generate", "evaluate", "export")
         )
+    for file in (*OF_RUNS, "bomb.yaml"):
+        yield ["train", "--config", file, "--recipe", "shapes/sage"]
+        yield ["plan", "--recipe", "shapes/sage", "--config", file]
+    yield ["train", "--recipe", "nope", "--recipe", "shapes/sage"]
+    yield from (["train", "--model", file] for file in ("bomb.yaml", "list.yaml"))
+    yield ["train", "--model.revision", "main"]
+    yield ["train", "--model.path", "shapes", "--model.revision", "main"]
+    yield ["train", "--model.path", "./folder", "--model.revision", "main"]
+    for lora in ("lora", "damaged", "folder", ""):
+        yield ["generate", "--prompts", "a cat", "--lora", lora]
+        yield ["evaluate", "--lora", lora]
+    for out in ("mine", "mine/final", "folder/../mine/new", "./mine/"):
+        yield ["export", "--run", "mine", "--out", out]
+        yield ["generate", "--run", "mine", "--weights", "base", "--prompts", "a cat", "--out", out]
+    yield from (["inspect", "--figure", name] for name in ("a.foo", "a", "a.png.txt", ".png", "folder", "a."))
+    yield ["compare", "--table", "study"]
+    yield ["evaluate", "--prompts", "null"]
+    yield ["generate", "--bench", "vbench", "--prompts", "dimension.json"]
+    yield ["study", "create", "--methods", "{a: folder, b: ./folder}", "--prompts", "good.txt"]
+    for url in ("http://host:1?key=abc123", "http://me:abc123@host:1", "ftp://host?token=abc123"):
+        yield ["evaluate", *reward("remote", weights={"a": 1.0}, options={"urls": [url]})]
+        yield ["serve-reward", *reward("vlm_judge", options={"url": url, "model": "m", "dimensions": {"a": "b"}})]
     for port in ("-1", "65536", "1e9", "http"):
         yield ["serve-reward", *needed("serve-reward"), "--port", port]
     yield ["serve-reward", *needed("serve-reward"), "--host", "0.0.0.0"]
@@ -278,6 +340,100 @@ def test_malformed_calls_are_refused_in_words(part: int, no_work: Path, capsys: 
             status = f"{type(error).__name__}: {error}"
         said = capsys.readouterr()
         lines = [line for line in said.err.splitlines() if line.startswith("sage-grpo: ")]
-        if status != 2 or not lines or len(lines[-1]) < 20 or "Traceback" in said.err or said.out:
+        secret = "abc123" in said.err
+        if status != 2 or not lines or len(lines[-1]) < 20 or "Traceback" in said.err or said.out or secret:
             problems.append(f"{' '.join(call)[:100]}: {str(status)[:200]} {said.err[-100:]!r} {said.out[-100:]!r}")
     assert not problems, f"{len(problems)}\n" + "\n".join(problems)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["doctor", "--help"]])
+def test_a_reader_who_has_gone_ends_a_command_in_silence(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    """As `sage-grpo doctor --help | head` does."""
+    for buffered in (-1, 1):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w", buffering=buffered) as gone:
+            monkeypatch.setattr("sys.stdout", gone)
+            assert main(words) == 141
+            monkeypatch.undo()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_connection_that_breaks_is_no_reader_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise BrokenPipeError("a server")
+
+    monkeypatch.setattr("sage_grpo.cli._run", broken)
+    with pytest.raises(BrokenPipeError):
+        main(["inspect"])
+
+
+def test_a_disk_that_is_full_is_said_in_words(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sage_grpo.cli._run", full)
+    monkeypatch.setattr("sage_grpo.cli._say_no_more", lambda: None)
+    assert main(["inspect"]) == 2
+    assert "No space left" in capfd.readouterr().err
+
+
+INDEX = {
+    "width": 8, "height": 8, "frames": 1, "fps": 8.0,
+    "rows": [{"prompt": "a cat", "noise": "0/0/0", "scores": {"total": 1.0}, "clip": None}],
+}  # fmt: skip
+ROW = {"iteration": 1, "reward/total": 1.0, "eval/total": 2.0, "reward/failed": 0.0}
+ODD: list[Any] = [None, True, -1, 1.5, "x", [], {}, [1], {"a": 1}, 10**30, 10**400]
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.fixture
+def given_run(tmp_path: Path) -> Path:
+    """The folder of a run that somebody else made."""
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "config.yaml").write_text("kernel: {name: sage}\nrewards: [{name: video_stats}]\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "schedule.json").write_text('{"sigmas": [1.0, 0.5, 0.0], "stochastic": [true, false]}')
+    (tmp_path / "videos" / "heldout-000001.json").write_text(json.dumps(INDEX))
+    return tmp_path
+
+
+def odd_documents(document: Any) -> Iterator[str]:
+    """The document with each of its parts in turn replaced by what does not belong there."""
+    yield from ("", "{", "null", DEEP, "1" * 5000)
+
+    def places(part: Any) -> Iterator[tuple[Any, Any]]:
+        for key, inner in part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ():
+            yield part, key
+            yield from places(inner)
+
+    for holder, key in places(document):
+        before = holder[key]
+        for odd in ODD:
+            holder[key] = odd
+            yield json.dumps(document)
+        holder[key] = before
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "schedule.json", "videos/heldout-000001.json", "events.jsonl"])
+def test_a_run_of_somebody_else_is_read_or_refused_in_words(name: str, given_run: Path) -> None:
+    from sage_grpo.report.run_data import noise_picture, read_run, series, stepwise
+
+    assert read_run(given_run).clips[1][0].prompt == "a cat"
+    file = given_run / name
+    start = (
+        json.loads(file.read_text()) if file.is_file() else {"time": 1.0, "kind": "start", "iteration": 1, "text": "x"}
+    )
+    for text in odd_documents(start):
+        file.write_text(text + "\n")
+        try:
+            run = read_run(given_run)
+        except ValueError as error:
+            assert len(str(error)) < 500  # noqa: PT017 - most are read
+            continue
+        assert series(run.rows)["every"] == 1
+        stepwise(run.rows)
+        noise_picture(run)

@@ -9,7 +9,7 @@ import torch
 import toy_rewards
 
 from sage_grpo.rewards.base import SMALL, CompositeReward, FailureReport, RewardSpec
-from sage_grpo.rewards.failures import Failure, describe_failures
+from sage_grpo.rewards.failures import Failure, RewardFailure, check_failures, describe_failures
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import VideoSpec
 
@@ -139,3 +139,16 @@ def test_a_server_that_does_not_answer_is_found_by_trying():
     options = {"urls": ["http://127.0.0.1:9"], "retries": 0, "timeout": 2.0}
     composite = CompositeReward([RewardSpec(name="remote", weights={"a": 1.0}, options=options)])
     assert "127.0.0.1:9" in composite.try_out("x")
+
+
+def test_the_limit_of_failures_is_the_one_that_was_given():
+    """None of the clips scored stops a run at any limit, and is not told as a limit of 0."""
+    check_failures(2, 8, 0.25)
+    check_failures(7, 8, 1.0)
+    check_failures(0, 0, 0.0)
+    with pytest.raises(RewardFailure, match=r"3 of 8 clips .* allowed fraction 0\.25\.\nwhy\n"):
+        check_failures(3, 8, 0.25, "why")
+    for limit in (0.0, 0.25, 1.0):
+        with pytest.raises(RewardFailure, match=r"None of 8 clips could be scored\.\nwhy\n") as stopped:
+            check_failures(8, 8, limit, "why")
+        assert "fraction" not in str(stopped.value)
