@@ -113,3 +113,15 @@ def test_updates_use_the_rate_of_their_number() -> None:
         take(Optimizer(params, config, total_updates=10), range(update, update + 1))
         moved.append(float((params["bias"].detach() - start).abs().mean()))
     assert moved == pytest.approx([0.1, 0.5], rel=1e-4)  # AdamW's first step is the learning rate
+
+
+def test_a_step_leaves_the_switch_of_onednn_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch turns it off when a matrix product in bfloat16 fails, as Muon's do on many CPUs."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    params = parameters()
+    optimizer = Optimizer(params, OptimizerConfig(kind="muon", lr=0.1), total_updates=1)
+    monkeypatch.setattr(optimizer.parts[0], "step", lambda: setattr(torch.backends.mkldnn, "enabled", False))
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    optimizer.step(0)
+    assert torch.backends.mkldnn.enabled

@@ -326,6 +326,7 @@ def device(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
 def fixed_order(config: TrainConfig, patch: pytest.MonkeyPatch) -> set[bool]:
     """Whether backward passes add up in a fixed order, as on a GPU."""
     patch.setattr(same_bits, "DEVICES", ("cpu",))
+    patch.setenv(same_bits.WORKSPACE, ":4096:8")  # it sets it too, for the whole process
     one, seen = wiring.trainer_of(config), set()
     for parameter in one.model.trainable().values():
         parameter.register_hook(lambda gradient: seen.add(torch.are_deterministic_algorithms_enabled()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,15 @@ class Optimizer:
     def step(self, update: int) -> float:
         """Apply the gradients as optimizer update number `update` (from 0); returns the learning rate used."""
         lr = self.pace.factor * learning_rate(self.config, update, self.total_updates)
+        onednn: Any = torch.backends.mkldnn  # the type of its switch is that of what stands behind it
+        enabled = onednn.enabled
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr
             part.step()
+        # Muon computes in bfloat16. On a CPU without it PyTorch turns oneDNN off for good: rollouts would have other last digits from the
+        # second iteration on, and a run that is continued would not be the same run.
+        onednn.enabled = enabled
         return lr
 
     def zero_grad(self) -> None:
