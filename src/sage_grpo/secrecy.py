@@ -14,7 +14,7 @@ HIDDEN = "***"
 SECRET = re.compile("key|token|secret|sig|auth|pass|credential|^code$", re.IGNORECASE)
 """Names of parts of a query that hold something secret."""
 _QUERY = re.compile(r"([?&;#][^\s=&;#?'\"]{0,80})=([^\s&;#'\"<>]+)")
-_LOGIN = re.compile(r"([A-Za-z][\w+.-]{0,20}://)[^\s/@'\"]+@")
+_LOGIN = re.compile(r"([A-Za-z][\w+.-]{0,20}:/{1,2})[^\s/@'\"]+@")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
