@@ -15,9 +15,9 @@ from sage_grpo.cli import COMMANDS, main
 from sage_grpo.hints import leaves
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefghijk", "bcdefghijkl")
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcde", "bcdef")
 )
-"""A few hundred bytes that stand for a hundred billion values."""
+"""A few hundred bytes that stand for more than a million values."""
 
 
 class Accepted(BaseException):
