@@ -207,11 +207,11 @@ def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -
         assert all(torch.equal(exported[name], final[name]) for name in final) == bool(words)
 
 
-def test_damaged_checkpoints_are_refused(copied: Run, capsys) -> None:
+def test_damaged_checkpoints_are_refused(copied: Run, capsys, tmp_path: Path) -> None:
     run = copied("full")
     file = next((run / "checkpoints" / "000001").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    for command in (["evaluate"], ["generate", "--prompts", "a cat"], ["export", "--out", str(run / "export")]):
+    for command in (["evaluate"], ["generate", "--prompts", "a cat"], ["export", "--out", str(tmp_path / "export")]):
         assert main([*command, "--run", str(run), "--checkpoint", "1"]) == 2
         assert "000001 is damaged" in capsys.readouterr().err
 

@@ -161,7 +161,8 @@ def exported(checkpoint, tmp_path, monkeypatch):
 
     def run(fields: dict, **options: object) -> Path:
         spec = ModelSpec(path=str(checkpoint("wan_t2v")), cache=None, device="cpu", **fields)
-        (tmp_path / "checkpoints" / "000001").mkdir(parents=True, exist_ok=True)
+        source = tmp_path / "run"
+        (source / "checkpoints" / "000001").mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(command, "read_config", lambda folder, **options: TrainConfig(model=spec))
         monkeypatch.setattr(checkpoints, "newest_good", lambda root: root / "000001")
         monkeypatch.setattr(checkpoints, "find_fault", lambda folder: None)
@@ -173,7 +174,7 @@ def exported(checkpoint, tmp_path, monkeypatch):
         )
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
-        assert command.run(command.Options(run=str(tmp_path), out=str(out), **options)) == 0
+        assert command.run(command.Options(run=str(source), out=str(out), **options)) == 0
         return out
 
     return run

@@ -333,7 +333,7 @@ def test_the_command_refuses_an_open_address_without_a_token(monkeypatch):
     [
         ({"urls": []}, "at least one url"),
         ({"urls": ["host:80"]}, "looks like"),
-        ({"urls": ["http://user:pw@host"]}, "password"),
+        ({"urls": ["http://user:pw@host"]}, "must not hold a key"),
         ({"urls": ["http://host"], "parts": []}, "weights"),
         ({"urls": ["http://host"], "timeout": 0.0}, "timeout must be positive, got 0"),
         ({"urls": ["http://host"], "timeout": float("nan")}, "timeout must be positive, got nan"),
