@@ -7,6 +7,7 @@ import os
 import sqlite3
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,13 +212,16 @@ def test_a_tracker_that_cannot_start_is_left_out(
 
 
 @pytest.fixture
-def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user without keys and settings, and a tracker's folder of their own."""
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user without keys and settings, and a tracker's folder of their own; what a tracker adds to the environment goes with it."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "home" / "trackio"))
     (tmp_path / "home").mkdir()
+    yield
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
+        os.environ.pop(name)
 
 
 @pytest.mark.usefixtures("nobody")
