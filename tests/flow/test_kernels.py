@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -251,3 +252,44 @@ def test_x_and_v_must_have_one_shape_and_the_step_computes_in_float32() -> None:
         step(torch.zeros(2, 3), torch.zeros(3))
     half = torch.randn(2, 3).to(torch.bfloat16)
     assert step(half, half).mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_says_whether_its_last_step_leaves_noise(name: str) -> None:
+    kernel = KERNELS[name]()
+    assert kernel.leaves_noise == bool(kernel(0.3, 0.0).std > 0)
+
+
+def test_what_lies_at_a_limit_is_allowed_and_what_lies_beyond_is_not() -> None:
+    Cps(eta=1.0)
+    SageExact(sigma_max=1.0)
+    for kind in STOCHASTIC:
+        kind(eta=0.0)
+    with pytest.raises(ValueError, match="sigma_max must lie in"):
+        SageExact(sigma_max=1.5)
+
+
+def test_a_spec_refuses_or_doubts_an_eta_that_its_kernel_has_no_use_for() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, eta in (("cps", 1.0), ("sage", 1.5), ("ode", 3.0), ("flow", 0.0)):
+            assert KernelSpec(name=name, eta=eta).build() == KERNELS[name](**({} if name == "ode" else {"eta": eta}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"for cps, got 1\.01"):
+        KernelSpec(name="cps", eta=1.01)
+    with pytest.raises(ValueError, match="eta must be"):
+        KernelSpec(name="sage", eta=-0.1)
+    with pytest.warns(UserWarning, match=r"kernel\.eta is 1\.6"):
+        KernelSpec(name="sage", eta=1.6)
+
+
+@pytest.mark.parametrize("double", [0, 1])
+def test_one_end_in_double_is_enough_for_an_answer_in_double(double: int) -> None:
+    ends = [torch.tensor(0.8), torch.tensor(0.5)]
+    ends[double] = ends[double].double()
+    step = Sage()(*ends)
+    assert {value.dtype for value in (step.a, step.b, step.std)} == {torch.float64}
+
+
+def test_a_step_to_zero_is_not_taken_for_the_wrong_one() -> None:
+    with pytest.raises(ValueError, match=r"sigma = 0\.3 and sigma_next = 0\.4"):
+        Ode()(torch.tensor([0.5, 0.3]), torch.tensor([0.0, 0.4]))

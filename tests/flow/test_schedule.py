@@ -94,3 +94,20 @@ def test_bad_numbers_are_refused() -> None:
             Schedule.shifted(4, shift)
     with pytest.raises(ValueError, match="2 stochastic flags for 3 steps"):
         Schedule(torch.tensor([1.0, 0.6, 0.3, 0.0]), (True, False))
+
+
+def test_one_step_and_one_token_are_enough() -> None:
+    assert Schedule.shifted(1).sigmas.tolist() == [1.0, 0.0]
+    assert Schedule.dynamic(2, 1).num_steps == 2
+    with pytest.raises(ValueError, match="tokens must be at least 1"):
+        Schedule.dynamic(2, 0)
+
+
+def test_rounding_does_not_lift_the_start_above_one() -> None:
+    assert float(shift_sigmas(torch.tensor([1.0]), 0.2)) == 1.0
+
+
+def test_sigmas_are_kept_in_single_precision_whatever_is_given() -> None:
+    given = torch.tensor([1.0, 0.3, 0.0], dtype=torch.float64)
+    assert torch.equal(Schedule(given).sigmas, given.float())
+    assert Schedule(given).sigmas.dtype == torch.float32

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.solvers import Stepper
+from sage_grpo.flow.solvers import GridSolver, Stepper
 
 
 def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -67,3 +68,36 @@ def test_around_leaves_an_empty_part_empty() -> None:
     base = Schedule.shifted(6, 5.0).exploring([True, False, False, False, False, False])
     assert base.around(4, None).exploring_range() == (0, 1)
     assert base.around(4, 2).num_steps == 3
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (4, 7), (9, 2)])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_around_puts_new_sigmas_on_the_line_through_the_old_ones(before: int, after: int, steps: int) -> None:
+    """Evenly in the old step's index; parts of one step too."""
+    base = Schedule.shifted(2 * steps + 1, 3.0).exploring([index == steps for index in range(2 * steps + 1)])
+    other = base.around(before, after)
+    old = base.sigmas.double().tolist()
+
+    def line(first: int, stop: int, count: int) -> list[float]:
+        places = [first + (stop - first) * number / count for number in range(count + 1)]
+        below = [min(math.floor(place), stop - 1) for place in places]
+        return [old[low] + (old[low + 1] - old[low]) * (place - low) for low, place in zip(below, places)]
+
+    expected = line(0, steps, before) + line(steps + 1, 2 * steps + 1, after)
+    assert other.sigmas.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["euler", "ab2"])
+def test_a_grid_is_walked_step_by_step_by_its_rule(rule: str) -> None:
+    """Against the same rule by hand, on a velocity that depends on place and time."""
+    schedule = Schedule.shifted(4, 3.0)
+    solver, stepper = GridSolver(schedule, rule), Stepper(rule)  # type: ignore[arg-type]
+    x = expected = torch.tensor([[1.0, -0.5]])
+    for index in range(solver.num_steps):
+        x = solver.step(index, x, velocity)
+        sigma, sigma_next = schedule.pair(index)
+        v = velocity(expected, sigma)
+        euler = Ode()(sigma, sigma_next)(expected, v).mean
+        expected = stepper(euler, v, float(sigma), float(sigma_next))
+    assert torch.equal(x, expected)
+    assert solver.num_steps == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -98,3 +99,45 @@ def test_drawn_steps_reach_every_prompt_in_time() -> None:
     window = Window(kind="drawn", at=[1, 2, 3])
     seen = {(place, row[0]) for n in range(40) for place, row in enumerate(window.draw([1, 2, 3], 2, n, 0))}
     assert seen == {(place, step) for place in range(2) for step in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"at": []}, "must name different steps"),
+        ({"at": [1, 2, 1]}, "must name different steps"),
+        ({"weights": [1.0]}, "one weight for every step"),
+        ({"at": [1, 2], "weights": [1.0]}, "one weight for every step"),
+        ({"at": [1, 2], "branches": 3}, "needs as many steps"),
+    ],
+)
+def test_drawn_windows_that_cannot_be_drawn_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Window(kind="drawn", **options)
+
+
+def test_as_many_branches_as_steps_can_be_drawn() -> None:
+    window = Window(kind="drawn", at=[4, 2], weights=[1.0, 1.0], branches=2)
+    assert [sorted(row) for row in window.draw([4, 2], 3, 0, 0)] == [[2, 4]] * 3
+
+
+def test_a_window_has_four_steps_and_a_drawn_one_has_one_unless_told() -> None:
+    assert Window(kind="fixed").steps(6) == (True,) * 4 + (False,) * 2
+    assert Window(kind="fixed", start=3, length=3).steps(6) == (False,) * 3 + (True,) * 3
+    assert Window(kind="drawn").size == 1
+    assert Window().steps(3) == (True,) * 3
+
+
+def test_a_draw_at_the_very_end_is_still_one_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(7 + (1 - 2^-53)) / 8 rounds to 1, where no step's share begins."""
+
+    class Last(random.Random):
+        def random(self) -> float:
+            return 1.0 - 2.0**-53
+
+        def shuffle(self, x: object) -> None:
+            """The order does not matter, and a shuffle would wait for another number."""
+
+    monkeypatch.setattr("sage_grpo.flow.windows.random.Random", Last)
+    rows = Window(kind="drawn").draw([3, 4, 5], 8, 0, 0)
+    assert {row[0] for row in rows} == {3, 4, 5}

@@ -206,7 +206,7 @@ def enter(folder: Path, output: Path) -> None:
     os.chdir(folder)
 
 
-def run_tests(folder: Path, parts: Sequence[Sequence[str]], swaps: object = None) -> int:
+def run_tests(folder: Path, parts: Sequence[Sequence[str]], swaps: Swaps | None = None) -> int:
     """In the fork: pytest on a copy of the tree, part by part up to the first that fails; returns its exit code."""
     package = importlib.import_module("sage_grpo")
     if not str(package.__file__).startswith(str(folder)):
@@ -219,6 +219,8 @@ def run_tests(folder: Path, parts: Sequence[Sequence[str]], swaps: object = None
     settings.register_profile("planted", phases=(Phase.explicit, Phase.generate), derandomize=True, deadline=None)
     settings.load_profile("planted")
     order = Order(folder, parts[0][0])
+    if swaps is not None:
+        swaps.seconds = order.seconds
     scratch = folder.with_suffix(".tmp") / "pytest"
     options = ["-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
     options += [] if order.measures else ["-x"]

@@ -11,9 +11,8 @@ import importlib
 import itertools
 import json
 import os
-import resource
-import sys
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -22,6 +21,9 @@ from _pytest.runner import runtestprotocol
 
 from mutants import pattern
 from mutants.error import PACKAGE, PlantedError
+
+SECONDS, TIMES = 3.0, 5.0
+"""A test has this long, and this many times as long as without an error."""
 
 
 def can_be_swapped(error: PlantedError, root: Path) -> bool:
@@ -62,6 +64,8 @@ class Swaps:
     def __init__(self, group: Sequence[PlantedError], folder: Path, output: Path) -> None:
         """Lines of JSON go to `output`: the error's number, the test that failed and the seconds of a core."""
         self.group, self.folder, self.output = group, folder, output
+        self.seconds: Mapping[str, float] = {}
+        """How long the tests take on the tree as it is."""
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Fork for each error."""
@@ -69,25 +73,29 @@ class Swaps:
             pid = os.fork()
             if pid == 0:
                 try:
-                    resource.setrlimit(resource.RLIMIT_CPU, (error.cpu_limit, resource.RLIM_INFINITY))
                     place, source = error.planted(self.folder)
                     swap(place.relative_to(PACKAGE).as_posix(), error.symbol, source)
-                    _run(session.items, self.output.with_suffix(".one"))
+                    self._run(session.items)
                 finally:
                     os._exit(0)
-            _, _, used = os.wait4(pid, 0)
-            one = self.output.with_suffix(".one")
-            failed = one.read_text() if one.exists() else ""
-            one.unlink(missing_ok=True)
+            _, status, used = os.wait4(pid, 0)
+            failed = self._failed.read_text() if self._failed.exists() else ""
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+                failed = "a test that does not end"
+            self._failed.unlink(missing_ok=True)
             with self.output.open("a") as stream:
                 print(json.dumps([number, failed, used.ru_utime + used.ru_stime]), file=stream)
         return True
 
+    @property
+    def _failed(self) -> Path:
+        return self.output.with_suffix(".failed")
 
-def _run(items: Sequence[pytest.Item], failed: Path) -> None:
-    for item, later in itertools.pairwise([*items, None]):
-        assert item is not None
-        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=later)):
-            failed.write_text(item.nodeid.removeprefix("tests/"))
-            sys.stdout.flush()
-            return
+    def _run(self, items: Sequence[pytest.Item]) -> None:
+        for item, later in itertools.pairwise([*items, None]):
+            assert item is not None
+            # Seconds of a core, after which the process ends: an error may make a loop that has no end.
+            signal.setitimer(signal.ITIMER_PROF, SECONDS + TIMES * self.seconds.get(item.nodeid, 0.0))
+            if any(report.failed for report in runtestprotocol(item, log=False, nextitem=later)):
+                self._failed.write_text(item.nodeid.removeprefix("tests/"))
+                return

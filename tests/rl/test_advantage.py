@@ -200,3 +200,11 @@ def test_eps_is_added_to_the_std_and_not_to_the_variance(scale: str, expected: l
     decoupled = decoupled_advantage({"a": rewards}, {"a": 2.0}, groups, scale=scale, eps=0.5)  # type: ignore[arg-type]
     by_hand = 2 * terms / ((2 * terms).square().mean().sqrt() + 0.5)
     assert decoupled.tolist() == pytest.approx(by_hand.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["group", "global", "none"])
+def test_a_group_that_failed_wholly_is_zero_and_leaves_the_others_alone(scale: str) -> None:
+    rewards, groups = torch.tensor([1.0, 3.0, math.nan, math.nan]), torch.tensor([0, 0, 1, 1])
+    found = group_advantage(rewards, groups, scale=scale)  # type: ignore[arg-type]
+    assert found[2:].tolist() == [0.0, 0.0]
+    assert torch.equal(found[:2], group_advantage(rewards[:2], groups[:2], scale=scale))  # type: ignore[arg-type]

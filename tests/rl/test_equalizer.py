@@ -74,3 +74,7 @@ def test_a_cap_bounds_the_large_weights_and_leaves_the_others() -> None:
 def test_steps_that_cannot_be_trained_are_refused(values: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         equalizing_weights(torch.tensor(values))
+
+
+def test_a_cap_may_be_below_one() -> None:
+    assert equalizing_weights(torch.tensor([1.0, 2.0, 4.0]), cap=0.5).tolist() == [0.5, 0.5, 0.5]

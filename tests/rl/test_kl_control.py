@@ -175,3 +175,15 @@ def test_a_broken_kl_stops_instead_of_poisoning_the_history(kl: float) -> None:
     with pytest.raises(ValueError, match="The KL of update 0 is"):
         controller.observe(kl)
     assert controller.history == []
+
+
+def test_bounds_may_be_equal() -> None:
+    assert KlCoefficient(lambda_min=1e-5, lambda_max=1e-5).controller().value == 1e-5
+
+
+@pytest.mark.parametrize("kl", [0.25, 0.375, 0.75])
+def test_feedback_rests_from_half_of_the_target_to_one_and_a_half(kl: float) -> None:
+    """Both ends are part of it; powers of two, so that they are met exactly."""
+    controller = KlCoefficient(kind="ppo", lambda_min=0.0, lambda_max=1.0, warmup_updates=0, target=0.5).controller()
+    controller.value = 0.5
+    assert controller.observe(kl) == 0.5

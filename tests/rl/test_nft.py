@@ -116,3 +116,10 @@ def test_the_old_policys_decay_and_passes() -> None:
     assert ObjectiveSpec(kind="awm").old_passes(3) == [False, True, True]
     assert ObjectiveSpec(old_decay=0.5).old_passes(2) == [False, False]
     assert math.isclose(ObjectiveSpec(kind="nft", old_decay=0.3).decay(1), 0.3)
+
+
+def test_nothing_is_clipped_and_a_perfect_prediction_costs_nothing() -> None:
+    v = torch.ones(2, 3)
+    terms = nft_loss(v, v, v, torch.tensor([0.0, 1.0]), beta=1.0, sigma=0.5, weight="adaptive")
+    assert terms.loss.tolist() == [0.0, 0.0]
+    assert not terms.inactive.any()

@@ -109,3 +109,16 @@ def test_brakes_are_shares_of_the_free_step_and_not_of_one_another() -> None:
     again.load_state_dict(json.loads(json.dumps(pace.state_dict())))
     again.slow_to(0.125)  # as after going back: it is what it was
     assert again.factor == 0.125
+
+
+def test_a_target_follows_the_square_of_the_brake() -> None:
+    """Steps half as long move the policy by a quarter: that is no reason to lengthen them again."""
+    pace = Pace(0.04)
+    pace.slow_to(0.5)
+    assert pace.observe(0.01) == pytest.approx(0.5, rel=1e-12)
+
+
+def test_a_pace_from_before_there_were_brakes_has_none() -> None:
+    pace = Pace(0.04)
+    pace.load_state_dict({"factor": 0.25})
+    assert (pace.factor, pace.brake) == (0.25, 1.0)

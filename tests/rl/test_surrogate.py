@@ -118,3 +118,37 @@ def test_ranges_must_be_positive() -> None:
         clipped_surrogate(torch.zeros(1), torch.ones(1), clip=0.0)
     with pytest.raises(ValueError, match="tau must be positive"):
         kl_masked_surrogate(torch.zeros(1), torch.ones(1), torch.zeros(1), tau=0.0)
+
+
+def test_the_range_falls_with_the_root_of_the_dimensions() -> None:
+    assert clip_range(1, 0.5) == 0.5
+    assert clip_range(16, 0.5) == 0.125
+    for dims, c in ((0, 1.0), (4, 0.0), (4, -1.0)):
+        with pytest.raises(ValueError, match="dims >= 1 and c > 0"):
+            clip_range(dims, c)
+
+
+def test_the_clipped_loss_by_hand() -> None:
+    """Ratios above and below the range 0.75 to 1.25 and within, with advantages of both signs, small ones, and none."""
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.125, 1.5, 0.5, 1.5, 0.5])
+    advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, 0.5, -0.5, 0.0, 0.0])
+    terms = clipped_surrogate(ratio.log().requires_grad_(), advantage, clip=0.25)
+    expected = [-2.5, 3.0, -1.0, 1.5, -2.25, -0.625, 0.375, 0.0, 0.0]
+    assert terms.loss.tolist() == pytest.approx(expected, abs=1e-6)
+    assert terms.inactive.tolist() == [True, False, False, True, False, True, True, False, False]
+    assert terms.ratio is not None
+    assert not terms.ratio.requires_grad
+
+
+def test_the_masked_loss_by_hand() -> None:
+    """Dropped where the KL has reached tau and the ratio has moved to where the advantage points; one that has not moved stays."""
+    ratio = torch.tensor([1.5, 1.5, 1.5, 0.5, 0.5, 0.5, 1.0, 1.0, 1.5, 0.5])
+    advantage = torch.tensor([2.0, 0.5, -2.0, -2.0, -0.5, 2.0, 2.0, -2.0, 0.0, 0.0])
+    for kl, dropped in ((0.5, False), (1.0, True), (2.0, True)):
+        terms = kl_masked_surrogate(ratio.log().requires_grad_(), advantage, torch.full_like(ratio, kl), tau=1.0)
+        inactive = [dropped and index in (0, 1, 3, 4) for index in range(len(ratio))]
+        assert terms.inactive.tolist() == inactive
+        plain = (-ratio * advantage).tolist()
+        assert terms.loss.tolist() == pytest.approx([0.0 if gone else value for gone, value in zip(inactive, plain)])
+        assert terms.ratio is not None
+        assert not terms.ratio.requires_grad

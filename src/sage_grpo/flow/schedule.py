@@ -101,8 +101,7 @@ class Schedule:
             self.sigmas[first + 1 : stop],
             _respaced(self.sigmas[stop:], after),
         ]
-        counts = (len(parts[0]) - 1, stop - first, len(parts[2]) - 1)
-        flags = [False] * counts[0] + list(self.stochastic[first:stop]) + [False] * counts[2]
+        flags = [False] * (len(parts[0]) - 1) + list(self.stochastic[first:stop]) + [False] * (len(parts[2]) - 1)
         return Schedule(torch.cat(parts), tuple(flags))
 
 
