@@ -21,13 +21,11 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
+def nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(module.WORKSPACE, "")  # so that it is as it was afterwards, whoever sets it
+    monkeypatch.delenv(module.WORKSPACE)
     before = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
-    kept = os.environ.get(module.WORKSPACE)
     yield
-    os.environ.pop(module.WORKSPACE, None)
-    if kept is not None:
-        os.environ[module.WORKSPACE] = kept
     assert (torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory) == before
 
 
