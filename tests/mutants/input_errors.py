@@ -371,6 +371,13 @@ MUTANTS = (
         (f"{GIVEN}test_rows_that_no_run_writes_are_left_out_with_a_word",),
     ),
     Mutant(
+        "times of events are believed",
+        "train/folder/diary.py",
+        'row.get("time") if is_number(row.get("time")) else None',
+        'row.get("time")',
+        (f"{GIVEN}test_events_have_numbers_for_times_and_iterations",),
+    ),
+    Mutant(
         "rows of a comparison are believed",
         "lab/store.py",
         "        fault = _fault(row)\n",

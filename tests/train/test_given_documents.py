@@ -13,6 +13,7 @@ from sage_grpo.commands.run_folder import Choice
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.checkpoint import CheckpointError, continuing, read_meta
+from sage_grpo.train.folder.diary import read_events
 from sage_grpo.train.folder.identity import differences
 from sage_grpo.train.folder.journal import read_rows
 from sage_grpo.train.state import _useless
@@ -110,3 +111,12 @@ def test_what_a_kill_cut_short_is_left_out_without_a_word_and_no_number_is_none(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_rows(file) == [{"iteration": 1, "a": None, "b": None, "c": 2}]
+
+
+def test_events_have_numbers_for_times_and_iterations(tmp_path) -> None:
+    """They are sorted by both."""
+    good = {"time": 1.5, "kind": "start", "iteration": 0, "text": "x"}
+    for odd in ("x", [], {}, True, 10**400, None):
+        rows = [good, {**good, "time": odd}, {**good, "iteration": odd}, {**good, "kind": odd if odd != "x" else None}]
+        (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n" + "[" * 5000)
+        assert read_events(tmp_path) == [good, {**good, "time": None}]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.documents import parse_json
+from sage_grpo.documents import is_number, parse_json
 
 NAME = "events.jsonl"
 LONGEST = 2000
@@ -32,12 +32,12 @@ def read_events(out: Path) -> list[dict[str, Any]]:
             row = parse_json(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("iteration"), int) and isinstance(row.get("kind"), str):
+        if isinstance(row, dict) and is_number(row.get("iteration")) and isinstance(row.get("kind"), str):
             rows.append(
                 {
-                    "time": row.get("time"),
+                    "time": row.get("time") if is_number(row.get("time")) else None,
                     "kind": row["kind"],
-                    "iteration": row["iteration"],
+                    "iteration": int(row["iteration"]),
                     "text": str(row.get("text", "")),
                 }
             )
