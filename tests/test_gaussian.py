@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributions import Normal, kl_divergence
 
 from kernel_cases import law
-from sage_grpo.gaussian import Gaussian
+from sage_grpo.gaussian import Gaussian, expanded
 
 
 @law
@@ -82,3 +84,41 @@ def test_shapes_that_would_broadcast_by_accident_are_refused() -> None:
         gaussian.log_prob(torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"other\.mean has shape"):
         gaussian.kl(Gaussian(torch.zeros(3), torch.tensor(1.0)))
+
+
+def test_the_log_density_of_a_standard_normal_by_hand() -> None:
+    """One dimension, std 2, one std off the mean; samples without latent dimensions are their own mean."""
+    expected = -0.5 - math.log(2.0) - 0.5 * math.log(2.0 * math.pi)
+    law = Gaussian(torch.zeros(3), torch.tensor(2.0))
+    assert law.log_prob(torch.full((3,), 2.0)).tolist() == pytest.approx([expected] * 3, abs=1e-6)
+
+
+def test_the_shape_that_is_wrong_is_named() -> None:
+    law, other = Gaussian(torch.zeros(2, 3), torch.ones(2)), Gaussian(torch.zeros(2, 4), torch.ones(2))
+    said = r"has shape \(2, 4\), but the Gaussian's mean has \(2, 3\)"
+    for call in (lambda: law.log_prob(other.mean), lambda: law.kl(other), lambda: law.sample(other.mean)):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+def test_a_kl_needs_noise_on_both_sides() -> None:
+    noisy, still = Gaussian(torch.zeros(2, 3), torch.ones(2)), Gaussian(torch.zeros(2, 3), torch.tensor([1.0, 0.0]))
+    for one, other in ((noisy, still), (still, noisy)):
+        with pytest.raises(ValueError, match="kl needs std > 0"):
+            one.kl(other)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(3, 3), (1, 4), (2, 6), (3, 6)])
+def test_laws_are_shared_out_to_consecutive_samples(rows: int, count: int) -> None:
+    mean, std = torch.arange(rows * 2.0).reshape(rows, 2), torch.arange(rows) + 1.0
+    of = [index * rows // count for index in range(count)]
+    found = Gaussian(mean, std, batch_ndim=1).expand(count)
+    assert torch.equal(found.mean, mean[of])
+    assert torch.equal(found.std, std[of])
+    assert found.batch_ndim == 1
+    assert Gaussian(mean, torch.tensor(2.0)).expand(count).std.ndim == 0
+
+
+def test_laws_that_cannot_be_shared_out_evenly_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 samples cannot be shared out evenly to 2 rows"):
+        expanded(torch.zeros(2, 3), 5)

@@ -285,7 +285,7 @@ def test_generated_errors_can_be_planted_and_what_is_none_is_still_made() -> Non
 def test_what_is_equivalent_is_not_planted_wherever_it_stands(tmp_path: Path) -> None:
     plan = generate.Plan(("*.py",), ("test_sums.py",), ())
     every = generate.generated(_tree(tmp_path, moved=SUMS), plan)
-    none = generate.Equivalent("sums.py", "add", "(a  +  b)", "a-b", "for the sake of the test")
+    none = generate.Equivalent("sums.py", "add", "(a  +  b)", "a-b", "", "for the sake of the test")
     left = generate.generated(tmp_path, replace(plan, equivalent=(none,)))
     assert [error.place for error in every if error not in left] == ["moved.py::add"]
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sage_grpo.lab.statistics import holm, mean_interval, paired_interval, t_cdf, t_quantile
+from sage_grpo.lab.statistics import Interval, holm, mean_interval, paired_interval, t_cdf, t_quantile
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 7: 2.3646, 9: 2.2622, 15: 2.1314, 30: 2.0423, 120: 1.9799}
 """97.5% quantiles of Student's t by degrees of freedom, as printed in tables."""
@@ -113,3 +113,59 @@ def test_holm_by_hand() -> None:
     found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": math.nan})
     assert {name: found[name] for name in "abc"} == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
     assert math.isnan(found["d"])
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "excluded"),
+    [
+        (0.75, 0.5, True),
+        (-0.75, 0.5, True),
+        (0.0, 0.5, False),
+        (0.5, 1.0, False),
+        (1.0, 1.0, False),
+        (-1.0, 1.0, False),
+    ],
+)
+def test_zero_is_excluded_by_an_interval_on_one_side_of_it(mean: float, half: float, excluded: bool) -> None:
+    """One that ends at 0 holds it."""
+    assert Interval(mean, half, 3).excludes_zero is excluded
+
+
+def test_adjusted_p_values_are_probabilities() -> None:
+    assert holm({"a": 0.6, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("gap", [1.0, -1.0, 0.5])
+def test_differences_without_spread_are_certain_and_none_is_none(gap: float) -> None:
+    assert paired_interval({1: gap, 2: 1 + gap}, {1: 0.0, 2: 1.0}).p == 0.0
+    assert paired_interval({1: 3.0, 2: 4.0}, {1: 3.0, 2: 4.0}).p == 1.0
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_p_value_is_of_both_sides_whatever_the_spread_and_the_sign(sign: float) -> None:
+    """Gaps 1, 2, 3 have deviation 1: t = 2 sqrt 3, and two degrees of freedom have a closed form."""
+    t = 2 * math.sqrt(3)
+    found = paired_interval({seed: sign * seed for seed in (1, 2, 3)}, dict.fromkeys((1, 2, 3), 0.0))
+    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-12)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.4, 0.5, 0.6, 0.75, 0.99])
+def test_quantiles_of_one_degree_of_freedom_are_cauchys(p: float) -> None:
+    assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), abs=1e-12, rel=1e-12)
+
+
+@pytest.mark.parametrize(("p", "freedom"), [(0.0, 3), (1.0, 3), (-0.1, 3), (0.9, 0), (0.9, -1)])
+def test_what_has_no_quantile_is_refused(p: float, freedom: float) -> None:
+    with pytest.raises(ValueError, match="degrees of freedom above 0"):
+        t_quantile(p, freedom)
+
+
+def test_all_lies_below_infinity() -> None:
+    assert (t_cdf(math.inf, 3), t_cdf(-math.inf, 3)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("freedom", [3, 30, 1000])
+def test_near_the_middle_the_distribution_is_a_line(freedom: float) -> None:
+    """Its slope is the density at 0. Here the continued fraction is too slow, and the symmetry is needed."""
+    density = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    assert t_cdf(1e-3, freedom) - 0.5 == pytest.approx(1e-3 * density, rel=1e-5)

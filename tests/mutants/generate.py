@@ -62,12 +62,15 @@ class Equivalent:
     symbol: str
     old: str
     new: str
+    which: str
+    """Which of several places; empty: all of them."""
     why: str
 
     def fits(self, error: PlantedError) -> bool:
         """Whether it is that one; where the symbol stands does not matter, nor how the code is written."""
-        ours = (self.symbol, *map(_meaning, (self.old, self.new)))
-        return ours == (error.symbol, *map(_meaning, (error.old, error.new)))
+        if self.symbol != error.symbol or self.which not in ("", error.which):
+            return False
+        return _meaning(self.old) == _meaning(error.old) and _meaning(self.new) == _meaning(error.new)
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,12 @@ def read(path: Path = FILE) -> Plan:
     said = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     equivalent = []
     for entry in said["equivalent"]:
-        if set(entry) != {"in", "from", "to", "why"} or not entry["why"]:
-            raise ValueError(f"{path.name}: an equivalent needs in, from, to and why, not {entry}.")
+        if set(entry) - {"which"} != {"in", "from", "to", "why"} or not entry["why"]:
+            raise ValueError(
+                f"{path.name}: an equivalent needs in, from, to and why (and which of several), not {entry}."
+            )
         file, _, symbol = entry["in"].partition("::")
-        equivalent.append(Equivalent(file, symbol, entry["from"], entry["to"], entry["why"]))
+        equivalent.append(Equivalent(file, symbol, entry["from"], entry["to"], entry.get("which", ""), entry["why"]))
     return Plan(tuple(said["modules"]), tuple(said["tests"]), tuple(equivalent))
 
 
@@ -135,15 +140,21 @@ def of_source(file: str, source: str, tests: Sequence[str]) -> Iterator[PlantedE
 
 
 def _looked_at(node: ast.AST, way: tuple[pattern.Step, ...]) -> Iterator[tuple[tuple[pattern.Step, ...], ast.AST]]:
-    """Nodes that are computed with: no annotations, decorators, texts, nor what an exception or a warning says."""
+    """Nodes that are computed with: no annotations, decorators, texts, what an exception or a warning says, nor the defaults of a
+    configuration, which are choices."""
     yield way, node
     for step, child in pattern.children(node):
-        spoken = isinstance(child, ast.Raise | ast.JoinedStr) or (
-            isinstance(child, ast.Call) and ast.unparse(child.func) in ("warnings.warn", "Literal", "TypeVar", "Range")
-        )
-        spoken |= isinstance(child, ast.AnnAssign) and ast.unparse(child.annotation) == "TypeAlias"
-        if not spoken and step[0] not in ("annotation", "returns", "decorator_list", "bases"):
+        if step[0] not in ("annotation", "returns", "decorator_list", "bases") and not _is_said(child, node):
             yield from _looked_at(child, (*way, step))
+
+
+def _is_said(node: ast.AST, above: ast.AST) -> bool:
+    if isinstance(node, ast.AnnAssign):
+        kind = ast.unparse(node.annotation)
+        return kind == "TypeAlias" or (isinstance(above, ast.ClassDef) and not kind.startswith("ClassVar"))
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) in ("warnings.warn", "TypeVar")
+    return isinstance(node, ast.Raise | ast.JoinedStr)
 
 
 def changed(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
