@@ -369,6 +369,7 @@ def test_an_error_that_hangs_is_noticed_only_where_that_is_stated(
     assert "sleeps, as it must" not in said.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_errors_within_functions_are_tried_side_by_side_and_again_where_no_test_fails(
     world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -452,10 +453,14 @@ def test_only_what_a_function_does_is_swapped(tmp_path: Path) -> None:
     assert not swap.can_be_swapped(replace(inside, symbol="Kind", which="4 of 4"), root)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("side_by_side", [True, False])
 def test_an_error_that_computes_for_ever_is_stopped_by_its_own_limit(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, side_by_side: bool
 ) -> None:
-    runs = replace(ADDS, symbol="add", old="return a + b", new="while True: pass", hangs=True, cpu_limit=1)
+    monkeypatch.setattr(plant, "can_be_swapped", lambda *_: side_by_side)
+    monkeypatch.setattr(swap, "SECONDS", 0.5)
+    runs = replace(ADDS, old="return a + b", new="while True: pass", hangs=True, cpu_limit=1)
     code, said = _planted(world, capsys, runs)
     assert code == 0, said
-    assert "TIMED OUT" in said
+    assert ("[a test that does not end]" if side_by_side else "TIMED OUT") in said

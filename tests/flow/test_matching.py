@@ -20,3 +20,7 @@ def test_log_probability_and_kl_are_squared_errors(by_sigma: bool, weight: float
     kl = weight * ((v - v_ref) ** 2).mean((1, 2))
     torch.testing.assert_close(law(x, v).kl(law(x, v_ref)), kl)
     torch.testing.assert_close(closed_form_kl(v, v_ref, law.sensitivity), kl)
+
+
+def test_nothing_is_sampled_with_it_so_that_it_leaves_no_noise() -> None:
+    assert not Matching().leaves_noise

@@ -111,3 +111,9 @@ def test_sigmas_are_kept_in_single_precision_whatever_is_given() -> None:
     given = torch.tensor([1.0, 0.3, 0.0], dtype=torch.float64)
     assert torch.equal(Schedule(given).sigmas, given.float())
     assert Schedule(given).sigmas.dtype == torch.float32
+
+
+def test_without_a_shift_the_grid_is_even_and_the_last_step_explores_if_told() -> None:
+    schedule = Schedule.shifted(4)
+    assert schedule.sigmas.tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert schedule.exploring([False, False, False, True]).stochastic == (False, False, False, True)

@@ -141,3 +141,10 @@ def test_a_draw_at_the_very_end_is_still_one_of_the_steps(monkeypatch: pytest.Mo
     monkeypatch.setattr("sage_grpo.flow.windows.random.Random", Last)
     rows = Window(kind="drawn").draw([3, 4, 5], 8, 0, 0)
     assert {row[0] for row in rows} == {3, 4, 5}
+
+
+def test_iteration_and_seed_are_zero_unless_told() -> None:
+    wide, sliding = Window(kind="random", length=1), Window(kind="sliding", length=1, every=1)
+    assert wide.steps(10_000) == wide.steps(10_000, 0, 0)
+    assert wide.steps(10_000) != wide.steps(10_000, 0, 1)
+    assert sliding.steps(9) == sliding.steps(9, 0) != sliding.steps(9, 1)

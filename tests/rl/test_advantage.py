@@ -208,3 +208,10 @@ def test_a_group_that_failed_wholly_is_zero_and_leaves_the_others_alone(scale: s
     found = group_advantage(rewards, groups, scale=scale)  # type: ignore[arg-type]
     assert found[2:].tolist() == [0.0, 0.0]
     assert torch.equal(found[:2], group_advantage(rewards[:2], groups[:2], scale=scale))  # type: ignore[arg-type]
+
+
+def test_spreads_of_a_millionth_are_halved_unless_told() -> None:
+    """The default eps, where it shows: the std is 1e-6."""
+    rewards, groups = torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0])
+    assert group_advantage(rewards, groups).tolist() == pytest.approx([-0.5, 0.5], abs=1e-6)
+    assert group_advantage(rewards, groups, eps=3e-6).tolist() == pytest.approx([-0.25, 0.25], abs=1e-6)

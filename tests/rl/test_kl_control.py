@@ -187,3 +187,7 @@ def test_feedback_rests_from_half_of_the_target_to_one_and_a_half(kl: float) -> 
     controller = KlCoefficient(kind="ppo", lambda_min=0.0, lambda_max=1.0, warmup_updates=0, target=0.5).controller()
     controller.value = 0.5
     assert controller.observe(kl) == 0.5
+
+
+def test_a_share_that_is_not_told_moves_nothing() -> None:
+    assert KlCoefficient(kind="share").controller().observe(0.1) == 1.0

@@ -113,7 +113,7 @@ def test_brakes_are_shares_of_the_free_step_and_not_of_one_another() -> None:
 
 def test_a_target_follows_the_square_of_the_brake() -> None:
     """Steps half as long move the policy by a quarter: that is no reason to lengthen them again."""
-    pace = Pace(0.04)
+    pace = Pace(0.04, most=4.0)
     pace.slow_to(0.5)
     assert pace.observe(0.01) == pytest.approx(0.5, rel=1e-12)
 
