@@ -133,6 +133,7 @@ def iteration_speed(file: Path, method: str, digits: str = "1") -> str:
 # Folders of `sage-grpo compare`
 
 
+@cache
 def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
     """A comparison: what was asked for, the rows that count, and the command."""
     from sage_grpo.lab import store

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import random
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import tiny
 
@@ -70,3 +77,40 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+OF_THE_PROCESS = {"PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG"}
+"""Variables that may change: pytest's own, and one that a run sets for the whole process where PyTorch has CUDA."""
+
+
+def _surroundings() -> dict[str, Any]:
+    """What tests of one worker share and must leave as it was."""
+    return {
+        "the working folder": os.getcwd(),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch.float32": (torch.float32, np.float32),  # double.py changes what they mean
+        "torch's threads": torch.get_num_threads(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "oneDNN": bool(torch.backends.mkldnn.enabled),
+        "gradients": torch.is_grad_enabled(),
+        "signal handlers": tuple(signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_trace() -> Iterator[None]:
+    """A test starts with the same random numbers whatever came before it, and leaves the process as it found it."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - libraries use it
+    random.seed(0)
+    before, environment, modules, path = _surroundings(), dict(os.environ), dict(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path  # the program adds the folder that it is called in, for the user's own modules
+    # PyTorch's doing, not the test's: a product in bfloat16 on a CPU without it turns oneDNN off, and the neighbours' last digits change.
+    torch.backends.mkldnn.enabled = before["oneDNN"]
+    after = _surroundings()
+    changed = [f"{what}: {before[what]!r} -> {after[what]!r}" for what in before if before[what] != after[what]]
+    names = {name for name, _ in environment.items() ^ os.environ.items()} - OF_THE_PROCESS
+    changed += [f"{name} in the environment: {environment.get(name)!r} -> {os.environ.get(name)!r}" for name in names]
+    changed += [f"sys.modules[{name!r}]" for name, module in modules.items() if sys.modules.get(name) is not module]
+    assert not changed, "the test leaves behind: " + "; ".join(text[:300] for text in changed)

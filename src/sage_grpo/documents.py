@@ -11,6 +11,7 @@ import json
 import math
 import types
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -70,12 +71,12 @@ def misfit(value: Any, hint: Any, where: str) -> str:
     Types are int, float (any number), str, bool, None, list[T], dict[str, T], dict[int, T] (whose keys are spelt as texts), unions, Literal,
     Any, and dataclasses, whose fields may be left out where they have defaults.
     """
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any or (hint in (None, type(None)) and value is None):
+    if hint is Any or (value is None and hint in (None, type(None))):
         return ""
+    origin, inner = _taken_apart(hint)
     if origin in (Union, types.UnionType):
-        faults = [misfit(value, one, where) for one in inner]
-        return "" if "" in faults else faults[0]
+        first = misfit(value, inner[0], where)
+        return "" if not first or any(not misfit(value, one, where) for one in inner[1:]) else first
     if origin is Literal:
         return "" if value in inner else f"{where} must be one of {', '.join(map(str, inner))}, got {shown(value)}."
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -95,6 +96,12 @@ def misfit(value: Any, hint: Any, where: str) -> str:
     else:
         fits = isinstance(value, kind) if isinstance(kind, type) else value is None
     return "" if fits else f"{where} must be {NAMES.get(kind, str(kind))}, got {shown(value)}."
+
+
+@cache
+def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A comparison has millions of values and a handful of types."""
+    return get_origin(hint), get_args(hint)
 
 
 def _misfit_of_fields(value: Any, kind: Any, where: str) -> str:

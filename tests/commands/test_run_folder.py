@@ -106,6 +106,7 @@ def own(run: Path, iteration: int) -> dict[str, float]:
     return {name.removeprefix("eval/"): value for name, value in row.items() if name.startswith("eval/")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, evaluated) -> None:
     run = finished(kind)
@@ -117,6 +118,7 @@ def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, 
         assert evaluated(run, "--ema", "false")["total"] != found[2]["total"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_pairs_are_two_plain_evaluations(kind: str, finished: Run, evaluated, tmp_path: Path) -> None:
     found = evaluated(finished(kind), "--pairs", "true", "--out", str(tmp_path))
@@ -275,6 +277,7 @@ def generated(monkeypatch, tmp_path: Path) -> Callable[..., tuple[torch.Tensor, 
     return get
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_generate_makes_the_clip_that_was_evaluated(kind: str, finished: Run, generated) -> None:
     """The same weights, sizes, frame rate, guidance and shift; a prompt's own seed is the same noise in both."""

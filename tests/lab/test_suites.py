@@ -32,7 +32,12 @@ def jobs_of(name: str) -> tuple[Job, ...]:
     return tuple(prepare(replace(full, seeds=full.seeds[:1]), recipe))
 
 
-@pytest.mark.parametrize("name", SUITES)
+QUICK = ("table2", "distance", "objectives")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SUITES]
+)
 def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str) -> None:
     jobs = jobs_of(name)
     keys = {key_of(replace(job.config, seed=0), job.points, job.kind): job.arm for job in jobs}

@@ -82,7 +82,7 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
     return pipe.scheduler.sigmas, unpacked_by(pipe, kind, seen["latents"], x), seen["z"], video
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 @pytest.mark.parametrize("kind", tiny.OTHERS)
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:

@@ -86,7 +86,7 @@ def conditions_of(ours, kind: str):
     return ours.encode(PROMPTS, [PICTURE] * 2 if kind.endswith("i2v") else None)
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 @pytest.mark.parametrize("kind", tiny.KINDS)
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
@@ -119,9 +119,10 @@ DPM = {
 SOLVERS = [
     ("wan_t2v", tiny.unipc()),
     ("wan22_t2v", tiny.unipc(12.0)),
-    ("wan22_i2v", tiny.unipc()),
-    ("wan22_5b_t2v", tiny.unipc()),
-    ("wan22_5b_i2v", tiny.unipc()),
+    *(
+        pytest.param(kind, tiny.unipc(), marks=pytest.mark.slow)
+        for kind in ("wan22_i2v", "wan22_5b_t2v", "wan22_5b_i2v")
+    ),
     ("wan_i2v", diffusers.DPMSolverMultistepScheduler(**DPM)),
     ("hunyuan15_t2v", tiny.unipc()),
     ("hunyuan15_i2v", diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0)),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+import matrix_plugin
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World, start
 
@@ -73,6 +74,7 @@ def _receive(pipe: Connection, limit: float) -> Any:
 def _main(pipe: Connection, environment: dict[str, str], spec: ParallelSpec, worker: Worker, arguments: tuple) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    matrix_plugin.apply()
     world = None
     try:
         world = start(spec, "cpu")

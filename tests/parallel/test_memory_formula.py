@@ -73,6 +73,7 @@ def saved_bytes(blocks: int, rows: int, *, lora: bool, checkpointing: bool) -> i
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_activations_of_a_block(lora: bool, checkpointing: bool) -> None:

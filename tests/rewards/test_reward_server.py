@@ -251,6 +251,7 @@ def hostile(port: int, stop: threading.Event, statuses: set[bytes]) -> None:
             stop.wait(0.02)
 
 
+@pytest.mark.slow
 def test_a_thousand_concurrent_requests_while_the_server_is_killed_and_attacked(monkeypatch):
     monkeypatch.setenv("SAGE_GRPO_REWARD_TOKEN", "s3cret")
     port = free_port()

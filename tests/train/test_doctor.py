@@ -60,11 +60,11 @@ def raised(findings: Sequence[Finding]) -> list[Finding]:
     ("kind", "model"),
     [
         ("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}),
-        ("hunyuan15_t2v", {}),
+        pytest.param("hunyuan15_t2v", {}, marks=pytest.mark.slow),
         ("wan_t2v", LORA),
-        ("wan22_t2v", {}),
-        ("sana_video", {}),
-        ("flux", LORA | {"frames": 1}),
+        pytest.param("wan22_t2v", {}, marks=pytest.mark.slow),
+        pytest.param("sana_video", {}, marks=pytest.mark.slow),
+        pytest.param("flux", LORA | {"frames": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config, prompts, apart: str) -> None:

@@ -136,7 +136,8 @@ def sample(options: Options, model: VelocityModel, clips: Sequence[Clip]) -> Ite
     """Batches of clips and their videos, uint8 B x F x H x W x 3."""
     images = {path: _read(path) for path in {clip.image for clip in clips} if path is not None}
     conditions = model.encode(
-        [clip.prompt for clip in clips], [None if clip.image is None else images[clip.image] for clip in clips] if images else None
+        [clip.prompt for clip in clips],
+        [None if clip.image is None else images[clip.image] for clip in clips] if images else None,
     )
     model.unload_text()
     with _bar(options.progress, len(clips) * options.steps) as advance:

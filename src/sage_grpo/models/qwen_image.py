@@ -95,4 +95,6 @@ def _dead(transformer: Any) -> set[str]:
             return_dict=False,
         )[0]
 
-    return without_gradient(transformer, QwenImage.traits.blocks, run, inputs="qwen_image") | unread_queries(transformer)
+    return without_gradient(transformer, QwenImage.traits.blocks, run, inputs="qwen_image") | unread_queries(
+        transformer
+    )

@@ -131,7 +131,9 @@ def has_ema(folder: Path) -> bool:
 
 def _useless(names: Iterable[str], unread: Collection[str]) -> set[str]:
     """Of a checkpoint's tensors (weights/NAME, optimizer/NAME/...) those of parameters that nothing reads, or of adapters there."""
-    return {name for name in names if re.sub(r"\.lora_[AB]\..+", ".weight", name.partition("/")[2].split("/")[0]) in unread}
+    return {
+        name for name in names if re.sub(r"\.lora_[AB]\..+", ".weight", name.partition("/")[2].split("/")[0]) in unread
+    }
 
 
 def load_weights(folder: Path, model: VelocityModel, *, ema: bool = False) -> dict[str, Tensor]:
