@@ -20,10 +20,10 @@ from torch import Tensor
 
 from sage_grpo.ranges import Range
 from sage_grpo.rewards.functions import RewardConfigError, nearest
-from sage_grpo.types import PartScores
 from sage_grpo.rewards.pool import Pool, Server
 from sage_grpo.rewards.wire import WireError, decode_response, encode_request
 from sage_grpo.secrecy import hide, parse_address, read_key
+from sage_grpo.types import PartScores
 
 log = logging.getLogger(__name__)
 
