@@ -222,7 +222,15 @@ def run_tests(folder: Path, parts: Sequence[Sequence[str]], swaps: Swaps | None 
     if swaps is not None:
         swaps.seconds = order.seconds
     scratch = folder.with_suffix(".tmp") / "pytest"
-    options = ["-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
+    options = [
+        "-q",
+        "--no-header",
+        "--tb=line",
+        "--disable-warnings",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={scratch}",
+    ]
     options += [] if order.measures else ["-x"]
     for part in parts:
         paths = [f"tests/{test}" for test in part]
