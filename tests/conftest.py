@@ -20,7 +20,7 @@ import torch
 
 import tiny
 
-FIRST = ("e2e", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
+FIRST = ("e2e", "typed", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
 """Folders and files with few tests that take long."""
 TOGETHER = "parallel"
 """A folder whose tests start several processes each: side by side they take a quarter more of the CPU's time than one after the other."""

@@ -13,6 +13,7 @@ import pytest
 
 from sage_grpo.cli import COMMANDS, main
 from sage_grpo.hints import leaves
+from slowly import slow_but
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcde", "bcdef")
@@ -306,7 +307,7 @@ def test_there_are_enough_of_them() -> None:
     assert {call[0] for call in CALLS} >= set(COMMANDS)
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 8))])
+@pytest.mark.parametrize("part", slow_but(range(8), 0))
 def test_malformed_calls_are_refused_in_words(part: int, no_work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problems = refused(CALLS[part::8], capsys)
     assert not problems, f"{len(problems)}\n" + "\n".join(problems)

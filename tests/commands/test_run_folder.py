@@ -145,6 +145,7 @@ def test_a_runs_settings_are_the_defaults(finished: Run) -> None:
     assert Choice(run=str(run), lora="other").find(config.model).spec.lora is None
 
 
+@pytest.mark.slow
 def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated, tmp_path: Path) -> None:
     run = finished("lora")
     other = tmp_path / "other.txt"
@@ -162,6 +163,7 @@ def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated,
     assert start["total"] != pytest.approx(base["total"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_options_from_a_file_stand_on_the_run_too(finished: Run, evaluated, tmp_path: Path, capsys) -> None:
     run = finished("lora")
     (tmp_path / "options.yaml").write_text(yaml.safe_dump({"run": str(run), "settings": {"seed": 6}, "json": True}))
@@ -169,6 +171,7 @@ def test_options_from_a_file_stand_on_the_run_too(finished: Run, evaluated, tmp_
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == own(run, 2)
 
 
+@pytest.mark.slow
 def test_training_prompts_are_scored_only_when_asked_for(copied: Run, finished: Run, evaluated, capsys) -> None:
     run = copied("lora")
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -180,6 +183,7 @@ def test_training_prompts_are_scored_only_when_asked_for(copied: Run, finished: 
     assert evaluated(run, "--prompts", "train") == evaluated(finished("lora"), "--prompts", str(file))
 
 
+@pytest.mark.slow
 def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated, capsys) -> None:
     run = copied("lora")
     best = max((0, 1, 2), key=lambda iteration: own(run, iteration)["total"])
@@ -194,6 +198,7 @@ def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated
     assert "leave --ema out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_exported_weights_of_a_full_run_are_found(copied: Run, evaluated) -> None:
     run = copied("full")
     shutil.rmtree(run / "checkpoints")

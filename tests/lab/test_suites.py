@@ -20,6 +20,7 @@ from sage_grpo.lab.suites import SUITES, common, expected_seconds
 from sage_grpo.lab.suites.methods import MATCHED
 from sage_grpo.recipes import recipe
 from sage_grpo.train.planner import Planner
+from slowly import slow_but
 
 ROOT = Path(__file__).parents[2]
 SHIFT = json.loads((ROOT / "src/sage_grpo/shapes/assets/scheduler/scheduler_config.json").read_text())["shift"]
@@ -35,9 +36,7 @@ def jobs_of(name: str) -> tuple[Job, ...]:
 QUICK = ("table2", "distance", "objectives")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SUITES]
-)
+@pytest.mark.parametrize("name", slow_but(SUITES, *QUICK))
 def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str) -> None:
     jobs = jobs_of(name)
     keys = {key_of(replace(job.config, seed=0), job.points, job.kind): job.arm for job in jobs}
@@ -89,7 +88,7 @@ def test_matched_kernels_inject_the_variance_of_sage() -> None:
         assert injected(name, 0.5) != pytest.approx(injected("sage", 0.5), rel=1e-2), name
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", slow_but(SUITES, *QUICK))
 def test_the_metric_that_is_not_trained_on_counts_in_no_run(name: str) -> None:
     for job in jobs_of(name):
         (spec,) = [reward for reward in job.config.rewards if reward.name == "video_stats"]
@@ -107,7 +106,10 @@ def test_the_ceiling_is_the_one_that_was_measured() -> None:
     assert best["drift"] > measured["clean"]["drift"]
 
 
-@pytest.mark.parametrize(("name", "arm"), [("hacking", "proxy, branch"), ("noise", "dance 0.5, 6 steps")])
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    slow_but([("hacking", "proxy, branch"), ("noise", "dance 0.5, 6 steps")], ("noise", "dance 0.5, 6 steps")),
+)
 def test_a_smoke_run_gives_every_column(name: str, arm: str) -> None:
     suite = SUITES[name]("smoke")
     arms = tuple(one for one in suite.arms if one.name == arm)

@@ -82,6 +82,7 @@ def run(job: Job, folder: Path | None = None, *, until: int | None = None, notes
             return None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_leash")
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(

@@ -18,6 +18,7 @@ from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.models.schedulers import own_sigmas
 from sage_grpo.models.spec import ModelError, ModelSpec
+from slowly import slow_but
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
@@ -118,7 +119,7 @@ DPM = {
 }
 SOLVERS = [
     ("wan_t2v", tiny.unipc()),
-    ("wan22_t2v", tiny.unipc(12.0)),
+    pytest.param("wan22_t2v", tiny.unipc(12.0), marks=pytest.mark.slow),
     *(
         pytest.param(kind, tiny.unipc(), marks=pytest.mark.slow)
         for kind in ("wan22_i2v", "wan22_5b_t2v", "wan22_5b_i2v")
@@ -161,7 +162,7 @@ BENT = [{"num_train_timesteps": 500, "shift_terminal": 0.1}, {"use_karras_sigmas
 
 
 @pytest.mark.parametrize("config", BENT)
-@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan22_t2v"])
+@pytest.mark.parametrize("kind", slow_but(["hunyuan15_t2v", "wan22_t2v"], "wan22_t2v"))
 @pytest.mark.usefixtures("in_double")
 def test_scheduler_settings_are_honoured(kind: str, config, checkpoint, model, tmp_path) -> None:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0, **config)

@@ -20,6 +20,7 @@ from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.train.update import loss_of, replay
+from slowly import slow_but
 
 KERNELS = (("flow", 0.7), ("dance", 0.4), ("sage", 0.5), ("cps", 0.5), ("sage_exact", math.sqrt(2)))
 SURROGATES = (
@@ -103,8 +104,9 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, eta, updates, ma
         assert any(log["ratio/largest_log"] > 1e-4 for log in runs[0][1])
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.parametrize(
+    ("lora", "guidance"), slow_but([(False, 1.0), (False, 4.0), (True, 1.0), (True, 4.0)], (False, 4.0), (True, 1.0))
+)
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
 @pytest.mark.usefixtures("in_double")
 def test_on_real_architectures(kind, guidance, lora, make_config, make_trainer) -> None:

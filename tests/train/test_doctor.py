@@ -24,6 +24,7 @@ from sage_grpo.train.checkup.finding import Finding, worst
 from sage_grpo.train.checkup.spec import DoctorSpec
 from sage_grpo.train.config import DataConfig
 from sage_grpo.train.trainer import Trainer
+from slowly import slow_but
 
 NAMES = [
     *("versions", "device", "files", "prompts", "trainable", "variance", "last step", "stability"),
@@ -59,7 +60,7 @@ def raised(findings: Sequence[Finding]) -> list[Finding]:
 @pytest.mark.parametrize(
     ("kind", "model"),
     [
-        ("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}),
+        pytest.param("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}, marks=pytest.mark.slow),
         pytest.param("hunyuan15_t2v", {}, marks=pytest.mark.slow),
         ("wan_t2v", LORA),
         pytest.param("wan22_t2v", {}, marks=pytest.mark.slow),
@@ -109,9 +110,7 @@ def parts() -> tuple[Parts, Snapshot]:
     return made, Snapshot(made.model.trainable())
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, *range(4, 10)))]
-)
+@pytest.mark.parametrize("seed", slow_but(range(10), 3))
 def test_healthy_shapes(seed: int, parts) -> None:
     made, before = parts
     config, spec = replace(recipe("shapes/sage"), seed=seed), DoctorSpec(prompts=3, probe=False)

@@ -24,6 +24,7 @@ from sage_grpo.train.forecast.hardware import find
 from sage_grpo.train.forecast.kinds import kinds
 from sage_grpo.train.forecast.passes import PHASES, Guiding, Passes, count, evaluations
 from sage_grpo.train.plan import Plan
+from slowly import slow_but
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
 
@@ -75,7 +76,7 @@ def check(config, trainer, *, rank: int = 0, ranks: int = 1, evaluate: bool = Fa
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, "shapes", "hunyuan15_lora"))
 def test_every_recipe(target, method, make_config, make_trainer) -> None:
     """Every target with every method: fewer prompts and steps, on a model whose pass takes a tenth of a millisecond."""
     base, small = TARGETS[target](), make_config()

@@ -36,6 +36,7 @@ def first_update(make_config, make_trainer, size: dict, eps: float) -> tuple[int
     return trainer.objective.dims, metrics, float(moved.abs().mean()) / lr
 
 
+@pytest.mark.slow
 def test_the_step_does_not_depend_on_the_number_of_latent_dimensions(make_config, make_trainer) -> None:
     """With an epsilon as large as the gradients a step is about half of lr; a scale that fell with D would show at once."""
     eps = 1e-3

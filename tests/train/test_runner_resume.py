@@ -25,6 +25,7 @@ from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
 from sage_grpo.train.runner import train
 from sage_grpo.train.state import load_weights
+from slowly import slow_but
 
 
 def rows(config: TrainConfig) -> list[dict]:
@@ -79,6 +80,7 @@ def full(make_config, tmp_path: Path) -> TrainConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # Muon computes in bfloat16, which not every CPU has
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_interrupted_twice_is_the_same_run(optimizer: str, full: TrainConfig, tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def test_a_checkpoint_of_another_lora_rank_is_refused(make_config) -> None:
         train(wider)
 
 
-@pytest.mark.parametrize("lora", [None, LoraSpec(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", slow_but([None, LoraSpec(rank=2)], LoraSpec(rank=2)), ids=["full", "lora"])
 def test_a_run_that_trained_what_nothing_reads_is_continued_and_exported(
     lora, make_config, kept_models, monkeypatch
 ) -> None:

@@ -20,6 +20,7 @@ def steady(benchmark_module) -> ModuleType:
     return benchmark_module("steady")
 
 
+@pytest.mark.slow
 def test_no_tensor_is_left_behind(steady, make_config, prompts: Path, tmp_path: Path) -> None:
     """With new prompts all the time, guidance, an anchor, an average, checkpoints, evaluations and videos."""
     many = tmp_path / "many.txt"
@@ -58,6 +59,7 @@ def test_a_drift_is_told_from_noise(steady) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_was_there_before_a_run_is_not_the_runs(steady) -> None:
     old = [torch.zeros(2) for _ in range(3)]
     before = steady.live_tensors()

@@ -9,6 +9,7 @@ import pytest
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.train.config import BatchConfig, EvalConfig, OptimizerConfig
+from slowly import slow_but
 
 EVAL = EvalConfig(prompts=5, per_prompt=4, steps=6)
 
@@ -26,9 +27,7 @@ QUICK = ("sage", "branch", "nft")
 """A method of each way to learn: all steps, one shared step, none."""
 
 
-@pytest.mark.parametrize(
-    "method", [method if method in QUICK else pytest.param(method, marks=pytest.mark.slow) for method in METHODS]
-)
+@pytest.mark.parametrize("method", slow_but(METHODS, *QUICK))
 def test_every_method_learns(method: str, make_config, make_trainer) -> None:
     config = make_config(
         evaluate=EVAL,
@@ -41,6 +40,7 @@ def test_every_method_learns(method: str, make_config, make_trainer) -> None:
     assert rise > 4 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LoraSpec(rank=4)], ids=["full", "lora"])
 def test_full_fine_tuning_and_lora_learn_on_a_real_architecture(lora, make_config, make_trainer) -> None:
     config = make_config(

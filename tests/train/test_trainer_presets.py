@@ -17,6 +17,7 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.train.config import BatchConfig, UpdateConfig
 from sage_grpo.train.planner import Planner
+from slowly import slow_but
 
 MODES = ("none", "fixed", "stepwise", "moving", "dual")
 KINDS = ("constant", "two_stage", "paper", "ppo")
@@ -52,7 +53,11 @@ def test_every_two_settings_run_together(method: str, mode: str, make_config, ma
     check_iteration(make_trainer(config))
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICK = ("sage", "branch", "nft", "mix_grpo")
+"""Methods of every kind: all steps, one shared step, none, a window."""
+
+
+@pytest.mark.parametrize("method", slow_but(METHODS, *QUICK))
 def test_every_method_runs_on_a_real_architecture(method: str, make_config, make_trainer) -> None:
     config = make_config(
         kind="hunyuan15_t2v", rollout={"steps": 4}, batch=BatchConfig(prompts=1, group_size=4, micro_batch=4)
@@ -253,7 +258,7 @@ def test_facts_that_stay_with_another_checkpoint_are_named() -> None:
     assert not list(recipes.remarks(left, start))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS, *QUICK))
 def test_every_method_resumes_to_the_bit(method: str, make_config, make_trainer, tmp_path) -> None:
     config = METHODS[method](make_config(rollout={"steps": 6}, iterations=4))
     assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")
