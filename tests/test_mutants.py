@@ -54,7 +54,7 @@ def test_every_error_names_tests_that_exist() -> None:
 
 def test_the_errors_are_many_and_each_is_another() -> None:
     assert len(MUTANTS) >= 50
-    keys = Counter((error.place, error.old, error.new, getattr(error, "which", "")) for error in MUTANTS)
+    keys = Counter((error.place, error.old, error.new, error.which) for error in MUTANTS)
     assert not [key for key, count in keys.items() if count > 1]
     assert not [what for what, count in Counter(error.what for error in MUTANTS).items() if count > 1]
 
@@ -195,7 +195,7 @@ def test_an_error_still_fits_after_the_code_was(tmp_path: Path, name: str, way: 
 
 def test_listed_errors_do_not_depend_on_how_the_source_is_written(tmp_path: Path) -> None:
     """Some of the tables' own, in files whose comments, quotes and line breaks are gone."""
-    ours = [error for error in MUTANTS if isinstance(error, PlantedError) and error.file.endswith(".py")]
+    ours = [error for error in MUTANTS if error.file.endswith(".py")]
     for error in ours[:: max(1, len(ours) // 20)]:
         place, planted = error.planted(ROOT)
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)

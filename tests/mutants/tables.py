@@ -15,14 +15,12 @@ Every value is text (`to: 1` needs no quotes); what YAML reads otherwise (`[`, `
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
 
 from mutants.error import PlantedError
-from mutants.mutant import Mutant  # old format
 
 FOLDER = Path(__file__).parent
 NEEDED = {"what", "in", "from", "to", "tests"}
@@ -66,12 +64,6 @@ def _error(entry: object, where: str, table: str) -> PlantedError:
     )
 
 
-def _old_format() -> Iterator[Mutant]:
-    for path in sorted(FOLDER.glob("*_errors.py")):
-        yield from importlib.import_module(f"mutants.{path.stem}").MUTANTS
-
-
-MUTANTS: tuple[PlantedError | Mutant, ...] = (
-    *(error for path in sorted((FOLDER / "errors").glob("*.yaml")) for error in read(path)),
-    *_old_format(),
+MUTANTS: tuple[PlantedError, ...] = tuple(
+    error for path in sorted((FOLDER / "errors").glob("*.yaml")) for error in read(path)
 )
