@@ -26,7 +26,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or not all("=" in one for one in arguments):
         print(__doc__, file=sys.stderr)
         return 2
-    print(f"# How long the tests take\n\nBy `scripts/durations.py`, on {platform.machine()} with {os.cpu_count()} cores.")
+    print(
+        f"# How long the tests take\n\nBy `scripts/durations.py`, on {platform.machine()} with {os.cpu_count()} cores."
+    )
     for one in arguments:
         name, _, file = one.partition("=")
         show(name, Path(file))
@@ -41,7 +43,9 @@ def show(name: str, file: Path) -> None:
     for path, _, seconds in cases:
         by_file[path].append(seconds)
     total = sum(seconds for _, _, seconds in cases)
-    print(f"\n## `{name}`\n\n{len(cases):,} tests, {total:.0f} s of the workers, {float(suite.get('time', 0)):.0f} s in all.")
+    print(
+        f"\n## `{name}`\n\n{len(cases):,} tests, {total:.0f} s of the workers, {float(suite.get('time', 0)):.0f} s in all."
+    )
     print("\n| file | tests | seconds |\n|---|---|---|")
     for path, seconds in sorted(by_file.items(), key=lambda item: -sum(item[1]))[:FILES]:
         print(f"| {path} | {len(seconds)} | {sum(seconds):.1f} |")

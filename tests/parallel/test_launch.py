@@ -149,7 +149,7 @@ def launching(file: Path, max_restarts: int = 0) -> list[str]:
 
 
 def surroundings() -> dict[str, str]:
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
