@@ -51,6 +51,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> int:
     return int((one.int() - other.int()).abs().max())
 
 
+@pytest.mark.slow
 def test_base_and_tuned_are_the_clips_of_plain_generate(wan, lora, tmp_path, written) -> None:
     given = options(wan, tmp_path, lora=str(lora))
     assert run(given) == 0
@@ -73,6 +74,7 @@ def test_base_and_tuned_are_the_clips_of_plain_generate(wan, lora, tmp_path, wri
     ]
 
 
+@pytest.mark.slow
 def test_what_is_whole_is_kept_and_the_rest_is_made_again(wan, lora, tmp_path, monkeypatch, written) -> None:
     run(options(wan, tmp_path, lora=str(lora)))
     out = tmp_path / "out"

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from sage_grpo.models.lora import load_lora
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+from slowly import slow_but
 
 SIGMA = torch.tensor(0.9)
 LORA = LoraSpec(rank=3, alpha=5.0)
@@ -43,7 +44,11 @@ def reloaded(ours, folder, component: str = "transformer"):
 
 @pytest.mark.parametrize(
     ("kind", "expert"),
-    [("hunyuan15_t2v", "high"), ("hunyuan15_i2v", "high"), ("wan_t2v", "high"), ("wan22_t2v", "low")],
+    slow_but(
+        [("hunyuan15_t2v", "high"), ("hunyuan15_i2v", "high"), ("wan_t2v", "high"), ("wan22_t2v", "low")],
+        ("hunyuan15_t2v", "high"),
+        ("wan22_t2v", "low"),
+    ),
 )
 def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, fresh_model, tmp_path) -> None:
     ours = fresh_model(kind, lora=LORA, guidance_scale=1.0, expert=expert)

@@ -224,7 +224,7 @@ GUIDERS = [
 ]
 
 
-@pytest.mark.parametrize("config", GUIDERS)
+@pytest.mark.parametrize("config", slow_but(GUIDERS, GUIDERS[0]))
 @pytest.mark.usefixtures("in_double")
 def test_guiders_are_honoured(config, checkpoint, model, tmp_path) -> None:
     kind = "hunyuan15_t2v"

@@ -84,7 +84,7 @@ def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config, promp
     assert all(finding.why for finding in found)
 
 
-@pytest.mark.parametrize("mode", ["none", "stepwise"])
+@pytest.mark.parametrize("mode", slow_but(["none", "stepwise"], "stepwise"))
 def test_an_objective_without_exploration_is_healthy(mode: str, make_config, prompts, apart: str) -> None:
     """What there is to say of exploration is left out; the KL to the old policy is looked at after an update."""
     config = METHODS["nft"](

@@ -156,7 +156,7 @@ def test_vae_scaled_twice(sample, monkeypatch) -> None:
     assert status(sampling.vae(model, latents), "vae") == "fail"
 
 
-@pytest.mark.parametrize("fault", ["grid", "guidance", "timestep"])
+@pytest.mark.parametrize("fault", slow_but(["grid", "guidance", "timestep"], "guidance"))
 def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> None:
     model = sample().trainer.model
     finding, _ = sampling.pipeline(model, "a cat", None)

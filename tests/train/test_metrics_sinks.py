@@ -224,6 +224,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         os.environ.pop(name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody")
 def test_the_real_wandb_logs_offline(tmp_path: Path) -> None:
     needs.module("wandb")

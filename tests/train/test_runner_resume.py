@@ -93,7 +93,7 @@ def test_interrupted_twice_is_the_same_run(optimizer: str, full: TrainConfig, tm
     assert_same_run(full, broken)
 
 
-@pytest.mark.parametrize("lora", [None, LoraSpec(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", slow_but([None, LoraSpec(rank=2)], LoraSpec(rank=2)), ids=["full", "lora"])
 def test_resume_is_exact_on_a_real_architecture(lora: LoraSpec | None, make_config, tmp_path: Path) -> None:
     whole = make_config(
         kind="wan_t2v", model={"lora": lora}, rollout={"steps": 3}, iterations=2, out=str(tmp_path / "whole"),
@@ -173,7 +173,7 @@ def lose_the_manifest(file: Path) -> None:
     (file.parent / "manifest.json").write_text("{")
 
 
-@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, lose_the_state, lose_the_manifest])
+@pytest.mark.parametrize("damage", slow_but([cut_short, flip_a_bit, lose_the_state, lose_the_manifest], flip_a_bit))
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, full: TrainConfig, tmp_path: Path) -> None:
     hurt = replace(full, out=str(tmp_path / "hurt"))
     assert train(full) == 0

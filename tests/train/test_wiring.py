@@ -24,6 +24,7 @@ from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.train import metrics, runner, same_bits, trainer
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.watch import Watch
+from slowly import slow_but
 
 _KNOWN: dict[str, Any] = {}
 """What the base runs did: most rows share theirs."""
@@ -85,7 +86,7 @@ def test_a_field_changes_its_phase_and_nothing_before_it(key: str, base) -> None
     assert wiring.equal(_known(wiring.evaluation, config), wiring.evaluation(other)) != row.evaluation
 
 
-@pytest.mark.parametrize("key", rows(Files))
+@pytest.mark.parametrize("key", slow_but(rows(Files), "evaluate.every", "keep.checkpoints", "keep.videos_every"))
 def test_a_field_changes_files_and_nothing_else(key: str, base) -> None:
     config, other = base(key)
     assert wiring.first_difference(_known(wiring.training, config), wiring.training(other)) == ""
