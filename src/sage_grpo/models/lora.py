@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.documents import DocumentError, parse_json, shown
+from sage_grpo.documents import DocumentError, is_number, parse_json, shown
 from sage_grpo.hub import pinned_folder
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import replacing
@@ -287,7 +287,7 @@ def _check_configuration(metadata: Mapping[str, str], largest: int, folder: Path
                 numbers = list(value.values()) if isinstance(value, dict) else [value]
             for number in numbers:
                 most = largest if name in ("r", "rank_pattern") and largest else math.inf
-                if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= most:
+                if not is_number(number) or not 0 < number <= most:
                     raise DocumentError(f"{what}: {key} is {shown(number)}, which its weights do not have.")
     except DocumentError as error:
         raise ModelError(f"{error} {ELSEWHERE}") from error

@@ -6,12 +6,12 @@ text encoder is long after a run began, and say so in words that name neither th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from sage_grpo.documents import parse_json
 from sage_grpo.models.errors import ModelError
-from sage_grpo.models.safety import check_shards, read_json
+from sage_grpo.models.safety import check_shards, shards_of
 
 STEMS = ("diffusion_pytorch_model", "model")
 """Names under which diffusers and transformers look for weights."""
@@ -39,7 +39,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
         for stem in STEMS:
             index = component / f"{stem}.safetensors.index.json"
             if index.is_file():
-                yield from (component / name for name in sorted(set(read_json(index)["weight_map"].values())))
+                yield from (component / name for name in shards_of(index))
             elif (component / f"{stem}.safetensors").is_file():
                 yield component / f"{stem}.safetensors"
 
@@ -57,9 +57,9 @@ def length_fault(file: Path) -> str | None:
             return f"was cut short: it has {size:,} bytes, and its header alone has {LENGTH + header:,}"
         text = stream.read(header)
     try:
-        tensors = json.loads(text)
+        tensors = parse_json(text)
         ends = [int(entry["data_offsets"][1]) for name, entry in tensors.items() if name != "__metadata__"]
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
+    except (ValueError, AttributeError, LookupError, TypeError) as error:
         return f"is no safetensors file (its header cannot be read: {type(error).__name__})"
     whole = LENGTH + header + max(ends, default=0)
     if size != whole:
