@@ -26,15 +26,19 @@ VIDEO = {"frames": 5, "height": 32, "width": 32, "fps": 8.0}
 OTHERS = {
     "ltx": tiny_families.ltx,
     "ltx_timestep": lambda: tiny_families.ltx(timestep=True),
+    "ltx_091": lambda: tiny_families.ltx(**tiny_families.LTX_091),
+    "ltx_condition": lambda: tiny_families.ltx(condition=True, **tiny_families.LTX_095),
     "hunyuan": tiny_families.hunyuan,
     "hunyuan_plain": lambda: tiny_families.hunyuan(embedded=False),
     "sana_video": tiny_families.sana_video,
+    "sana_720p": lambda: tiny_families.sana_video(large=True),
     "flux": tiny_families.flux,
     "flux_plain": lambda: tiny_families.flux(embedded=False),
     "sd3": tiny_families.sd3,
+    "sd3_two": lambda: tiny_families.sd3(third=False),
     "qwen_image": tiny_families.qwen_image,
 }
-IMAGES = ("flux", "flux_plain", "sd3", "qwen_image")
+IMAGES = ("flux", "flux_plain", "sd3", "sd3_two", "qwen_image")
 """Those that make pictures: clips of one frame."""
 
 
@@ -89,7 +93,11 @@ def pipeline(folder: Path | str) -> Any:
     """The stock diffusers pipeline of a folder, on the CPU in float32, without its progress bar."""
     from diffusers import DiffusionPipeline
 
-    pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    index = json.loads((Path(folder) / "model_index.json").read_text())
+    left_out = [name for name, entry in index.items() if entry == [None, None]]  # diffusers wants to be told
+    pipe = DiffusionPipeline.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, **dict.fromkeys(left_out)
+    )
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -18,9 +18,37 @@ DYNAMIC = {
 """A shift that differs visibly between 4 tokens and 64."""
 
 
-def ltx(timestep: bool = False) -> Any:
-    """LTX-Video with the dynamic, stretched grid of the published checkpoints."""
-    from diffusers import AutoencoderKLLTXVideo, LTXPipeline, LTXVideoTransformer3DModel
+LTX_091 = {
+    "decoder_block_out_channels": (8, 16, 16),
+    "decoder_layers_per_block": (1, 1, 1, 1),
+    "decoder_spatio_temporal_scaling": (True, True, False),
+    "decoder_inject_noise": (True, True, True, False),
+    "upsample_residual": (True, True, False),
+    "upsample_factor": (2, 2, 1),
+    "timestep_conditioning": True,
+}
+"""How the VAE of 0.9.1 differs: its decoder adds noise in most of its layers."""
+LTX_095 = {
+    **LTX_091,
+    "block_out_channels": (8, 16, 16, 16, 16),
+    "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
+    "spatio_temporal_scaling": (True, True, False, False),
+    "downsample_type": ("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
+    "decoder_inject_noise": (False, False, False, False),
+    "spatial_compression_ratio": 8,
+    "temporal_compression_ratio": 4,
+}
+"""How the VAE of 0.9.5 and later differs."""
+
+
+def ltx(timestep: bool = False, condition: bool = False, **vae_config: Any) -> Any:
+    """LTX-Video with the dynamic, stretched grid of the published checkpoints, or the plain one of those with the newer pipeline."""
+    from diffusers import (
+        AutoencoderKLLTXVideo,
+        LTXConditionPipeline,
+        LTXPipeline,
+        LTXVideoTransformer3DModel,
+    )
 
     transformer = LTXVideoTransformer3DModel(
         in_channels=8,
@@ -31,25 +59,29 @@ def ltx(timestep: bool = False) -> Any:
         num_layers=2,
         caption_channels=16,
     )
-    vae = AutoencoderKLLTXVideo(
-        latent_channels=8,
-        block_out_channels=(8, 8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8, 8),
-        layers_per_block=(1, 1, 1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1, 1, 1),
-        spatio_temporal_scaling=(True, True, False, False),
-        decoder_spatio_temporal_scaling=(True, True, False, False),
-        decoder_inject_noise=(False, False, False, False, False),
-        timestep_conditioning=timestep,
-        patch_size=2,
-        scaling_factor=1.3,
-        encoder_causal=True,
-        decoder_causal=False,
-    )
+    plain = {
+        "latent_channels": 8,
+        "block_out_channels": (8, 8, 8, 8),
+        "decoder_block_out_channels": (8, 8, 8, 8),
+        "layers_per_block": (1, 1, 1, 1, 1),
+        "decoder_layers_per_block": (1, 1, 1, 1, 1),
+        "spatio_temporal_scaling": (True, True, False, False),
+        "decoder_spatio_temporal_scaling": (True, True, False, False),
+        "decoder_inject_noise": (False, False, False, False, False),
+        "timestep_conditioning": timestep,
+        "patch_size": 2,
+        "scaling_factor": 1.3,
+        "encoder_causal": True,
+        "decoder_causal": False,
+    }
+    vae = AutoencoderKLLTXVideo(**{**plain, **vae_config})
+    for name, parameter in vae.named_parameters():
+        if "per_channel_scale" in name:  # how loud the decoder's own noise is; zero as it comes
+            torch.nn.init.uniform_(parameter, 0.5, 1.0)
     vae.latents_mean.copy_(torch.randn(8))
     vae.latents_std.copy_(torch.rand(8) + 0.5)
-    return LTXPipeline(
-        scheduler=_euler(shift_terminal=0.1, **DYNAMIC),
+    return (LTXConditionPipeline if condition else LTXPipeline)(
+        scheduler=_euler() if condition else _euler(shift_terminal=0.1, **DYNAMIC),
         vae=vae.eval(),
         text_encoder=_t5(16),
         tokenizer=_bytes(),
@@ -129,8 +161,8 @@ def flux(embedded: bool = True) -> Any:
     )
 
 
-def sd3() -> Any:
-    """Stable Diffusion 3.5 with one layer of two attentions, as in its medium size."""
+def sd3(third: bool = True) -> Any:
+    """Stable Diffusion 3.5 with one layer of two attentions, as in its medium size; its third text encoder may be left out."""
     from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
     from transformers import CLIPTextModelWithProjection
 
@@ -158,19 +190,21 @@ def sd3() -> Any:
         tokenizer=_clip_tokenizer(),
         text_encoder_2=clips[1],
         tokenizer_2=_clip_tokenizer(),
-        text_encoder_3=_t5(16),
-        tokenizer_3=_bytes(),
+        text_encoder_3=_t5(16) if third else None,
+        tokenizer_3=_bytes() if third else None,
     )
 
 
-def sana_video() -> Any:
-    """SANA-Video with Wan's VAE."""
+def sana_video(large: bool = False) -> Any:
+    """SANA-Video with Wan's VAE, or (720p) with LTX-2's, whose latents are tokens as they are."""
     from diffusers import AutoencoderKLWan, SanaVideoPipeline, SanaVideoTransformer3DModel
     from transformers import Gemma2Config, Gemma2Model
 
+    channels, size = (8, {"patch_size": (1, 1, 1), "sample_size": 22}) if large else (16, {})
     transformer = SanaVideoTransformer3DModel(
-        in_channels=16,
-        out_channels=16,
+        in_channels=channels,
+        out_channels=channels,
+        **size,
         num_attention_heads=2,
         attention_head_dim=12,
         num_layers=2,
@@ -183,6 +217,8 @@ def sana_video() -> Any:
     vae = AutoencoderKLWan(
         base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
     )
+    if large:
+        vae = _ltx2_vae(channels)
     gemma = Gemma2Config(
         vocab_size=300,
         hidden_size=16,
@@ -235,6 +271,26 @@ def qwen_image() -> Any:
     )
     pipe.tokenizer = _template_tokenizer(pipe.prompt_template_encode.split("{}")[0], 34)
     return pipe
+
+
+def _ltx2_vae(channels: int) -> Any:
+    """Published: 8 frames and 32 pixels a side to a latent; here 4 and 16."""
+    from diffusers import AutoencoderKLLTX2Video
+
+    vae = AutoencoderKLLTX2Video(
+        latent_channels=channels,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 16, 32),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1),
+        upsample_type=("spatial", "spatiotemporal", "spatiotemporal"),
+        patch_size=2,
+        spatial_compression_ratio=16,
+        temporal_compression_ratio=4,
+    )
+    vae.latents_mean.copy_(torch.randn(channels))
+    vae.latents_std.copy_(torch.rand(channels) + 0.5)
+    return vae
 
 
 def _euler(**config: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import diffusers
 import pytest
 import torch
@@ -10,6 +12,7 @@ import double
 import tiny
 from sage_grpo.flow.kernels import Ode, Sage
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models import ltx
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
@@ -24,6 +27,15 @@ TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
 PACKED = ("ltx", "flux", "qwen_image")
 
 
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def start(ours) -> torch.Tensor:
+    """The noise that two clips start from; a pipeline that takes none draws the same from `seeded`."""
+    return torch.randn(2, *ours.latent_shape(), generator=seeded())
+
+
 def size_of(kind: str) -> dict[str, int]:
     """Not square, so that rows that are taken for columns are seen; the pipelines of LTX-Video and SANA ask for multiples of 32."""
     return {"height": 32, "width": 64 if kind.startswith(("ltx", "sana")) else 48}
@@ -31,16 +43,18 @@ def size_of(kind: str) -> dict[str, int]:
 
 def options_of(kind: str, scale: float) -> dict:
     options = size_of(kind)
-    if kind == "sana_video":
+    if kind.startswith("sana"):
         options |= {"frames": 5, "use_resolution_binning": False}
     elif kind not in tiny.IMAGES:
         options["num_frames"] = 5
     if kind.startswith("ltx"):
         options["frame_rate"] = 8
     options["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale
+    if kind == "flux_plain":
+        options["max_sequence_length"] = 256  # as schnell's authors call it
     negative = kind not in ("flux", "hunyuan")
     if negative:
-        options["negative_prompt"] = NEGATIVE if kind == "sana_video" else [NEGATIVE] * len(PROMPTS)
+        options["negative_prompt"] = NEGATIVE if kind.startswith("sana") else [NEGATIVE] * len(PROMPTS)
     return options
 
 
@@ -68,6 +82,7 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
 
     def spy_decode(z, *arguments, **kwargs):
         seen["z"] = z
+        torch.manual_seed(ltx.INJECTED)  # the decoder of LTX-Video 0.9.1 draws from the process's generator
         return decode(z, *arguments, **kwargs)
 
     def spy_step(*arguments, **kwargs):
@@ -75,20 +90,21 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
         return (seen["latents"],)
 
     options = {**options_of(kind, scale), "num_inference_steps": steps, **call}
+    noise = {"generator": seeded()} if kind == "ltx_condition" else {"latents": packed_by(pipe, kind, x)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipe.vae, "decode", spy_decode)
         patch.setattr(pipe.scheduler, "step", spy_step)
-        output = pipe(prompt=prompts, latents=packed_by(pipe, kind, x), output_type="pt", **options)
+        output = pipe(prompt=prompts, output_type="pt", **noise, **options)
     video = output.images[:, None] if kind in tiny.IMAGES else output.frames
     return pipe.scheduler.sigmas, unpacked_by(pipe, kind, seen["latents"], x), seen["z"], video
 
 
 @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
-@pytest.mark.parametrize("kind", tiny.OTHERS)
+@pytest.mark.parametrize("kind", slow_but(tiny.OTHERS, *(tiny.OTHERS.keys() - {"ltx_timestep", "ltx_091"})))
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
     ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False, **size_of(kind))
-    x = torch.randn(2, *ours.latent_shape())
+    x = start(ours)
     sigmas, latents, z, video = stock(checkpoint(kind), kind, x, scale)
     torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
 
@@ -111,13 +127,13 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     assert (off > 0).float().mean() < 2e-3
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, "ltx_condition", "sd3_two"])
 @pytest.mark.usefixtures("in_double")
 def test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it(kind: str, checkpoint, model) -> None:
     """A pipeline's own encoding may allow more than its call does."""
     ours = model(kind, guidance_scale=1.0, negative_prompt=NEGATIVE, train=False, **size_of(kind))
     words = " ".join(str(number) for number in range(400))  # 1,490 bytes, each of them a token
-    x, long = torch.randn(2, *ours.latent_shape()), [words, words + " and on"]
+    x, long = start(ours), [words, words + " and on"]
     _, latents, _, _ = stock(checkpoint(kind), kind, x, 1.0, steps=2, prompts=long)
     y = solve(ours, build_solver(ours, "euler", 2), x, ours.encode(long))
     torch.testing.assert_close(y, latents, **CLOSE)
@@ -125,7 +141,7 @@ def test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it(kind: 
     assert (y - short).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", slow_but(FAMILIES, "ltx", "sd3", "qwen_image"))
+@pytest.mark.parametrize("kind", slow_but([*FAMILIES, "ltx_condition"], "ltx", "sd3", "qwen_image"))
 def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
     """The first log-ratio is exactly zero, every trainable parameter learns, and gradients do not depend on what is kept."""
     ours = model(kind, guidance_scale=3.0)
@@ -152,7 +168,7 @@ def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
         assert all(torch.equal(gradients[0][name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("kind", slow_but(FAMILIES, "sana_video", "flux"))
+@pytest.mark.parametrize("kind", slow_but([*FAMILIES, "ltx_condition", "sd3_two"], "sana_video", "flux"))
 def test_saved_weights_load_in_diffusers(kind: str, checkpoint, fresh_model, model, tmp_path) -> None:
     """A LoRA through the pipeline's own loader, and the whole folder, give our velocity; both differ from the base's."""
     ours = fresh_model(kind, guidance_scale=1.0, lora=LoraSpec(rank=2, alpha=3.0))
@@ -177,7 +193,10 @@ def test_saved_weights_load_in_diffusers(kind: str, checkpoint, fresh_model, mod
         theirs = [p for other, p in adapted.items() if other.replace(".default_0.", ".default.") == name]
         assert len(theirs) == 1, name
         assert torch.equal(theirs[0], parameter)
-    assert f"{type(pipe).__name__}.from_pretrained" in (tmp_path / "lora" / "README.md").read_text()
+    for folder in ("lora", "whole"):
+        card = (tmp_path / folder / "README.md").read_text()
+        assert f"{type(pipe).__name__}.from_pretrained(" in card
+        assert ("text_encoder_3=None, tokenizer_3=None)" in card) == (kind == "sd3_two")
 
 
 def test_renormalised_guidance_keeps_the_norm_of_every_token(model) -> None:
@@ -264,3 +283,75 @@ def test_sana_solver_of_the_published_checkpoint(checkpoint, tmp_path) -> None:
     _, latents, _, _ = stock(folder, "sana_video", x, 4.0, steps=5)
     y = solve(ours, build_solver(ours, "checkpoint", 5), x, ours.encode(PROMPTS))
     torch.testing.assert_close(y, latents, **CLOSE)
+
+
+@pytest.mark.usefixtures("in_double")
+def test_ltx_091_decodes_to_the_same_pixels_in_any_company(model) -> None:
+    """Its decoder adds noise in its layers. A clip's pixels depend on its latents alone, and no generator of the process moves."""
+    size = size_of("ltx_091")
+    ours, batched = (model("ltx_091", train=False, vae_slicing=alone, **size) for alone in (True, False))
+    latents, before = start(ours), torch.random.get_rng_state()
+    clips = ours.decode(latents)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(3)
+    assert torch.equal(clips, ours.decode(latents))
+    assert torch.equal(clips[1:], ours.decode(latents[1:]))
+    off = (clips.int() - batched.decode(latents).int()).abs()
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 2e-3  # ties in rounding
+    stock = [ours.pipe.vae.decode(ours._to_vae(latents), torch.zeros(2)).sample.detach() for _ in range(2)]
+    assert (stock[0] - stock[1]).abs().mean() > 1e-2  # left to itself it draws other noise each time
+
+
+@pytest.mark.usefixtures("in_double")
+def test_ltx_mixes_noise_into_latents_as_the_pipeline_given_the_same_generator(checkpoint, model) -> None:
+    options = {"decode_timestep": 0.3, "decode_noise_scale": 0.4}
+    ours = model("ltx_091", guidance_scale=1.0, train=False, options=options, **size_of("ltx_091"))
+    given = {"generator": torch.Generator().manual_seed(ltx.MIXED), "prompts": PROMPTS[:1], "negative_prompt": None}
+    _, latents, z, video = stock(checkpoint("ltx_091"), "ltx_091", start(ours)[:1], 1.0, steps=2, **given, **options)
+    torch.testing.assert_close(ours._decoder_inputs(ours._to_vae(latents))[0], z, **CLOSE)
+    off = (ours.decode(latents).int() - (video.permute(0, 1, 3, 4, 2) * 255).round().int()).abs()
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 2e-3
+
+
+def test_ltx_condition_refuses_what_its_pipeline_would_not_do_alike(checkpoint, model, tmp_path) -> None:
+    euler = diffusers.FlowMatchEulerDiscreteScheduler
+    refused = {
+        "shift to 3.0": euler(shift=3.0),
+        "shift_terminal to 0.1": euler(shift_terminal=0.1),
+        "use_dynamic_shifting to True": euler(use_dynamic_shifting=True),
+        "supported with an LTXConditionPipeline": tiny.unipc(),
+    }
+    for number, (words, scheduler) in enumerate(refused.items()):
+        folder = tiny.variant(checkpoint("ltx_condition"), tmp_path / str(number), scheduler=scheduler)
+        with pytest.raises(ModelError, match=words):
+            ModelSpec(path=str(folder), cache=None).load("cpu")
+    ours = model("ltx_condition", train=False)
+    with pytest.raises(ModelError, match="starts from text"):
+        ours.encode(["a cat"], [tiny.image()])
+    with pytest.raises(ModelError, match="at least 1, got 0"):
+        ours.sigmas(0)
+
+
+def test_ltx_conditions_own_grid_is_shifted_when_asked(model) -> None:
+    """And its solver, rollout and timesteps stay on one grid."""
+    ours = model("ltx_condition", train=False)
+    plain, shifted = ours.sigmas(6), ours.sigmas(6, 3.0)
+    torch.testing.assert_close(shifted, 3 * plain / (1 + 2 * plain))
+    scheduler = build_solver(ours, "checkpoint", 6, 3.0)._scheduler
+    torch.testing.assert_close(scheduler.sigmas, shifted)
+    torch.testing.assert_close(scheduler.timesteps, 1000 * shifted[:-1])
+
+
+def test_sd3_needs_the_third_tokenizer_with_the_third_encoder(checkpoint, tmp_path) -> None:
+    folder = tiny.variant(checkpoint("sd3"), tmp_path / "sd3")
+    index = json.loads((folder / "model_index.json").read_text())
+    tiny.write(folder / "model_index.json", {**index, "tokenizer_3": [None, None]})
+    with pytest.raises(ModelError, match='lacks its component "tokenizer_3"'):
+        ModelSpec(path=str(folder), cache=None).load("cpu")
+    # An index that does not name them at all is the same as one that names them as null.
+    del index["tokenizer_3"], index["text_encoder_3"]
+    tiny.write(folder / "model_index.json", index)
+    ours = ModelSpec(path=str(folder), cache=None, train=False, guidance_scale=1.0).load("cpu")
+    assert not ours.encode(["a cat"])[0].tensors["text"][77:].any()

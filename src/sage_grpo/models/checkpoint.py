@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ PIPELINES: Mapping[str, str] = {
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
+    "LTXConditionPipeline": "ltx",
     "HunyuanVideoPipeline": "hunyuan",
     "SanaVideoPipeline": "sana_video",
     "FluxPipeline": "flux",
@@ -143,11 +145,22 @@ def detect_family(spec: Located) -> str:
     return PIPELINES[name]
 
 
+def has_component(index: Mapping[str, Any], name: str) -> bool:
+    """Whether a checkpoint has a component; one that its pipeline can do without may be missing, or listed as [null, null]."""
+    entry = index.get(name)
+    return isinstance(entry, list) and entry[0] is not None
+
+
+def left_out(pipeline: Any, index: Mapping[str, Any]) -> list[str]:
+    """Components that a pipeline's constructor asks for and a checkpoint does not have: SD3's third encoder, for one."""
+    parameters = list(inspect.signature(pipeline.__init__).parameters.values())[1:]
+    return [p.name for p in parameters if p.default is p.empty and not has_component(index, p.name)]
+
+
 def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str], weights: Iterable[str]) -> None:
     """Fail early, by name, where a component is missing or not in safetensors."""
     for name in names:
-        entry = index.get(name)
-        listed = isinstance(entry, list) and entry[0] is not None
+        listed = has_component(index, name)
         if not listed or not (folder / name).is_dir():
             what = "model_index.json does not list it" if not listed else f"there is no folder {folder / name}"
             raise ModelError(
@@ -167,7 +180,7 @@ def check_folder(folder: Path) -> None:
     """Everything that can be known of a checkpoint without reading its weights: lengths, components, names and shapes, tokenizers."""
     index = read_index(folder)
     check_lengths(folder)
-    parts = {name: entry for name, entry in index.items() if isinstance(entry, list) and entry[0] is not None}
+    parts = [name for name in index if has_component(index, name)]
     networks = [name for name in parts if name not in TOKENIZERS and (folder / name / "config.json").is_file()]
     check_components(folder, index, parts, networks)
     with _quiet(folder):
@@ -176,13 +189,20 @@ def check_folder(folder: Path) -> None:
 
 
 def load_pipeline(pipeline: Any, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
-    """The stock pipeline without its encoders, which load when a prompt is not in the cache; their files must be whole already now."""
+    """The stock pipeline without its encoders, which load when a prompt is not in the cache; their files must be whole already now.
+
+    A component that the checkpoint leaves out is handed over as None: diffusers asks that of its callers.
+    """
     check_lengths(folder)
     with _quiet(folder):
         _check_tokenizer_files(folder)
         _check_weights(folder, skip)
         pipe = pipeline.from_pretrained(
-            folder, dtype=dict(dtypes), use_safetensors=True, local_files_only=True, **dict.fromkeys(skip)
+            folder,
+            dtype=dict(dtypes),
+            use_safetensors=True,
+            local_files_only=True,
+            **dict.fromkeys([*skip, *left_out(pipeline, read_index(folder))]),
         )
     for name, encoder in TOKENIZERS.items():
         config = folder / encoder / "config.json"
@@ -197,7 +217,7 @@ def _check_tokenizer_files(folder: Path) -> None:
 
     index = read_index(folder)
     for name in TOKENIZERS:
-        kind = getattr(transformers, index[name][1], None) if name in index else None
+        kind = getattr(transformers, index[name][1], None) if has_component(index, name) else None
         if kind is not None:
             _refuse(folder, name, tokenizer_files_fault(kind.vocab_files_names, folder / name))
 
@@ -301,6 +321,9 @@ def _native(folder: Path) -> dict[str, float]:
     if pipeline.startswith("HunyuanVideo15") and config.is_file():
         target = read_json(config).get("target_size")
         return {"height": 720, "width": 1280} if target == 960 else {}
+    if pipeline.startswith("SanaVideo") and config.is_file():
+        sample = read_json(config).get("sample_size")  # by which the pipeline tells its two sizes apart
+        return {"height": 704, "width": 1280} if sample == 22 else {}
     return {}
 
 

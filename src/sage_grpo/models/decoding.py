@@ -9,7 +9,7 @@ them run a function of this file instead of their own forward.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
@@ -32,6 +33,27 @@ def to_uint8(chunks: Iterable[Tensor]) -> Tensor:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return torch.cat(clips, dim=1).contiguous()
+
+
+class SeededNoise(TorchFunctionMode):
+    """Inside, torch.randn draws the same numbers each time, on the CPU and in float32 for every device; no generator of the process moves.
+
+    For decoders that add noise of their own (LTX-Video 0.9.1) and take no generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Any other function is called as it is."""
+        given = kwargs or {}
+        if func is not torch.randn or given.get("generator") is not None:
+            return func(*args, **given)
+        drawn = torch.randn(*args, generator=self._generator, dtype=torch.float32)
+        return drawn.to(device=given.get("device"), dtype=given.get("dtype"))
 
 
 def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sage_grpo.models.checkpoint import read_index
+from sage_grpo.models.checkpoint import has_component, read_index
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.files import WEIGHTS, copy_file, is_leftover, replacing
 from sage_grpo.models.spec import ModelSpec
@@ -52,9 +52,8 @@ def save_folder(source: Path, target: Path, component: str, state: Mapping[str, 
 
 def _parts(source: Path) -> list[Path]:
     """The files that belong to a checkpoint: its index, its components, its licence; nothing else that lies beside them."""
-    components = [
-        name for name, entry in read_index(source).items() if isinstance(entry, list) and entry[0] is not None
-    ]
+    index = read_index(source)
+    components = [name for name in index if has_component(index, name)]
     files = [path for path in source.iterdir() if path.is_file() and path.name.startswith(TOP_FILES)]
     files += [path for name in components for path in (source / name).rglob("*") if path.is_file()]
     return sorted(path for path in files if not is_leftover(path.relative_to(source)))
@@ -102,6 +101,8 @@ class Card:
     """Modules that a LoRA adapts."""
     whole: bool
     """A whole checkpoint; otherwise a LoRA."""
+    left_out: Sequence[str] = ()
+    """Components that the checkpoint does without; diffusers wants to be told so by whoever loads it."""
 
 
 def write_card(folder: Path, card: Card) -> None:
@@ -141,9 +142,10 @@ def text_of(card: Card) -> str:
 def _usage(card: Card, base: str) -> list[str]:
     pipeline = card.pipeline
     start = [f"from diffusers import {pipeline}", ""]
+    without = "".join(f", {name}=None" for name in card.left_out)
     if card.whole:
-        return [*start, f'pipe = {pipeline}.from_pretrained("path/to/this/folder")']
-    lines = [*start, f'pipe = {pipeline}.from_pretrained("{base}")']
+        return [*start, f'pipe = {pipeline}.from_pretrained("path/to/this/folder"{without})']
+    lines = [*start, f'pipe = {pipeline}.from_pretrained("{base}"{without})']
     if card.component == "transformer_2":
         return [*lines, 'pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)']
     if "HunyuanVideo15" in pipeline:

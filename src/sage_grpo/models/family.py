@@ -19,7 +19,7 @@ from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.batching import in_equal_batches
 from sage_grpo.models.blocks import Keep, compile_blocks, keep_activations
 from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_digest
-from sage_grpo.models.checkpoint import fingerprint, load_component, read_defaults
+from sage_grpo.models.checkpoint import fingerprint, left_out, load_component, read_defaults
 from sage_grpo.models.decoding import to_uint8
 from sage_grpo.models.devices import DTYPES, Home, choose_device
 from sage_grpo.models.errors import ModelError
@@ -116,6 +116,10 @@ class FamilyModel(ABC):
         """What is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
         return prompt
 
+    def _reading(self) -> str:
+        """What an encoding depends on besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
+        return ""
+
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
         return inputs
@@ -164,7 +168,15 @@ class FamilyModel(ABC):
             with torch.no_grad():
                 return self._encode(prompt, image)
 
-        return self._cache.get((prompt, image_key), encode)
+        inputs = self._cache.get((prompt, image_key), encode)
+        for name, tensor in self._batchable(inputs).items():
+            if not tensor.numel():
+                raise ModelError(
+                    f'Nothing of the prompt {prompt!r} reaches the network (its input "{name}" has shape {tuple(tensor.shape)}): the '
+                    "checkpoint's tokenizer makes no token of it and adds none of its own. Give a prompt that is not empty (for the "
+                    "negative one model.negative_prompt), or a tokenizer that marks where a text begins or ends."
+                )
+        return inputs
 
     @property
     def image_to_video(self) -> bool:
@@ -178,7 +190,7 @@ class FamilyModel(ABC):
         if self.takes_images:  # the picture is encoded at the clip's size
             parts.append("vae")
             size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
-        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}"
+        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}{self._reading()}"
         key = digest(fingerprint(self.folder, parts), code, size)
         return EncodingCache(None if folder is None else Path(folder).expanduser(), key)
 
@@ -255,7 +267,10 @@ class FamilyModel(ABC):
         return in_equal_batches(run, x.to(torch.float32), [ready[id(tensors)] for tensors in inputs], x.device)
 
     def _timestep(self, sigma: Tensor | float) -> Tensor:
-        """The network's timestep, always in float32: bfloat16 would round 954.5 to 956, differently in each place."""
+        """The network's timestep in float32; `_forward` rounds it only where the stock pipeline does (FLUX.1, Qwen-Image).
+
+        bfloat16 makes 956 of 954.5: what is rounded must be rounded in one place, or rollout and replay see two models.
+        """
         return torch.as_tensor(sigma, dtype=torch.float32) * self.num_train_timesteps
 
     def _guidance(self, sigma: Tensor) -> float:
@@ -393,6 +408,7 @@ class FamilyModel(ABC):
             targets=self._lora_targets,
             guidance_scale=self.guidance_scale,
             shift=self.shift,
+            left_out=left_out(type(self.pipe), self.index),
         )
         export.write_card(folder, card)
 

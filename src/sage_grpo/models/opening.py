@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sage_grpo.models.checkpoint import check_components, load_pipeline, read_index, resolve
+from sage_grpo.models.checkpoint import check_components, has_component, load_pipeline, read_index, resolve
 from sage_grpo.models.devices import load_dtypes
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import check_guidance
@@ -40,6 +40,6 @@ def open_pipeline(
     """The stock pipeline of a checked folder, without its encoders."""
     import diffusers
 
-    encoders = [name for name in traits.encoders if index.get(name, [None])[0] is not None]
+    encoders = [name for name in traits.encoders if has_component(index, name)]
     pipeline = getattr(diffusers, index["_class_name"])
     return load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.models.checkpoint import check_components, has_component
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import unread_queries, without_gradient
 from sage_grpo.models.opening import open_folder, open_pipeline
@@ -17,12 +18,14 @@ from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
-"""What every checkpoint has; the third encoder may be left out, as in the pipeline."""
+"""What every checkpoint has; the third encoder may be left out, as in the pipeline, which then has zeros in its place."""
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Sd3:
     """Load the checkpoint of a spec."""
     folder, index = open_folder(spec, Sd3.traits, ["StableDiffusion3Pipeline"], PARTS)
+    if has_component(index, "text_encoder_3"):
+        check_components(folder, index, ["tokenizer_3"], [])
     return Sd3(spec, folder, index, open_pipeline(spec, Sd3.traits, folder, index, device), device=device)
 
 
@@ -49,7 +52,7 @@ class Sd3(FamilyModel):
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:
-            if self.index.get(name, [None])[0] is not None:
+            if has_component(self.index, name):
                 self._encoder(name)
         # The network attends to the text's padding, which is part of the model.
         text, _, pooled, _ = self.pipe.encode_prompt(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.models.checkpoint import TOKENIZERS
+from sage_grpo.models.checkpoint import TOKENIZERS, has_component
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.sampling import build_solver, solve
@@ -50,7 +50,7 @@ def stock_latents(model: FamilyModel, prompt: str, image: Tensor | None, x: Tens
     """Latents of one clip by the checkpoint's own pipeline, from the noise x: its text encoding, grid, guidance and solver."""
     pipe, video = model.pipe, model.video
     for name in model.traits.encoders:
-        if model.index.get(name, [None])[0] is not None:
+        if has_component(model.index, name):
             model._encoder(name)
     options: dict[str, Any] = {"num_frames": video.frames, "num_inference_steps": steps}
     options |= {"height": video.height, "width": video.width, "output_type": "latent", "return_dict": False}
