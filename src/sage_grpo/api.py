@@ -53,7 +53,7 @@ class GenerateSettings(WeightsSettings, total=False):
 
     kernel: KernelSpec
     solver: SolverName
-    deterministic_last: bool
+    deterministic_last: bool | None
     steps: int
     per_prompt: int
     batch: int

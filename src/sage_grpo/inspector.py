@@ -22,6 +22,10 @@ from sage_grpo.rl.equalizer import equalizing_weights
 
 SPAN_LIMIT = 100.0
 """Equaliser weights that differ by more than this deserve a cap."""
+PROPORTION = 2.0
+"""A step whose noise, or whose factor on x, is more than so many times the mean of its neighbours' deserves a look."""
+CLOSE = 0.05
+"""Kernels that keep the mixture exact end this close to the ODE's variance, or that is said."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,11 @@ def warnings(kernel: Kernel, schedule: Schedule) -> list[str]:
         ]
     found = [
         *instabilities(kernel, schedule),
+        None if kernel.leaves_noise else _out_of_proportion(kernel, step),
         _noise_left(step, schedule),
         _one_large_step(kernel, step),
         _uneven(step),
+        _shrunk(kernel, schedule),
     ]
     return [text for text in found if text]
 
@@ -153,6 +159,7 @@ def instabilities(kernel: Kernel, schedule: Schedule) -> list[str]:
         _clamped(kernel, step, schedule),
         _amplified(step, schedule),
         _negative_a(step),
+        _out_of_proportion(kernel, step) if kernel.leaves_noise else None,
         _excess(kernel, schedule),
         _not_converging(kernel, schedule),
         _too_much_variance(kernel, schedule),
@@ -252,7 +259,50 @@ def _excess(kernel: Kernel, schedule: Schedule) -> str | None:
         return None
     return (
         f"On the way the state holds up to {excess:.3g} times the noise variance that the network was trained for. Lower eta, "
-        "let the last steps be deterministic with a window, or take sage_exact or cps, which keep it at 1."
+        "leave rollout.deterministic_last out, let the last steps be deterministic with a window, or take sage_exact or cps, which keep it at 1."
+    )
+
+
+def proportions(step: Transition) -> list[tuple[int, str, float, float]]:
+    """(step, "std" or "a", value, mean of its neighbours) wherever a value is more than PROPORTION times that mean.
+
+    Neighbours are the steps before and after that explore, too.
+    """
+    explores, found = (step.std > 0).tolist(), []
+    for name, values in (("std", step.std.tolist()), ("a", step.a.abs().tolist())):
+        for index, value in enumerate(values):
+            beside = [values[i] for i in (index - 1, index + 1) if 0 <= i < len(values) and explores[i]]
+            if explores[index] and beside and value > PROPORTION * sum(beside) / len(beside):
+                found.append((index, name, value, sum(beside) / len(beside)))
+    return found
+
+
+def _out_of_proportion(kernel: Kernel, step: Transition) -> str | None:
+    found = proportions(step)
+    if not found:
+        return None
+    words = {"std": "noise of std", "a": "a factor on x of"}
+    listed = "; ".join(
+        f"step {i} has {words[name]} {value:.3g}, its neighbours {mean:.3g}" for i, name, value, mean in found
+    )
+    if not kernel.leaves_noise:
+        advice = "The mixture stays exact, so that this harms no clip; but members of a group part mostly there."
+    else:
+        advice = "Take more steps, lower eta, leave such a step out with a window, or take sage_exact."
+    return f"Out of proportion: {listed}. {advice}"
+
+
+def _shrunk(kernel: Kernel, schedule: Schedule) -> str | None:
+    """Kernels that keep the mixture exact lose variance all the same where a step renews much of the noise and the velocity is that of its
+    start."""
+    if kernel.leaves_noise or _not_converging(kernel, schedule):
+        return None
+    found, plain = final_variance(kernel, schedule, 1.0), final_variance(Ode(), schedule, 1.0)
+    if found >= (1 - CLOSE) * plain:
+        return None
+    return (
+        f"Along the data manifold the samples have {found / plain:.2f} times the variance that the ODE gives on this grid: take more steps, lower "
+        "eta, or let fewer steps explore."
     )
 
 

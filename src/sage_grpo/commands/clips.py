@@ -60,8 +60,8 @@ class Options:
     solver: SolverName = "euler"
     """How the ode kernel steps: "euler" or "ab2" (second order) on the model's grid, or "checkpoint" for the checkpoint's own scheduler (Wan's
     multistep UniPC)."""
-    deterministic_last: bool = True
-    """End with an ODE step where the kernel would leave its noise in the video."""
+    deterministic_last: bool | None = None
+    """As rollout.deterministic_last of a run: null ends with ODE steps where the kernel would leave its noise in the video."""
     steps: Count = 30
     """Denoising steps."""
     per_prompt: Count = 1
@@ -200,13 +200,13 @@ def _read(path: Path) -> Tensor:
 
 
 def _policy(options: Options, model: VelocityModel) -> Policy:
+    from sage_grpo.flow.exploring import explore
     from sage_grpo.flow.schedule import Schedule
     from sage_grpo.models.policy import Policy
 
-    kernel = options.kernel.build()
-    schedule = Schedule(model.sigmas(options.steps))
-    last = options.deterministic_last and kernel.leaves_noise
-    return Policy(model, kernel, schedule.exploring([True] * options.steps, deterministic_last=last))
+    grid = Schedule(model.sigmas(options.steps))
+    kernel = options.kernel.build(grid)
+    return Policy(model, kernel, explore(grid, [True] * options.steps, kernel, options.deterministic_last))
 
 
 def _sample(

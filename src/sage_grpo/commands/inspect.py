@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from sage_grpo.flow.exploring import explore, left_out
 from sage_grpo.flow.kernels import KERNELS, Kernel, KernelSpec
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
@@ -29,17 +30,19 @@ class Options:
     """What to inspect, and where to write it."""
 
     kernels: list[str] = field(default_factory=lambda: list(KERNELS))
-    """Kernels to compare: ode, flow, dance, sage, cps, sage_exact."""
+    """Kernels to compare: ode, flow, linear, dance, sage, cps, sage_exact."""
     steps: Count = 20
     """Steps of the rollout."""
-    shift: Positive = 5.0
-    """Shift of an even grid; 1 leaves it even. (Wan's scheduler spaces its steps otherwise.)"""
+    model: str | None = None
+    """Folder or hub name of a checkpoint whose scheduler makes the grid (its configuration files are enough); null is an even grid from 1."""
+    shift: Positive | None = None
+    """Shift of the grid: 1 leaves it even. null is the model's own, and 5 without a model."""
     eta: Annotated[float, Range(0, 10)] = 0.5
     """Exploration scale (cps: at most 1)."""
     sigma_max: Annotated[float, Range(0, 1, open_below=True)] | None = None
     """Clamp of sage and sage_exact near pure noise; null takes each kernel's default."""
     deterministic_last: bool | None = None
-    """Whether the last step is an ODE step; null asks the kernel: yes where it would leave noise in the video."""
+    """Whether the last step is an ODE step; null asks the kernel, as rollout.deterministic_last of a run does."""
     window: Window = field(default_factory=Window)
     """Which steps explore (a random or sliding window is shown as in the first iteration)."""
     json: bool = False
@@ -51,14 +54,40 @@ class Options:
         check(self)
 
 
-def schedule_for(kernel: Kernel, options: Options) -> Schedule:
-    """The schedule that a rollout with this kernel would use."""
-    grid = Schedule.shifted(options.steps, options.shift)
-    last = kernel.leaves_noise if options.deterministic_last is None else options.deterministic_last
-    return grid.exploring(options.window.steps(options.steps), deterministic_last=last)
+EVEN_SHIFT = 5.0
+"""Shift of the grid where no model says one: HunyuanVideo-1.5's."""
 
 
-def build_kernels(options: Options) -> list[Kernel]:
+@dataclass(frozen=True)
+class Grids:
+    """The grids of a model, or shifted even ones."""
+
+    shift: float
+    make: Callable[[int], Schedule]
+    """The grid of so many steps."""
+
+
+def grids_for(options: Options) -> Grids:
+    """Where the grid comes from."""
+    if options.model is None:
+        shift = options.shift or EVEN_SHIFT
+        return Grids(shift, lambda steps: Schedule.shifted(steps, shift))
+    from sage_grpo.models.spec import ModelSpec
+    from sage_grpo.train.forecast.architecture import find_architecture
+
+    found = find_architecture(ModelSpec(path=options.model))
+    return Grids(options.shift or found.shift, lambda steps: found.grid(steps, options.shift))
+
+
+def report_on(kernel: Kernel, grid: Schedule, options: Options) -> KernelReport:
+    """What a rollout with this kernel would do; with a remark on steps that were left deterministic."""
+    wanted = options.window.steps(options.steps)
+    report = inspect_kernel(kernel, explore(grid, wanted, kernel, options.deterministic_last))
+    left = left_out(grid, wanted, kernel, options.deterministic_last)
+    return replace(report, warnings=(*report.warnings, f"{left[0].upper()}{left[1:]}.")) if left else report
+
+
+def build_kernels(options: Options, grid: Schedule) -> list[Kernel]:
     """The kernels in the order they were named."""
     if not options.kernels:
         raise ValueError(f"kernels is empty: name one or more of {', '.join(KERNELS)}.")
@@ -73,26 +102,28 @@ def build_kernels(options: Options) -> list[Kernel]:
             name=name,  # type: ignore[arg-type]  # build() names the nearest valid kernel
             eta=options.eta,
             sigma_max=options.sigma_max if name in clamped else None,
-        ).build()
+        ).build(grid)
         for name in options.kernels
     ]
 
 
 def run(options: Options) -> int:
     """Inspect the kernels; the exit status is 0 with warnings too."""
-    kernels = build_kernels(options)
     if options.figure is not None:
         _check_figure(options.figure)
-    reports = [inspect_kernel(kernel, schedule_for(kernel, options)) for kernel in kernels]
+    grids = grids_for(options)
+    grid = grids.make(options.steps)
+    kernels = build_kernels(options, grid)
+    reports = [report_on(kernel, grid, options) for kernel in kernels]
     if options.json:
-        print(json.dumps(_document(options, reports), indent=2, allow_nan=False))
+        print(json.dumps(_document(options, grids.shift, reports), indent=2, allow_nan=False))
     else:
-        _print_tables(options, reports)
+        _print_tables(options, grids.shift, reports)
     if options.figure is not None:
         from sage_grpo.commands.inspect_figure import Grid, save_figure
 
-        grid = Grid(steps=options.steps, shift=options.shift, eta=options.eta)
-        path = save_figure(grid, kernels, reports, options.figure)
+        drawn = Grid(steps=options.steps, shift=grids.shift, eta=options.eta, make=grids.make)
+        path = save_figure(drawn, kernels, reports, options.figure)
         print(f"figure: {path}", file=sys.stderr if options.json else sys.stdout)
     return 0
 
@@ -107,22 +138,23 @@ def _check_figure(file: Path) -> None:
         raise ValueError(f"--figure {file} is a folder: give the name of a file.")
 
 
-def _document(options: Options, reports: Sequence[KernelReport]) -> dict[str, object]:
+def _document(options: Options, shift: float, reports: Sequence[KernelReport]) -> dict[str, object]:
     return {
         "steps": options.steps,
-        "shift": options.shift,
+        "model": options.model,
+        "shift": shift,
         "eta": options.eta,
         "kernels": {report.kernel: report.to_dict() for report in reports},
     }
 
 
-def _print_tables(options: Options, reports: Sequence[KernelReport]) -> None:
+def _print_tables(options: Options, shift: float, reports: Sequence[KernelReport]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
     for report in reports:
         console.print(_step_table(report))
-    console.print(_summary_table(options, reports))
+    console.print(_summary_table(options, shift, reports))
     console.print(
         "off-manifold: variance left for point data (0 is right)\n"
         "on-manifold: variance for data of variance 1 (1 is right)\n"
@@ -154,8 +186,8 @@ def _step_table(report: KernelReport) -> Table:
     return table
 
 
-def _summary_table(options: Options, reports: Sequence[KernelReport]) -> Table:
-    title = f"{options.steps} steps, shift {options.shift:g}"
+def _summary_table(options: Options, shift: float, reports: Sequence[KernelReport]) -> Table:
+    title = f"{options.steps} steps, shift {shift:g}" + (f", grid of {options.model}" if options.model else "")
     table = narrow_table(title)
     table.add_column("kernel", no_wrap=True)
     for name in (

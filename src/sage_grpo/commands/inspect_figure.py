@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sage_grpo.flow.kernels import Flow, Kernel, Sage, SageExact
+from sage_grpo.flow.kernels import Flow, Kernel, Linear, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inside import replacing
 from sage_grpo.inspector import KernelReport, final_variance, kernel_name
@@ -17,12 +18,13 @@ from sage_grpo.inspector import KernelReport, final_variance, kernel_name
 COLOURS = {
     "ode": "#7f7f7f",
     "flow": "#e08a00",
+    "linear": "#8a6d3b",
     "dance": "#c8352b",
     "sage": "#1368aa",
     "cps": "#a6549d",
     "sage_exact": "#00875f",
 }
-MARKERS = {"ode": "x", "flow": "s", "dance": "^", "sage": "o", "cps": "D", "sage_exact": "P"}
+MARKERS = {"ode": "x", "flow": "s", "linear": "v", "dance": "^", "sage": "o", "cps": "D", "sage_exact": "P"}
 INTEGRAL, EXCESS = "#bcd7ee", "#8e44ad"
 DASHES, DOTS = (0, (4.0, 2.5)), (0, (1.0, 1.2))
 STEP_COUNTS = (5, 10, 20, 40, 80, 160, 320)
@@ -53,6 +55,8 @@ class Grid:
     steps: int
     shift: float
     eta: float
+    make: Callable[[int], Schedule]
+    """The grid of so many steps."""
 
 
 def save_figure(grid: Grid, kernels: Sequence[Kernel], reports: Sequence[KernelReport], path: Path) -> Path:
@@ -123,7 +127,7 @@ def _draw_integral(axis: Any, grid: Grid) -> None:
     from matplotlib.patches import Patch
 
     axis.set_title("b   Euler's rectangles and the true integral")
-    sigmas = Schedule.shifted(grid.steps, grid.shift).sigmas.to(torch.float64)
+    sigmas = grid.make(grid.steps).sigmas.to(torch.float64)
     shown = min(len(sigmas) - 1, 7)
     right, left = sigmas[:shown], sigmas[1 : shown + 1]
     clamp = Sage().sigma_max
@@ -160,8 +164,8 @@ def _draw_against_flow(axis: Any, grid: Grid) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_title("c   Std minus that of flow")
-    sigmas = Schedule.shifted(grid.steps, grid.shift).sigmas.to(torch.float64)
-    flow = Flow(eta=grid.eta)(sigmas[:-1], sigmas[1:]).std
+    sigmas = grid.make(grid.steps).sigmas.to(torch.float64)
+    flow = Flow(eta=grid.eta, first=float(sigmas[0]))(sigmas[:-1], sigmas[1:]).std
     kernels: list[Kernel] = [Sage(eta=grid.eta), SageExact(eta=grid.eta)]
     differences = [(kernel(sigmas[:-1], sigmas[1:]).std - flow).tolist() for kernel in kernels]
     # The first step is special (sage_exact renews all noise, sage may be clamped): to scale it would flatten the rest.
@@ -219,10 +223,17 @@ def _dashed(colour: str, label: str, pattern: tuple[int, tuple[float, float]] | 
     return Line2D([], [], color=colour, ls=pattern or DASHES, label=label)
 
 
+def _rebuilt(kernel: Kernel, grid: Schedule) -> Kernel:
+    """The same kernel on another grid."""
+    if isinstance(kernel, Linear):
+        return dataclasses.replace(kernel, second=float(grid.sigmas[1]))
+    return kernel
+
+
 def _over_steps(axis: Any, kernels: Sequence[Kernel], grid: Grid, c: float, draw: Callable[..., None]) -> None:
     """One curve per kernel over the number of steps, every step stochastic."""
     for kernel in kernels:
-        values = [final_variance(kernel, Schedule.shifted(n, grid.shift), c) for n in STEP_COUNTS]
+        values = [final_variance(_rebuilt(kernel, grid.make(n)), grid.make(n), c) for n in STEP_COUNTS]
         draw(kernel_name(kernel), values)
     axis.axvline(grid.steps, color="#555555", lw=1, ls=(0, (4, 3)), zorder=0)
     axis.set_xscale("log")

@@ -186,7 +186,7 @@ def snippet(finding: Finding, options: Options) -> str | None:
 
 def document(prober: Prober, finding: Finding, options: Options) -> dict[str, Any]:
     """What probe.json holds."""
-    spec, grid, kernel = options.probe, prober.grid, options.kernel.build()
+    spec, grid, kernel = options.probe, prober.grid, options.kernel.build(prober.grid)
     steps = [
         {
             "step": step,

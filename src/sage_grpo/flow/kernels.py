@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
 from sage_grpo.ranges import Range, check
 
@@ -68,16 +69,40 @@ class Flow:
 
     eta: float = 0.5
     """Exploration scale, >= 0."""
+    first: float = 1.0
+    """Where the grid starts. The diffusion is infinite at 1, and huge just below it, where some schedulers start (DPM-Solver: 0.999875): the
+    grid's first step takes the diffusion from where it goes to."""
     leaves_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_eta(self)
+        _check_sigma("first", self.first)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """w = eta^2 sigma / (1 - sigma) (sigma - sigma_next); at sigma = 1 the denominator uses sigma_next."""
+        """w = eta^2 sigma / (1 - sigma) (sigma - sigma_next); at the grid's first sigma the denominator uses sigma_next."""
         p, q, dtype = _pair(sigma, sigma_next)
-        denominator = 1.0 - torch.where(p == 1.0, q, p)
+        denominator = 1.0 - torch.where(p >= self.first, q, p)
         return _ito(p, q, self.eta**2 * p / denominator * (p - q), dtype)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """FlowGRPO on Wan, and Flash-GRPO: diffusion eta sigma_1 s, which falls to 0 with s. Their released code runs eta 1."""
+
+    eta: float = 0.5
+    """Exploration scale, >= 0."""
+    second: float = 1.0
+    """sigma_1, the second sigma of the grid."""
+    leaves_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_eta(self)
+        _check_sigma("second", self.second)
+
+    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        """w = (eta sigma_1 sigma)^2 (sigma - sigma_next)."""
+        p, q, dtype = _pair(sigma, sigma_next)
+        return _ito(p, q, (self.eta * self.second * p) ** 2 * (p - q), dtype)
 
 
 @dataclass(frozen=True)
@@ -161,10 +186,11 @@ class SageExact:
 
 LARGE_ETA = 1.5
 """From here on an exploration scale is a mistake more often than a choice."""
-KernelName = Literal["ode", "flow", "dance", "sage", "cps", "sage_exact"]
-KERNELS: dict[str, type[Ode | Flow | Dance | Sage | Cps | SageExact]] = {
+KernelName = Literal["ode", "flow", "linear", "dance", "sage", "cps", "sage_exact"]
+KERNELS: dict[str, type[Ode | Flow | Linear | Dance | Sage | Cps | SageExact]] = {
     "ode": Ode,
     "flow": Flow,
+    "linear": Linear,
     "dance": Dance,
     "sage": Sage,
     "cps": Cps,
@@ -196,8 +222,8 @@ class KernelSpec:
                 stacklevel=3,
             )
 
-    def build(self) -> Kernel:
-        """The kernel itself."""
+    def build(self, grid: Schedule | None = None) -> Kernel:
+        """The kernel itself, for the grid of a run: some laws depend on where the grid starts. None is a grid from exactly 1."""
         if self.name not in KERNELS:
             near = difflib.get_close_matches(str(self.name), KERNELS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -207,6 +233,10 @@ class KernelSpec:
             if self.name not in ("sage", "sage_exact"):
                 raise ValueError(f"kernel.sigma_max applies to sage and sage_exact, not to {self.name}: leave it out.")
             options["sigma_max"] = self.sigma_max
+        if grid is not None and self.name == "flow":
+            options["first"] = float(grid.sigmas[0])
+        if grid is not None and self.name == "linear":
+            options["second"] = float(grid.sigmas[1])
         return KERNELS[self.name](**options)
 
 
@@ -245,9 +275,14 @@ def _pair(sigma: Sigma, sigma_next: Sigma) -> tuple[Tensor, Tensor, torch.dtype]
     return p, q, torch.float64 if from_double else torch.float32
 
 
-def _check_eta(kernel: Dance | Flow | Sage | Cps | SageExact) -> None:
+def _check_eta(kernel: Dance | Flow | Linear | Sage | Cps | SageExact) -> None:
     if not (math.isfinite(kernel.eta) and kernel.eta >= 0):
         raise ValueError(f"{type(kernel).__name__}(eta={kernel.eta}): eta must be finite and >= 0 (0 is the ODE).")
+
+
+def _check_sigma(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} is a sigma of the grid and must lie in (0, 1], got {value}.")
 
 
 def _check_sigma_max(sigma_max: float, *, upper: float, upper_allowed: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
@@ -38,7 +39,19 @@ def preflight(config: TrainConfig, ranks: int = 1) -> list[str]:
     prompts, held_out = load_sources(config)  # prompts that cannot be read
     check_model(config.model)
     check_code(config)
-    return prompt_remarks(prompts, held_out)
+    return [*prompt_remarks(prompts, held_out), *objective_remarks(config)]
+
+
+def objective_remarks(config: TrainConfig) -> list[str]:
+    """An nft whose old policy is always the policy itself, which is another method; for people."""
+    objective, updates = config.objective, config.update.updates_per_rollout
+    if objective.kind != "nft" or any(objective.old_passes(updates)):
+        return []
+    return [
+        "objective.kind nft with objective.old_decay 0 and update.updates_per_rollout 1: the old policy is the policy in every update "
+        "(matching/moved stays 0), objective.beta does nothing, and what is learned is awm with a clipped advantage. Its authors let the old "
+        "policy lag: --objective.old_decay 0.5 --objective.old_ramp 500."
+    ]
 
 
 def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:
@@ -97,10 +110,15 @@ def check_code(config: TrainConfig) -> None:
 
 def check_plan(config: TrainConfig, ranks: int = 1) -> None:
     """Windows, steps and updates on an even grid, and rollouts against ranks."""
+    grid = Schedule.shifted(config.rollout.steps, 1.0)
+    kernel = config.kernel.build(grid)
+    asked = config.rollout.deterministic_last
+    # How much noise a step near the end may hold is a matter of the model's grid, which is not known yet.
+    last = kernel.leaves_noise if asked is None else asked
     Planner(
-        config=config,
-        grid=Schedule.shifted(config.rollout.steps, 1.0),
-        kernel=config.kernel.build(),
+        config=replace(config, rollout=replace(config.rollout, deterministic_last=last)),
+        grid=grid,
+        kernel=kernel,
         trains=lambda sigma: True,
         ranks=ranks,
     ).check()

@@ -163,7 +163,7 @@ class Prober:
             rollout=replace(rollout, window=window),
             update=UpdateConfig(updates_per_rollout=1),
         )
-        return Planner(config=config, grid=self.grid, kernel=kernel.build(), trains=self.model.trains)
+        return Planner(config=config, grid=self.grid, kernel=kernel.build(self.grid), trains=self.model.trains)
 
     def run(self, plans: Sequence[Plan], eta: float) -> Clips:
         """Sample, decode and score, prompt by prompt."""
@@ -172,7 +172,7 @@ class Prober:
         return Clips(torch.stack([reward for reward, _ in rows]), torch.stack(drifts) if drifts else None)
 
     def _prompt(self, plan: Plan, eta: float) -> tuple[Tensor, Tensor | None]:
-        kernel = replace(self.config.kernel, eta=eta).build()
+        kernel = replace(self.config.kernel, eta=eta).build(self.grid)
         guidance = self.config.model.training_guidance
         condition = self.conditions[plan.iteration]
         rollout = Sampler(

@@ -140,7 +140,7 @@ def of_schedule(trainer: Trainer, sample: Sample) -> Findings:
     variance = machine.variance(kernel, schedule)
     yield variance
     if variance.status != "fail":
-        yield machine.last_step(kernel, schedule)
+        yield machine.last_step(kernel, schedule, trainer.planner.unexplored())
         yield machine.stability(kernel, schedule)
 
 
@@ -252,6 +252,8 @@ def of_learning(sample: Sample) -> Findings:
     yield learning.step_size(trainer, items, before)
     yield learning.ranks(trainer.state.params, trainer.world)
     yield learning.trust_region(sample, items)
+    if trainer.config.objective.kind == "nft":
+        yield learning.old_policy(trainer, items)
     prompt = sample.plan.prompts[0]
     conditions = trainer.model.encode([prompt.text], [first_frame(prompt)])
     yield learning.save(trainer, sampling.start(trainer.model), conditions)

@@ -130,14 +130,15 @@ def variance(kernel: Kernel, schedule: Schedule) -> Finding:
     return Finding(name=name, status="pass", value=value, why=why, remedy=remedy)
 
 
-def last_step(kernel: Kernel, schedule: Schedule) -> Finding:
-    """No noise of its own in the last step, which nothing takes out again."""
+def last_step(kernel: Kernel, schedule: Schedule, unexplored: str | None = None) -> Finding:
+    """No noise of its own in the last step, which nothing takes out again; `unexplored` tells of steps before it that were left
+    deterministic for the same reason."""
     row = inspect_kernel(kernel, schedule).rows[-1]
     left = row.std if row.sigma_next == 0 else 0.0
     return Finding(
         name="last step",
         status="warn" if left > 0 else "pass",
-        value=f"noise with std {left:.3g} stays in the video",
+        value=f"noise with std {left:.3g} stays in the video" + (f"; {unexplored}" if unexplored else ""),
         why="the reward judges that noise, and the policy learns about it instead of about the clip",
         remedy="leave rollout.deterministic_last out (or true), or take kernel.name sage_exact or cps",
         number=left,

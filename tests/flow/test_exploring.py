@@ -1,0 +1,244 @@
+"""Kernels on the grids of real schedulers: nothing explodes at the start, and little noise is held at the end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import diffusers  # noqa: F401 - sets a variable of the environment when it is imported first
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_cases import law
+from sage_grpo.flow.exploring import HELD_LIMIT, explore, held_noise, left_out, overfull
+from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, KernelSpec, Linear, Ode, Sage, SageExact
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.inspector import CLOSE, PROPORTION, final_variance, transitions, variances, warnings
+from sage_grpo.models.schedulers import sigmas_from
+
+MULTISTEP = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "num_train_timesteps": 1000}
+EULER: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000}
+UNIPC: dict[str, Any] = {"_class_name": "UniPCMultistepScheduler", **MULTISTEP}
+DPM: dict[str, Any] = {"_class_name": "DPMSolverMultistepScheduler", **MULTISTEP}
+TERMINAL = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
+LTX: dict[str, Any] = {**EULER, **TERMINAL, "use_dynamic_shifting": True, "shift_terminal": 0.1}
+QWEN: dict[str, Any] = {**LTX, "shift_terminal": 0.02, "max_image_seq_len": 8192, "base_shift": 0.5, "max_shift": 0.9}
+SCHEDULERS: dict[str, tuple[dict[str, Any], bool]] = {
+    "Hunyuan": (EULER, True),  # HunyuanVideo and 1.5, FLUX: the pipeline hands over even sigmas
+    "SD3": (EULER, False),  # SD3, SD3.5, and Wan saved with this scheduler
+    "Wan": (UNIPC, False),
+    "SANA-Video": (DPM, False),
+    "LTX": (LTX, True),
+    "Qwen-Image": (QWEN, True),
+}
+"""The scheduler of every family, as published, and whether its pipeline hands over evenly spaced sigmas."""
+RANGES = {
+    "flow": (0.3, 0.7),
+    "linear": (0.5, 1.0),
+    "dance": (0.1, 0.5),
+    "sage": (0.3, 0.7),
+    "cps": (0.2, 0.9),
+    "sage_exact": (0.3, 1.5),
+}
+"""What methods use."""
+
+
+def grid_of(name: str, steps: int, shift: float) -> Schedule:
+    config, even = SCHEDULERS[name]
+    return Schedule(sigmas_from(config, steps, shift, even=even))
+
+
+@st.composite
+def samplers(draw: st.DrawFn) -> tuple[str, Kernel, Schedule]:
+    """A family's grid, and a kernel on it as a run would have it."""
+    grid = grid_of(
+        draw(st.sampled_from(sorted(SCHEDULERS))),
+        draw(st.integers(4, 50)),
+        draw(st.sampled_from((1.0, 3.0, 5.0, 8.0, 12.0))),
+    )
+    name = draw(st.sampled_from(sorted(RANGES)))
+    kernel = KernelSpec(name=name, eta=draw(st.floats(*RANGES[name]))).build(grid)  # type: ignore[arg-type]
+    return name, kernel, explore(grid, [True] * grid.num_steps, kernel, None)
+
+
+@law
+@given(samplers())
+def test_no_step_is_out_of_proportion_without_a_warning(case: tuple[str, Kernel, Schedule]) -> None:
+    _, kernel, schedule = case
+    step = transitions(kernel, schedule)
+    explores = (step.std > 0).tolist()
+    wild = False
+    for values in (step.std.tolist(), step.a.abs().tolist()):
+        for index in range(1, len(values) - 1):
+            if all(explores[index - 1 : index + 2]):
+                wild |= values[index] > PROPORTION * max(values[index - 1], values[index + 1])
+        chosen = [value for value, flag in zip(values, explores) if flag]
+        if len(chosen) > 1:
+            wild |= chosen[0] > PROPORTION * chosen[1] or chosen[-1] > PROPORTION * chosen[-2]
+    told = any("Out of proportion" in text for text in warnings(kernel, schedule))
+    assert told or not wild
+
+
+@law
+@given(samplers())
+def test_noise_held_at_the_end_stays_below_the_limit(case: tuple[str, Kernel, Schedule]) -> None:
+    _, kernel, schedule = case
+    held = held_noise(kernel, schedule).tolist()
+    chosen = [index for index, flag in enumerate(schedule.stochastic) if flag]
+    if chosen and float(transitions(kernel, schedule).std[chosen[-1]]) > 0:
+        assert held[chosen[-1]] <= HELD_LIMIT * (1 + 1e-9)
+
+
+@law
+@given(samplers())
+def test_a_kernel_that_keeps_the_mixture_ends_where_the_ode_does_or_says_so(case: tuple[str, Kernel, Schedule]) -> None:
+    _, kernel, schedule = case
+    if kernel.leaves_noise:
+        return
+    assert final_variance(kernel, schedule, 0.0) == pytest.approx(0.0, abs=1e-12)
+    found, plain = final_variance(kernel, schedule, 1.0), final_variance(Ode(), schedule, 1.0)
+    told = any(
+        "times the variance that the ODE gives" in text or "not converge" in text for text in warnings(kernel, schedule)
+    )
+    assert told or abs(found / plain - 1) <= CLOSE * (1 + 1e-9)
+
+
+@law
+@given(samplers())
+def test_an_ito_kernel_ends_near_the_data_or_says_so(case: tuple[str, Kernel, Schedule]) -> None:
+    """It promises no more than the ODE's deficit, and at most a tenth too much."""
+    _, kernel, schedule = case
+    if not kernel.leaves_noise:
+        return
+    found, plain = final_variance(kernel, schedule, 1.0), final_variance(Ode(), schedule, 1.0)
+    assert (1 - CLOSE) * plain <= found or warnings(kernel, schedule)
+    assert found <= 1.1 or any("times the variance of the data" in text for text in warnings(kernel, schedule))
+
+
+@pytest.mark.parametrize("steps", [4, 10, 20, 50])
+@pytest.mark.parametrize("shift", [3.0, 8.0])
+def test_flow_takes_a_grids_first_step_as_such_wherever_the_grid_starts(steps: int, shift: float) -> None:
+    grid = grid_of("SANA-Video", steps, shift)
+    assert 0.99 < float(grid.sigmas[0]) < 1.0
+    kernel = KernelSpec(name="flow", eta=0.5).build(grid)
+    p, q = (float(value) for value in grid.pair(0))
+    first = kernel(torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64))
+    assert float(first.std) ** 2 == pytest.approx(0.25 * p / (1 - q) * (p - q), rel=1e-9)
+    # From exactly 1 the variance is eta^2; just below it must be nearly that, and the state keep its size.
+    assert float(first.std) == pytest.approx(0.5, rel=0.05)
+    schedule = explore(grid, [True] * steps, kernel, None)
+    assert max(variances(kernel, schedule, 1.0)) < 1.3
+    # Later steps are what they were.
+    assert torch.equal(
+        kernel(grid.sigmas[1:-1], grid.sigmas[2:]).std, Flow(0.5)(grid.sigmas[1:-1], grid.sigmas[2:]).std
+    )
+
+
+def test_flow_without_its_grid_explodes_there_and_that_is_told() -> None:
+    grid = grid_of("SANA-Video", 20, 8.0)
+    blind = Flow(0.5)
+    step = blind(*grid.pair(0))
+    assert float(step.a) == pytest.approx(-5.5, abs=0.1)
+    assert float(step.std) == pytest.approx(3.6, abs=0.1)
+    assert any("Out of proportion: step 0" in text for text in warnings(blind, grid))
+
+
+def test_linear_is_the_diffusion_of_flow_grpos_wan_script() -> None:
+    """There std_dev = sigma_min + (sigma_max - sigma_min) sigma with sigma_max = sigmas[1] and sigma_min = sigmas[-1] = 0."""
+    grid = grid_of("Wan", 20, 3.0)
+    kernel = KernelSpec(name="linear", eta=1.0).build(grid)
+    sigmas = grid.sigmas.double()
+    p, q = sigmas[:-1], sigmas[1:]
+    dt = q - p
+    deviation = float(sigmas[-1]) + (float(sigmas[1]) - float(sigmas[-1])) * p
+    step = kernel(p, q)
+    assert torch.allclose(step.a, 1 + deviation**2 / (2 * p) * dt, rtol=0, atol=1e-12)
+    assert torch.allclose(step.b, (1 + deviation**2 * (1 - p) / (2 * p)) * dt, rtol=0, atol=1e-12)
+    assert torch.allclose(step.std, deviation * torch.sqrt(-dt), rtol=0, atol=1e-12)
+    half = KernelSpec(name="linear", eta=0.5).build(grid)(p, q)
+    assert torch.allclose(half.std, step.std / 2, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("family", "shift", "kernel", "ten", "twenty"),
+    [
+        ("SD3", 3.0, Sage(0.5), 152, 39),
+        ("SD3", 3.0, Flow(0.7), 777, None),
+        ("SD3", 3.0, Dance(0.5), 1051, None),
+        ("SD3", 3.0, Cps(0.5), 1, 1),
+        ("SD3", 3.0, SageExact(0.5), 1, 1),
+        ("Wan", 3.0, Sage(0.5), 1.29, 1.28),
+    ],
+)
+def test_what_the_step_before_the_last_would_hold(
+    family: str, shift: float, kernel: Kernel, ten: float, twenty: float | None
+) -> None:
+    for steps, expected in ((10, ten), (20, twenty)):
+        if expected is None:
+            continue
+        grid = grid_of(family, steps, shift)
+        schedule = grid.exploring([True] * steps, deterministic_last=True)
+        over = variances(kernel, schedule, 0.0)[-2] / float(grid.sigmas[-2]) ** 2
+        assert over == pytest.approx(expected, rel=0.01)
+        own = float(held_noise(kernel, grid)[-2])
+        assert own == pytest.approx(over, rel=0.15)  # what earlier steps add
+        left = explore(grid, [True] * steps, kernel, None)
+        assert left.stochastic[-2] == (expected < HELD_LIMIT)
+        assert variances(kernel, left, 0.0)[-2] / float(grid.sigmas[-2]) ** 2 < HELD_LIMIT
+
+
+def test_held_noise_is_the_variance_of_point_data_over_what_the_network_is_told() -> None:
+    grid = Schedule(torch.tensor([0.8, 0.5, 0.1, 0.0]))
+    kernel = Dance(0.6)
+    step = kernel(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64))
+    mean = float(step.a) * 0.5 + float(step.b)  # v = x / sigma where the data are 0
+    assert float(held_noise(kernel, grid)[1]) == pytest.approx((mean**2 + float(step.std) ** 2) / 0.01, rel=1e-6)
+    assert held_noise(Ode(), grid).tolist() == pytest.approx([1, 1, 1])
+    assert math.isinf(float(held_noise(kernel, grid)[2]))
+
+
+def test_only_the_end_of_a_grid_is_left_out_and_only_unless_asked_otherwise() -> None:
+    grid, kernel = grid_of("SD3", 10, 3.0), Sage(0.5)
+    everything = [True] * 10
+    assert overfull(kernel, grid) == [8]
+    assert explore(grid, everything, kernel, None).stochastic == (True,) * 8 + (False, False)
+    assert explore(grid, everything, kernel, True).stochastic == (True,) * 9 + (False,)
+    assert explore(grid, everything, kernel, False).stochastic == (True,) * 10
+    assert explore(grid, everything, SageExact(0.5), None).stochastic == (True,) * 10
+    window = [False] * 7 + [True, True, False]
+    assert explore(grid, window, kernel, None).stochastic == (False,) * 7 + (True, False, False)
+    said = left_out(grid, everything, kernel, None)
+    assert said is not None
+    assert "step 8 is" in said
+    assert "152" in said
+    assert left_out(grid, everything, kernel, True) is None
+    assert left_out(grid, [True] * 8 + [False] * 2, kernel, None) is None
+    # A grid with two steps into near nothing: both hold too much.
+    steep = Schedule(torch.tensor([1.0, 0.5, 0.05, 0.004, 0.0]))
+    assert overfull(Dance(0.5), steep) == [1, 2]
+    said = left_out(steep, [True] * 4, Dance(0.5), None)
+    assert said is not None
+    assert "steps 1 to 2 are" in said
+    # A grid that does not end at 0 has no last step to except.
+    assert overfull(Dance(0.5), Schedule(torch.tensor([1.0, 0.5, 0.004]))) == [1]
+
+
+@pytest.mark.parametrize("steps", [4, 6, 20, 50])
+@pytest.mark.parametrize("shift", [3.0, 5.0])
+def test_grids_of_the_published_figures_explore_as_before(steps: int, shift: float) -> None:
+    """Even grids, at what the methods use: nothing but the last step is left out."""
+    grid = Schedule.shifted(steps, shift)
+    for kernel in (Sage(0.5), Flow(0.5), Flow(0.7), Dance(0.25), Linear(1.0)):
+        assert explore(grid, [True] * steps, kernel, None).stochastic == (True,) * (steps - 1) + (False,)
+
+
+def test_a_kernel_knows_its_grid() -> None:
+    grid = grid_of("SANA-Video", 10, 8.0)
+    assert KernelSpec(name="flow").build(grid) == Flow(0.5, first=float(grid.sigmas[0]))
+    assert KernelSpec(name="linear").build(grid) == Linear(0.5, second=float(grid.sigmas[1]))
+    assert KernelSpec(name="sage").build(grid) == Sage(0.5)
+    for kind in (lambda: Flow(first=0.0), lambda: Linear(second=1.5), lambda: Flow(first=math.nan)):
+        with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
+            kind()
