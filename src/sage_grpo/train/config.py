@@ -28,9 +28,17 @@ class BatchConfig:
     """Rollouts per prompt; advantages are relative to this group."""
     micro_batch: Count = 1
     """Rollouts that go through the network together, in rollout and in updates alike (a matter of memory only)."""
+    trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
+    """Share of a group's clips that updates train: the best of them and the worst, half each, at least one of both (DanceGRPO's 8 of 24 is
+    1/3). Advantages are relative to the whole group. A micro-batch without any is not replayed: with micro_batch 1 updates cost this share."""
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def trained(self) -> int:
+        """Clips of a group that updates train."""
+        return min(self.group_size, max(2, round(self.trained_fraction * self.group_size)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,9 @@ class RolloutConfig:
     window: Window = Window()
     """Which steps explore."""
     deterministic_last: bool | None = None
-    """Make the last step an ODE step. None: on for kernels that would leave their noise in the video; false matches the paper."""
+    """Make the last step an ODE step. None asks the kernel: where it would leave its noise in the video the last step is one, and so are steps
+    before it after which the state would hold more than 3.5 times the noise variance that the network is told (grids that end near 0, as
+    SD3's). true: the last step alone. false: none (the paper's way)."""
     same_noise: bool = False
     """Start all members of a group from the same noise, so that they differ by exploration only."""
     share: bool = True
@@ -72,7 +82,8 @@ class AdvantageConfig:
     """How rewards become advantages."""
 
     scale: Literal["group", "global", "none"] = "group"
-    """Divide by the group's std, by the std over all groups, or not at all."""
+    """Divide by the group's std, by the std of the rewards of all groups together (as FlowGRPO's, DiffusionNFT's and AWM's code does), or not
+    at all. The mean is the group's in any case."""
     decoupled: bool = False
     """Normalise every reward in its group before adding them up (GDPO)."""
     clip: Positive | None = 5.0
@@ -116,6 +127,9 @@ class UpdateConfig:
     """Share of the stochastic steps that is trained, drawn anew every iteration."""
     repeat: bool = False
     """Every update replays all trained steps, as PPO's epochs do, instead of its share of them."""
+    deal: Literal["steps", "clips"] = "steps"
+    """What is dealt out to a rollout's updates: its trained steps, so that every update sees every clip; or its clips, each with all of its
+    trained steps, as most authors' code does (a window of one step then has several updates, too)."""
     permute_steps: bool = True
     """Deal steps out in random order; false goes from noise to data."""
     gradient_checkpointing: bool | Literal["attention", "auto"] = "auto"
@@ -367,6 +381,7 @@ class TrainConfig:
                 "from. Give one a weight."
             )
         self._check_share()
+        self._check_clips()
         if self.objective.fresh:
             self._check_fresh()
 
@@ -382,7 +397,14 @@ class TrainConfig:
             < 1,
             "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": self.optimizer.measures_kl,
             f"objective.levels {objective.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
-                objective.levels < update.updates_per_rollout and not update.repeat
+                objective.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
+            ),
+            f"objective.old_samples false and {update.updates_per_rollout} updates: the ratio would need the rollout's weights as well, "
+            "set update.updates_per_rollout 1": not objective.old_samples
+            and objective.kind == "awm"
+            and update.updates_per_rollout > 1,
+            "objective.old_samples false and trust_region.estimator log_ratio: the old policy has no ratio then, set closed_form": (
+                not objective.old_samples and self.trust_region.estimator == "log_ratio"
             ),
         }
         wrong = [reason for reason, found in reasons.items() if found]
@@ -392,9 +414,23 @@ class TrainConfig:
     def _check_share(self) -> None:
         """kl.kind share needs a KL that has a gradient."""
         mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
-        inert = mode == "stepwise" and once and self.trust_region.estimator == "closed_form"
+        own = once and not self.objective.lags  # the policy of the rollout is still the live one
+        inert = mode == "stepwise" and own and self.trust_region.estimator == "closed_form"
         if self.kl.kind == "share" and (mode == "none" or inert):
             why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
             raise ValueError(
                 f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
+            )
+
+    def _check_clips(self) -> None:
+        """Every update needs a clip where clips are dealt out."""
+        update, clips = self.update, self.batch.prompts * self.rollout.window.branches * self.batch.trained
+        if update.deal == "clips" and update.repeat:
+            raise ValueError(
+                "update.deal clips does not go with update.repeat true, where every update trains every clip: leave one of them out."
+            )
+        if update.deal == "clips" and clips < update.updates_per_rollout:
+            raise ValueError(
+                f"update.deal clips: {clips} trained clips are too few for update.updates_per_rollout {update.updates_per_rollout}. "
+                "Use fewer updates, or more prompts or clips."
             )

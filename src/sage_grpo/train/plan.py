@@ -116,6 +116,8 @@ class Plan:
     """Whether the trained network runs at sigma; another expert may run elsewhere."""
     abreast: int = 1
     """Up to so many groups that go the same way run what their members share in one pass."""
+    chosen: tuple[frozenset[Member], ...] | None = None
+    """The clips that every update trains, where these are not all: known once there are rewards (train/choosing.py)."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -194,7 +196,15 @@ class Plan:
         return Counter({kind: max(count[kind] for count in counts) for kind in (True, False)})
 
     def replays(self, rank: int, update: int) -> list[Replay]:
-        """What a rank replays in an update, step by step."""
+        """What a rank replays in an update, step by step. A pass of which one clip is trained is run whole, as in the rollout: its ratios
+        are then exactly 1 before the first update."""
+        every = self.replayable(rank, update)
+        if self.chosen is None:
+            return every
+        return [replay for replay in every if not self.chosen[update].isdisjoint(replay.members)]
+
+    def replayable(self, rank: int, update: int) -> list[Replay]:
+        """What it would replay of all clips, and what the rollout keeps for it."""
         own_members = self.members(rank)
         groups, trunks = [self.groups[index] for index in own_members], self.trunks(rank)
         steps = dict.fromkeys(step for group in groups for step in group.trained[update])
@@ -216,7 +226,7 @@ class Plan:
         Only the first member of a group counts, so that the figure depends on neither ranks nor micro-batches.
         """
         found: dict[Replay, list[tuple[int, float]]] = {}
-        for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replays(rank, update)):
+        for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replayable(rank, update)):
             for place, member in enumerate(replay.members):
                 gauge = self.groups[member.group].gauge
                 if gauge is not None and member.index == 0 and gauge.step == replay.step:

@@ -13,6 +13,7 @@ import torch
 
 from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_updates
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.exploring import explore, left_out
 from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.rl.equalizer import equalizing_weights
@@ -160,7 +161,7 @@ class Planner:
                 if not self.trainable(window.flags(first, steps)):
                     raise ValueError(
                         f"window.at names step {first}, but no step of a window there can be trained: it is deterministic, "
-                        f"or another expert's. {_look()}"
+                        f"or another expert's. {self._why()}"
                     )
             return list(window.at)
         allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
@@ -185,16 +186,29 @@ class Planner:
             self._group(0, 0, Prompt(""), flags, iteration)
         self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
 
+    def unexplored(self) -> str | None:
+        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much noise."""
+        window, steps = self.config.rollout.window, self.config.rollout.steps
+        if self.config.objective.fresh:
+            return None
+        wanted = [True] * steps
+        if window.kind == "fixed":
+            wanted = list(window.steps(steps))
+        elif window.kind == "drawn" and window.at is not None:
+            wanted = [any(window.flags(first, steps)[index] for first in window.at) for index in range(steps)]
+        elif window.kind in ("random", "sliding"):
+            wanted = [window.start <= index < (window.stop or steps) for index in range(steps)]
+        return left_out(self.grid, wanted, self.kernel, self.config.rollout.deterministic_last)
+
     def _exploring(self, flags: Sequence[bool]) -> Schedule:
-        asked = self.config.rollout.deterministic_last
-        return self.grid.exploring(flags, deterministic_last=self.kernel.leaves_noise if asked is None else asked)
+        return explore(self.grid, flags, self.kernel, self.config.rollout.deterministic_last)
 
     def _group(self, index: int, place: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
         rollout, steps = self.config.rollout, self.trainable(flags)
         if not steps:
             raise ValueError(
                 "No step of the rollout can be trained: kernel.eta is 0, or the window only covers deterministic steps. "
-                f"Set kernel.eta > 0 (0.3 to 0.7). {_look()}"
+                f"Set kernel.eta > 0 (0.3 to 0.7). {self._why()}"
             )
         schedule, offset = self._placed(flags)
         own = f"/{index}" if rollout.window.kind == "drawn" else ""
@@ -208,6 +222,11 @@ class Planner:
         measures = self.config.optimizer.measures_kl
         gauge = self._gauge(place, group.offset, group.trained, iteration) if measures else None
         return replace(group, index=place, place=place, prompt=prompt, gauge=gauge)
+
+    def _why(self) -> str:
+        """What may have left too few steps."""
+        left = self.unexplored()
+        return f"{left[0].upper()}{left[1:]}. {_look()}" if left else _look()
 
     def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
         """The schedule of a group, and what its steps' indices differ by from the run's own."""
@@ -238,7 +257,7 @@ class Planner:
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
         """The trained steps of a group, one list per optimizer update."""
         config = self.config.update
-        least = 1 if config.repeat else config.updates_per_rollout
+        least = config.updates_per_rollout if self._steps_are_dealt else 1
         count = max(least, round(config.step_fraction * len(steps)))
         return self._deal(sorted(draw.sample(steps, min(count, len(steps)))), draw)
 
@@ -247,9 +266,14 @@ class Planner:
         config = self.config.update
         if config.permute_steps:
             draw.shuffle(chosen)
-        if config.repeat:
+        if not self._steps_are_dealt:
             return [chosen] * config.updates_per_rollout
         return split_updates(chosen, config.updates_per_rollout)
+
+    @property
+    def _steps_are_dealt(self) -> bool:
+        """Whether every update has steps of its own; otherwise each trains all of them, of all clips or of its own."""
+        return not self.config.update.repeat and self.config.update.deal == "steps"
 
     def _weights(self, steps: list[int]) -> dict[int, float]:
         surrogate = self.config.surrogate

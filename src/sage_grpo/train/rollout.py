@@ -105,7 +105,7 @@ class Sampler:
     ) -> None:
         self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
         self.keys, self.storage, self.solver, self.progress = keys, storage, solver, progress
-        self.wanted = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
+        self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         self.gauged = plan.gauged(rank)
         self.result = Rollout()
         self._known: dict[Hashable, Tensor] = {}

@@ -17,6 +17,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train import profiler
 from sage_grpo.train.build import build
+from sage_grpo.train.choosing import foresee
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.events import (
@@ -370,7 +371,7 @@ def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> in
     folder = out / "checkpoints" / found.checkpoint
     if found.checkpoint:
         trainer.state.load(folder, trainer.world)
-    plan = trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts))
+    plan = foresee(trainer.config, trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts)))
     terminal.console.print(
         plan_table(
             trainer.config,

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sage_grpo.inside import printable
+from sage_grpo.train.choosing import described
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.plan import Plan
 
@@ -221,11 +222,15 @@ def plan_table(
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
     measure = f", {plan.gauge_rounds} to measure the step" if plan.gauge_rounds else ""
+    chosen = described(config)
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = [
         *model_rows(config, device, parameters),
         *(choices or {}).items(),
-        ("rollouts", f"{batch.prompts} prompts{branches} x {batch.group_size} = {rollouts} clips per iteration"),
+        (
+            "rollouts",
+            f"{batch.prompts} prompts{branches} x {batch.group_size} = {rollouts} clips per iteration{chosen and f'; {chosen}'}",
+        ),
         (
             "micro-batches",
             f"{rollouts} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",

@@ -25,6 +25,7 @@ from sage_grpo.rl.pace import share_kept
 from sage_grpo.train.agreement import agreements
 from sage_grpo.train.anchor import Anchor, Ema, Old, Snapshot
 from sage_grpo.train.build import Parts
+from sage_grpo.train.choosing import choose
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.distribute import distribute
@@ -62,15 +63,18 @@ class Trainer:
         self.travel = Travel(params, self.engine)
         region = config.trust_region
         needs_old = any(config.objective.old_passes(config.update.updates_per_rollout))
-        self.old = Old(params, lags=config.objective.lags, offload=config.anchor.offload) if needs_old else None
-        """The policy that samples, for a loss at fresh noise levels."""
+        spec = config.objective
+        self.old = (
+            Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload) if needs_old else None
+        )
+        """The old policy of a loss at fresh noise levels."""
         self.state = TrainState(
             params=params,
             optimizer=Optimizer(
                 params, config.optimizer, total_updates=config.iterations * config.update.updates_per_rollout
             ),
             anchor=Anchor(
-                params, every=None if region.mode == "fixed" else config.anchor.every, offload=config.anchor.offload
+                params, every=config.anchor.every if region.renews_anchor else None, offload=config.anchor.offload
             )
             if region.uses_anchor
             else None,
@@ -86,10 +90,11 @@ class Trainer:
         dims = math.prod(self.model.latent_shape())
         self.objective = Objective(config.surrogate, region, dims, config.objective)
         self.state.sentinel = sentinel_of(config, self.reward, self.objective.clip)
+        grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(
             config=config,
-            grid=Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift)),
-            kernel=config.kernel.build(),
+            grid=grid,
+            kernel=config.kernel.build(grid),
             trains=self.model.trains,
             ranks=self.world.size,
         )
@@ -98,6 +103,8 @@ class Trainer:
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
+        self.done: Plan | None = None
+        """The plan of the last iteration, with the clips that it trained."""
 
     def encode_prompts(self) -> None:
         """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
@@ -132,8 +139,10 @@ class Trainer:
             with self.clock("reward"):
                 scored = self.score(videos, plan, early)
         advantages = self.advantages(scored)
+        plan = choose(self.config, plan, advantages, scored.valid)
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages)
+        self.done = plan
         self.state.iteration += 1
         times = self.clock.report()
         self.vae.observe(times)
@@ -148,8 +157,8 @@ class Trainer:
         return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance)
 
     def roll_out(self, plan: Plan) -> Rollout:
-        """Sample this rank's clips, with the old policy where that lags behind."""
-        with self.state.old.applied() if self.state.old is not None else nullcontext():
+        """Sample this rank's clips, with the old policy where that lags behind and samples."""
+        with self.state.old.applied() if self.state.old is not None and self.state.old.samples else nullcontext():
             return self.sampler(plan).run()
 
     def sampler(self, plan: Plan) -> Sampler:
@@ -234,7 +243,7 @@ class Trainer:
             items = self.items(plan, rollout, scored, advantages, update)
             if self.old is not None and old_passes[update]:
                 with self.old.applied():
-                    items = with_old(items, device, tick)
+                    items = with_old(self.objective, items, device, tick)
             if state.anchor is not None:
                 items = anchored(items, needs[update], state.anchor, device, tick)
             self.engine.begin()
@@ -258,9 +267,16 @@ class Trainer:
 
     def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
         """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""
-        share = scored.valid.float() / scored.valid.sum()
+        counts = scored.valid.clone()
+        if plan.chosen is not None:
+            counts &= torch.tensor(
+                [Member(*divmod(row, plan.group_size)) in plan.chosen[update] for row in range(len(counts))]
+            )
+        share = counts.float() / counts.sum().clamp(min=1)
         items = []
-        for replay in plan.replays(self.world.rank, update):
+        own = plan.replays(self.world.rank, update)
+        # A rank none of whose clips are trained keeps in step on one of them, of weight 0.
+        for replay in own or plan.replayable(self.world.rank, update)[:1]:
             group = plan.groups[replay.members[0].group]
             rows = torch.tensor([m.group * plan.group_size + m.index for m in replay.members])
             label = group.label(replay.step)

@@ -31,6 +31,7 @@ from sage_grpo.parallel.memory import (
 )
 from sage_grpo.parallel.spec import Layout, lay_out
 from sage_grpo.train.build import compiles
+from sage_grpo.train.choosing import foresee
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.forecast.architecture import Architecture, find_architecture, latent_elements, sigmas
 from sage_grpo.train.forecast.hardware import Hardware
@@ -85,6 +86,10 @@ class Forecast:
     def plan(self) -> Plan:
         """The first iteration's."""
         return self.plans[0]
+
+    def unexplored(self) -> str | None:
+        """A sentence on steps that are left deterministic because the state would hold too much noise after them."""
+        return _planner(self.config, self.architecture, self.layout).unexplored()
 
     @property
     def passes(self) -> list[dict[str, Passes]]:
@@ -228,7 +233,7 @@ class Forecast:
         needs_v_old = Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
         old = 0 if config.objective.fresh else MASTER * needs_v_old
         gauged = plan.gauged(rank)
-        stored = {replay for update in range(plan.updates) for replay in plan.replays(rank, update)}
+        stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         # A step's x_next is the next record's x; a target at a fresh noise level is nobody's.
         before = set() if config.objective.fresh else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
@@ -377,14 +382,19 @@ def forecast(
     )
 
 
-def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Plan, ...]:
-    planner = Planner(
+def _planner(config: TrainConfig, found: Architecture, layout: Layout) -> Planner:
+    grid = found.grid(config.rollout.steps, config.rollout.shift)
+    return Planner(
         config=config,
-        grid=found.grid(config.rollout.steps, config.rollout.shift),
-        kernel=config.kernel.build(),
+        grid=grid,
+        kernel=config.kernel.build(grid),
         trains=found.trains,
         ranks=layout.data,
     )
+
+
+def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Plan, ...]:
+    planner = _planner(config, found, layout)
     planner.check()
     prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
     window = config.rollout.window
@@ -393,7 +403,7 @@ def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Pl
     if window.kind == "drawn":
         most = max(1, min(LOOKED_AT, DRAWS // (config.batch.prompts * window.branches)))
     looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
-    return tuple(planner.plan(iteration, prompts) for iteration in looked)
+    return tuple(foresee(config, planner.plan(iteration, prompts)) for iteration in looked)
 
 
 def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:

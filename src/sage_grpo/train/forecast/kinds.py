@@ -33,14 +33,22 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
         often: Counter[Hashable] = Counter()
         for groups, batches in _parts(plan, rank):
             place = {group.index: number for number, group in enumerate(groups)}
-            # Of a clip only whether it is its group's first matters, by which the step is measured.
-            clips = tuple(tuple((place[one.group], one.index == 0) for one in batch.members) for batch in batches)
+            # Of a clip only matters whether it is its group's first, by which the step is measured, and which updates train it.
+            clips = tuple(
+                tuple((place[one.group], one.index == 0, _trained(plan, one)) for one in batch.members)
+                for batch in batches
+            )
             sign = tuple(ways[index] for index in place), clips
             often[sign] += 1
             if sign not in known:
                 known[sign] = _alone(plan, groups, batches)
         ranks.append([Kind(known[sign], times) for sign, times in often.items()])
     return ranks
+
+
+def _trained(plan: Plan, member: Member) -> tuple[bool, ...]:
+    """Which updates train a clip; nothing where all do."""
+    return () if plan.chosen is None else tuple(member in part for part in plan.chosen)
 
 
 def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:
@@ -82,4 +90,9 @@ def _alone(plan: Plan, groups: Sequence[Group], batches: Sequence[MicroBatch]) -
         replace(batch, members=tuple(Member(place[one.group], one.index) for one in batch.members)) for batch in batches
     )
     own = tuple(replace(group, index=number) for number, group in enumerate(groups))
-    return replace(plan, groups=own, shares=(moved,))
+    chosen = plan.chosen
+    if chosen is not None:
+        chosen = tuple(
+            frozenset(Member(place[one.group], one.index) for one in part if one.group in place) for part in chosen
+        )
+    return replace(plan, groups=own, shares=(moved,), chosen=chosen)

@@ -147,6 +147,9 @@ def _sigma(plan: Plan, replay: Replay) -> float:
 
 def _first_replay(plan: Plan, rank: int, update: int) -> tuple[int, float]:
     """Rows and sigma of a rank's first replay, which it repeats where it has fewer than another."""
+    if plan.chosen is not None:
+        replay = (plan.replays(rank, update) or plan.replayable(rank, update))[0]
+        return replay.rows, _sigma(plan, replay)
     first = plan.groups[next(iter(plan.members(rank)))]
     step = first.trained[update][0]
     for together in plan.trunks(rank):
@@ -175,7 +178,7 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
     old = config.objective.old_passes(updates)
     if not config.trust_region.uses_anchor:
         return list(map(int, old))
-    done, every = iteration * updates, None if config.trust_region.mode == "fixed" else config.anchor.every
+    done, every = iteration * updates, config.anchor.every if config.trust_region.renews_anchor else None
     anchor = Anchor({}, every=every)
     anchor.renewed_at = done // every * every if every else 0
     needs = Reference.of(config).needs(anchor, done, updates, 0.0)

@@ -9,8 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sage_grpo.models.distilled import find_distilled
 from sage_grpo.parallel.memory import GIB, tokens, trainable
 from sage_grpo.tables import narrow_table
+from sage_grpo.train.choosing import described
 from sage_grpo.train.forecast.changes import Change
 from sage_grpo.train.forecast.costs import Forecast
 from sage_grpo.train.forecast.passes import PHASES, Passes, evaluations
@@ -33,7 +35,11 @@ def arithmetic(forecast: Forecast) -> Iterator[tuple[str, str]]:
     batch, window = config.batch, config.rollout.window
     clips = len(plan.groups) * plan.group_size
     by_branch = f" x {window.branches} branches" if window.branches > 1 else ""
-    yield "clips", f"{batch.prompts} prompts{by_branch} x {batch.group_size} = {clips} per iteration"
+    chosen = described(config)
+    yield (
+        "clips",
+        f"{batch.prompts} prompts{by_branch} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+    )
     own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
@@ -46,6 +52,9 @@ def arithmetic(forecast: Forecast) -> Iterator[tuple[str, str]]:
         "steps",
         f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
     )
+    unexplored = forecast.unexplored()
+    if unexplored:
+        yield "held noise", unexplored
     yield (
         "run",
         f"{config.iterations} iterations = {config.iterations * plan.updates} updates, "
@@ -165,6 +174,9 @@ def model_rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
     """What is trained, on how many tokens."""
     network, config = forecast.network, forecast.config
     yield "model", f"{forecast.architecture.family}, from {forecast.architecture.source}"
+    advice = distilled(forecast)
+    if advice:
+        yield "distilled", advice
     if network is None or forecast.architecture.video is None:
         return
     video, job = forecast.architecture.video, forecast.job
@@ -175,6 +187,13 @@ def model_rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
     size = f"{video.frames} frames of {video.height} x {video.width}"
     yield "blocks", f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}"
     yield "clip", f"{size} = {tokens(network, job):,} tokens, {guided}, {config.model.dtype}"
+
+
+def distilled(forecast: Forecast) -> str | None:
+    """What is wrong with guidance or steps where the checkpoint is a distilled one."""
+    architecture = forecast.architecture
+    found = find_distilled(architecture.spec.path, architecture.folder)
+    return None if found is None else found.advice(architecture.guidance_scale, forecast.config.rollout.steps)
 
 
 def _kind(forecast: Forecast) -> str:
@@ -204,6 +223,7 @@ def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
     busy = max(forecast.passes, key=lambda row: sum(one.clips for one in row.values()))
     counted = ", ".join(f"{busy[phase].forwards} {phase}" for phase in PHASES if busy[phase].forwards)
     lines = [f"passes of the network in an iteration: {counted}"]
+    lines += [text for text in (distilled(forecast), forecast.unexplored()) if text]
     if forecast.phases and not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
