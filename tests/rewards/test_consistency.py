@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ import torch.nn.functional as F
 from tiny_reward_checkpoints import write_clip, write_dino
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.consistency import BackgroundConsistency, SubjectConsistency, consistency
+from sage_grpo.rewards.consistency import (
+    BackgroundConsistency,
+    SubjectConsistency,
+    consistency,
+    dino_positions,
+    short_edge,
+)
 from sage_grpo.rewards.functions import RewardConfigError
 
 
@@ -53,6 +60,60 @@ def test_the_formula_is_the_loop_over_frames_and_cuts_at_zero():
     assert consistency(axes).item() == pytest.approx((0 + 0.5) / 2)
 
 
+def dino_token(model, pixels: torch.Tensor, version: int) -> torch.Tensor:
+    """The class token; for DINO from its layers, with positions as its own code stretches them: 4.1 / 4 and 5.1 / 4."""
+    if version == 2:
+        return model(pixels).last_hidden_state[0, 0]
+    parts = model.embeddings
+    table = parts.position_embeddings
+    grid = table[:, 1:].view(1, 4, 4, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, scale_factor=(4.1 / 4, 5.1 / 4), mode="bicubic")
+    patches = F.conv2d(
+        pixels, *(p for n, p in sorted(parts.patch_embeddings.named_parameters(), reverse=True)), stride=8
+    )
+    hidden = torch.cat([parts.cls_token + table[:, :1], (patches + grid).flatten(2).transpose(1, 2)], dim=1)
+    for layer in model.layers:
+        hidden = layer(hidden)
+    return model.layernorm(hidden)[0, 0]
+
+
+def test_positions_are_stretched_by_a_tenth_of_a_patch_more_as_in_dinos_own_code():
+    """Against the cubic written out (torch's, a = -3/4), read at (k + 1/2) side / (count + 0.1) - 1/2."""
+    table = torch.randn(1, 1 + 81, 2, generator=torch.Generator().manual_seed(0)).double()
+    found = dino_positions(table, 9, 14)
+    expected = torch.einsum("ri,ijd,cj->rcd", cubic(9, 9.1, 9), table[0, 1:].view(9, 9, 2), cubic(9, 14.1, 14))
+    torch.testing.assert_close(found[0, 1:], expected.flatten(0, 1), atol=1e-9, rtol=0)
+    assert torch.equal(found[:, 0], table[:, 0])
+    assert dino_positions(table, 9, 9) is table
+
+
+def cubic(before: int, stretched: float, after: int) -> torch.Tensor:
+    """after x before: weights of the cubic that reads `before` values, repeated at the ends, as if there were `stretched`."""
+    weights = torch.zeros(after, before, dtype=torch.float64)
+    for k in range(after):
+        place = (k + 0.5) * before / stretched - 0.5
+        for j in range(math.floor(place) - 1, math.floor(place) + 3):
+            t = abs(place - j)
+            near, far = 1.25 * t**3 - 2.25 * t**2 + 1, -0.75 * (t**3 - 5 * t**2 + 8 * t - 4)
+            weights[k, min(max(j, 0), before - 1)] += near if t <= 1 else far
+    return weights
+
+
+def test_frames_are_resized_as_floats_without_antialiasing_and_nothing_is_rounded():
+    """VBench's loader makes floats of the frames: values lie between grey levels, and the cubic overshoots."""
+    stripes = (torch.arange(24) % 2 * 255).to(torch.uint8).view(1, 1, 24, 1).expand(1, 9, 24, 3)
+    plain = short_edge(stripes, 6, "bilinear")
+    assert plain.shape == (1, 3, 6, 16)
+    # by hand: column k is read at (k + 1/2) 24 / 16 - 1/2 between its two neighbours, whatever lies beyond them
+    places = [(k + 0.5) * 1.5 - 0.5 for k in range(16)]
+    by_hand = [255 * (place % 1 if int(place) % 2 == 0 else 1 - place % 1) for place in places]
+    torch.testing.assert_close(plain[0, 0, 0].double(), torch.tensor(by_hand).double(), atol=1e-3, rtol=0)
+    edge = (torch.arange(24) >= 12).to(torch.uint8).mul(255).view(1, 1, 24, 1).expand(1, 9, 24, 3)
+    cubic = short_edge(edge, 12, "bicubic")
+    assert cubic.min() < -1
+    assert cubic.max() > 256
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_subject_consistency_reads_dinos_class_token_of_every_frame(version, tmp_path):
     from transformers import AutoModel
@@ -66,9 +127,8 @@ def test_subject_consistency_reads_dinos_class_token_of_every_frame(version, tmp
     for clip in videos:
         # the short edge becomes 32, bilinear without antialiasing, nothing is cut off: 32 x 44
         images = F.interpolate(clip.permute(0, 3, 1, 2).float(), (32, 44), mode="bilinear", align_corners=False)
-        more = {"interpolate_pos_encoding": True} if version == 1 else {}
         with torch.no_grad():
-            features = [model((image / 255 - mean)[None] / std, **more).last_hidden_state[0, 0] for image in images]
+            features = [dino_token(model, (image / 255 - mean)[None] / std, version) for image in images]
         expected.append(by_the_loop(torch.stack(features)))
     ours = SubjectConsistency(model=str(folder), size=32)(videos, ["a", "b"], 8.0)["subject_consistency"]
     torch.testing.assert_close(ours, torch.tensor(expected), atol=1e-5, rtol=0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import naive_patches, qwen_tokenizer, write_qwen_base
 
@@ -79,9 +81,8 @@ def reference(trained, frame: torch.Tensor, prompt: str, pixels: int) -> float:
     model, head, tokenizer = trained
     scale = (pixels / (40 * 56)) ** 0.5  # the frames are smaller than that: both sides are rounded up
     rows, columns = (-(-side * scale // 28) * 28 for side in (40, 56))
-    image = frame.permute(2, 0, 1)[None].float()
-    image = torch.nn.functional.interpolate(image, (int(rows), int(columns)), mode="bicubic", antialias=True)
-    image = image.clamp(0, 255).round() / 255
+    picture = Image.fromarray(frame.numpy()).resize((int(columns), int(rows)), Image.Resampling.BICUBIC)
+    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float() / 255
     image = (image - torch.tensor(CLIP_MEAN).view(3, 1, 1)) / torch.tensor(CLIP_STD).view(3, 1, 1)
     grid = (1, int(rows) // 14, int(columns) // 14)
     text = (

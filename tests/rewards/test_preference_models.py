@@ -97,6 +97,18 @@ def test_imagereward_reads_the_prompt_while_it_looks_at_the_frames(image_reward)
     assert (ours[0] - ours[1]).abs() > 1e-4
 
 
+def test_imagereward_cuts_the_centre_out_as_torchvision_does(image_reward):
+    """39 columns of which 24 are shown: 7.5 is rounded to 8. The short edge fits, so that nothing is resized."""
+    generator = torch.Generator().manual_seed(4)
+    videos = torch.randint(0, 256, (1, 2, 24, 39, 3), generator=generator, dtype=torch.uint8)
+    reward = ImageReward(**image_reward)
+    whole, down, even = (
+        reward(part, PROMPTS[:1], 2.0)["ImageReward"] for part in (videos, videos[:, :, :, 7:31], videos[:, :, :, 8:32])
+    )
+    torch.testing.assert_close(whole, even, atol=1e-6, rtol=1e-6)
+    assert (whole - down).abs() > 1e-4
+
+
 def test_prompts_and_frames_matter_batches_do_not_and_long_prompts_are_cut(image_reward, monkeypatch):
     reward, videos = ImageReward(**image_reward), clips()
     whole = reward(videos, PROMPTS, 8.0)["ImageReward"]

@@ -90,34 +90,69 @@ def test_the_same_clip_at_8_16_and_24_fps_scores_alike(folder):
     assert torch.equal(scores[0], scores[2])
 
 
-@pytest.mark.parametrize("size", [(40, 56), (56, 40), (33, 33), (20, 24)])
+@pytest.mark.parametrize("size", [(40, 56), (56, 40), (33, 33), (20, 24), (40, 60), (60, 40)])
 def test_tensor_preprocessing_equals_the_image_processor(size):
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     frames = clips(1, 2, *[(side + 7) // 8 * 8 for side in size])[0][:, : size[0], : size[1]]
     processor = CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30})
     theirs = processor([Image.fromarray(frame.numpy()) for frame in frames], return_tensors="pt")["pixel_values"]
-    ours = clip_pixels(frames, 30)
+    ours = clip_pixels(frames, 30, halves="down")
     # fixed-point against floating-point arithmetic: exact halves may fall the other way, by one or two of 255
     assert (ours - theirs).abs().max() < 2.5 / 255 / 0.26
     assert ((ours - theirs).abs() > 1e-4).float().mean() < 0.03
 
 
-@pytest.mark.parametrize("size", [(40, 56), (56, 40), (33, 33), (16, 30), (90, 31)])
+@pytest.mark.parametrize("size", [(40, 56), (56, 40), (33, 33), (16, 30), (90, 31), (40, 61)])
 def test_padding_keeps_the_whole_picture_and_adds_black(size):
-    """As HPSv2's authors: the longest edge fits, and the rest is black, half on each side."""
+    """As HPSv2's authors: the longest edge fits, and the rest is black, half on each side. Floats are resized in one pass, so that
+    nothing is rounded to grey levels and nothing is cut to 0..1 where the cubic overshoots."""
     height, width = size
-    frames = clips(1, 2, 96, 96)[0][:, :height, :width] // 2 + 64  # no black of its own
+    coarse = torch.randint(0, 2, (2, 12, 12, 3), generator=torch.Generator().manual_seed(2)).to(torch.uint8) * 255
+    frames = coarse.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, :height, :width]
     scale = 30 / max(size)
     rows, columns = round(height * scale), round(width * scale)
-    canvas = torch.zeros(2, 30, 30, 3)
+    down, across = cubic_weights(height, rows), cubic_weights(width, columns)
+    picture = np.einsum("rh,nhwc,kw->nrkc", down, frames.numpy() / 255, across)
+    canvas = np.zeros((2, 30, 30, 3))
     top, left = (30 - rows) // 2, (30 - columns) // 2
-    for index, frame in enumerate(frames):
-        picture = Image.fromarray(frame.numpy()).resize((columns, rows), Image.Resampling.BICUBIC)
-        canvas[index, top : top + rows, left : left + columns] = torch.from_numpy(np.array(picture)).float()
-    mean, std = torch.tensor(CLIP_MEAN), torch.tensor(CLIP_STD)
-    expected = ((canvas / 255 - mean) / std).permute(0, 3, 1, 2)
-    assert (clip_pixels(frames, 30, "pad") - expected).abs().max() < 2.5 / 255 / 0.26
+    canvas[:, top : top + rows, left : left + columns] = picture
+    expected = ((canvas - np.array(CLIP_MEAN)) / np.array(CLIP_STD)).transpose(0, 3, 1, 2)
+    assert np.abs(clip_pixels(frames, 30, "pad").double().numpy() - expected).max() < 1e-4  # a grey level is 1.5e-2
+    if (rows, columns) != size:
+        assert picture.min() < -0.01
+        assert picture.max() > 1.01
+
+
+def cubic_weights(before: int, after: int) -> np.ndarray:
+    """after x before: the antialiased cubic filter (a = -1/2), widened by the factor of a reduction, from its definition."""
+    ratio = before / after
+    wide = max(ratio, 1.0)
+    centres = (np.arange(after) + 0.5) * ratio
+    distance = np.abs((np.arange(before) + 0.5)[None] - centres[:, None]) / wide
+    near = 1.5 * distance**3 - 2.5 * distance**2 + 1
+    far = -0.5 * distance**3 + 2.5 * distance**2 - 4 * distance + 2
+    weights = np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("kind", "left"), [(ClipScore, 8), (Aesthetic, 8), (PickScore, 7)])
+def test_an_odd_rest_of_the_crop_goes_where_each_scores_authors_put_it(kind, left, folder, tmp_path):
+    """45 columns of which 30 are shown: torchvision's 7.5 is 8, transformers' is 7. The short edge fits, so that nothing is resized."""
+    files = {"model": str(folder)}
+    if kind is Aesthetic:
+        files["head"] = str(tmp_path / "head.safetensors")
+        save_file({"layers.0.weight": torch.arange(16.0).view(1, 16)}, files["head"])
+    files |= {"clamp": False} if kind is ClipScore else {}
+    generator = torch.Generator().manual_seed(4)
+    videos = torch.randint(0, 256, (1, 2, 30, 45, 3), generator=generator, dtype=torch.uint8)
+    reward, score = kind(**files), {}
+    (part,) = reward.names
+    for first in (7, 8):
+        score[first] = reward(videos[:, :, :, first : first + 30], PROMPTS[:1], 2.0)[part]
+    ours = reward(videos, PROMPTS[:1], 2.0)[part]
+    torch.testing.assert_close(ours, score[left], atol=1e-6, rtol=1e-6)
+    assert (ours - score[15 - left]).abs() > 1e-4
 
 
 @pytest.mark.parametrize("kind", [ClipScore, PickScore])

@@ -1,7 +1,7 @@
 """CLIPScore, PickScore and aesthetic heads: image models, averaged over frames sampled by time.
 
-Preprocessing is done on tensors (bicubic with antialiasing, rounded to uint8, then a centre crop or a black border), so clips
-never become image files and no image library is needed.
+Preprocessing is done on tensors, in the steps that each score's authors take (docs/rewards.md has the table), so clips never become
+image files and no image library is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.rewards.frames import Halves, centre_offset, resize_as_pillow, sample_indices, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.pretrained import load_tokenizer, load_whole
 
@@ -24,38 +24,40 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 Fit = Literal["crop", "pad"]
 
 
-def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop") -> Tensor:
+def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves = "even") -> Tensor:
     """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalised.
 
-    crop: the shortest edge becomes `size`, and the centre is cut out (CLIP). pad: the longest edge becomes `size`, and black is
-    added on both sides (HPSv2).
+    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves`
+    says where it lies when an odd number of pixels is left over. pad: the longest edge becomes `size`, and black is added on both
+    sides, as HPSv2's authors do.
     """
-    height, width = frames.shape[1:3]
-    if fit == "pad":
-        scale = size / max(height, width)
-        rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
-    elif height <= width:
-        rows, columns = size, int(size * width / height)
-    else:
-        rows, columns = int(size * height / width), size
-    # in two passes, columns first, each rounded half up: that is what the image library of CLIP's authors does
-    images = _one_pass(_one_pass(frames.permute(0, 3, 1, 2).float(), height, columns), rows, columns)
-    above, before = (size - rows) // 2, (size - columns) // 2
-    if fit == "pad":
-        pixels = F.pad(images, (before, size - columns - before, above, size - rows - above)) / 255
-    else:
-        top, left = (rows - size) // 2, (columns - size) // 2
-        pixels = images[:, :, top : top + size, left : left + size] / 255
+    images = frames.permute(0, 3, 1, 2)
+    pixels = _padded(images, size) if fit == "pad" else _cropped(images, size, halves)
     mean = torch.tensor(CLIP_MEAN, device=frames.device).view(3, 1, 1)
     std = torch.tensor(CLIP_STD, device=frames.device).view(3, 1, 1)
     return (pixels - mean) / std
 
 
-def _one_pass(images: Tensor, rows: int, columns: int) -> Tensor:
-    if tuple(images.shape[-2:]) == (rows, columns):
-        return images
-    resized = F.interpolate(images, (rows, columns), mode="bicubic", antialias=True)
-    return resized.add_(0.5).floor_().clamp_(0, 255)
+def _cropped(images: Tensor, size: int, halves: Halves) -> Tensor:
+    rows, columns = short_edge_size(images.shape[2], images.shape[3], size)
+    top, left = (centre_offset(side, size, halves=halves) for side in (rows, columns))
+    return resize_as_pillow(images, rows, columns)[:, :, top : top + size, left : left + size] / 255
+
+
+def _padded(images: Tensor, size: int) -> Tensor:
+    """HPSv2's transform: a tensor of floats in 0..1 is resized in one pass, and neither rounded nor cut to 0..1.
+
+    Antialiased, as torchvision resizes tensors from 0.17 on. Before, it did not, with the authors' same lines: scores differ by
+    up to 0.07 between the two.
+    """
+    height, width = images.shape[2:]
+    scale = size / max(height, width)
+    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
+    pixels = images.float() / 255
+    if (rows, columns) != (height, width):
+        pixels = F.interpolate(pixels, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
+    above, before = (size - rows) // 2, (size - columns) // 2
+    return F.pad(pixels, (before, size - columns - before, above, size - rows - above))
 
 
 class ClipEncoder:
@@ -70,8 +72,12 @@ class ClipEncoder:
         dtype: str,
         fit: Fit = "crop",
         loaded: Any = None,
+        halves: Halves = "even",
     ) -> None:
-        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. loaded: a CLIPModel that is there."""
+        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. loaded: a CLIPModel that is there.
+
+        halves: as in `clip_pixels`; "even" is torchvision's crop, "down" that of transformers' processors.
+        """
         from transformers import CLIPModel
 
         if fit not in get_args(Fit):
@@ -81,7 +87,7 @@ class ClipEncoder:
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
         self._size = self.model.config.vision_config.image_size
         self._length = self.model.config.text_config.max_position_embeddings
-        self._sample_fps, self._num_frames, self._fit = sample_fps, num_frames, fit
+        self._sample_fps, self._num_frames, self._fit, self._halves = sample_fps, num_frames, fit, halves
         self._dtype = getattr(torch, dtype) if dtype else torch.float32
 
     def to(self, device: torch.device) -> None:
@@ -92,7 +98,7 @@ class ClipEncoder:
         """B x sampled frames x dim, of length 1."""
         indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
         chosen = videos[:, indices].to(self.model.device)
-        pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit).to(self.model.dtype)
+        pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit, halves=self._halves).to(self.model.dtype)
         features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
         return F.normalize(features, dim=-1).view(videos.shape[0], len(indices), -1)
 
@@ -150,7 +156,8 @@ class ClipScore:
 class PickScore:
     """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
 
-    About 20 on real pictures. Some toolkits divide by 26; use `divide_by` for that.
+    About 20 on real pictures. Some toolkits divide by 26; use `divide_by` for that. Pictures are prepared as transformers' processor
+    does it, which its authors use: half a pixel of the centre crop is dropped (the other CLIP scores go by torchvision's crop).
     """
 
     def __init__(
@@ -166,7 +173,7 @@ class PickScore:
     ) -> None:
         if divide_by <= 0:
             raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
-        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit)
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit, halves="down")
         self._divide_by = divide_by
 
     @property

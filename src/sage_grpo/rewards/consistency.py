@@ -7,6 +7,7 @@ picture scores 1: pair them with `motion`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.rewards.frames import centre_offset, sample_indices, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.pretrained import load_whole
 from sage_grpo.types import PartScores
@@ -35,12 +36,29 @@ def consistency(features: Tensor) -> Tensor:
 
 
 def short_edge(frames: Tensor, size: int, mode: str) -> Tensor:
-    """uint8 N x H x W x 3 to floats N x 3 x rows x columns in 0..255, the short edge `size`; not antialiased, as VBench's."""
-    height, width = frames.shape[1:3]
-    short = min(height, width)
-    rows, columns = (size if side == short else int(size * side / short) for side in (height, width))
+    """uint8 N x H x W x 3 to floats N x 3 x rows x columns near 0..255, the short edge `size`; not antialiased, as VBench's.
+
+    Nothing is rounded or cut to 0..255 either: VBench's loader makes float32 of the frames (`torch.Tensor(frames)`, though its
+    comment says uint8), and torchvision rounds bytes only.
+    """
     images = frames.permute(0, 3, 1, 2).float()
-    return F.interpolate(images, (rows, columns), mode=mode, align_corners=False)
+    target = short_edge_size(frames.shape[1], frames.shape[2], size)
+    return F.interpolate(images, target, mode=mode, align_corners=False)
+
+
+def dino_positions(table: Tensor, rows: int, columns: int) -> Tensor:
+    """1 x (1 + n * n) x dim position embeddings for a picture of rows x columns patches, as DINO's own code interpolates them.
+
+    It stretches by (rows + 0.1) / n, not by rows / n, so that no rounding loses a row; transformers stretches by the exact ratio,
+    which moves the last positions by up to a tenth of a patch.
+    """
+    side = math.isqrt(table.shape[1] - 1)
+    if rows == columns == side:
+        return table
+    grid = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    stretch = ((rows + 0.1) / side, (columns + 0.1) / side)
+    stretched = F.interpolate(grid, scale_factor=stretch, mode="bicubic", align_corners=False)
+    return torch.cat([table[:, :1], stretched.flatten(2).transpose(1, 2)], dim=1)
 
 
 def _normalise(images: Tensor, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
@@ -104,6 +122,13 @@ class SubjectConsistency(_Consistency):
             dtype,
         )
         self._size, self._options = size, ({"interpolate_pos_encoding": True} if kind == "vit" else {})
+        if kind == "vit":
+            self._model.embeddings.interpolate_pos_encoding = self._positions
+
+    def _positions(self, embeddings: Tensor, height: int, width: int) -> Tensor:
+        """In the place of transformers' own."""
+        patch = self._model.config.patch_size
+        return dino_positions(self._model.embeddings.position_embeddings, height // patch, width // patch)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
@@ -132,6 +157,6 @@ class BackgroundConsistency(_Consistency):
 
     def _features(self, frames: Tensor) -> Tensor:
         images = short_edge(frames, self._size, "bicubic")
-        top, left = (round((side - self._size) / 2) for side in images.shape[-2:])
+        top, left = (centre_offset(side, self._size) for side in images.shape[-2:])
         pixels = _normalise(images[..., top : top + self._size, left : left + self._size], CLIP)
         return self._model.get_image_features(pixel_values=pixels.to(self._model.dtype)).pooler_output

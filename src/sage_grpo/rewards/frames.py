@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Halves = Literal["even", "down"]
+"""What becomes of half a pixel when a centre is cut out."""
 
 
 def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
@@ -48,8 +52,42 @@ def sample_indices(num_frames: int, fps: float, *, sample_fps: float, max_frames
     return [min(num_frames - 1, int(time * fps + 1e-6)) for time in times]
 
 
+def short_edge_size(height: int, width: int, size: int) -> tuple[int, int]:
+    """Rows and columns once the short edge is `size`; the long one is cut to a whole number, as torchvision and transformers do."""
+    short = min(height, width)
+    rows, columns = (size if side == short else int(size * side / short) for side in (height, width))
+    return rows, columns
+
+
+def centre_offset(side: int, size: int, *, halves: Halves = "even") -> int:
+    """Where a centre crop of `size` pixels begins in `side`.
+
+    An odd number of pixels left over is half a pixel too much on one side: torchvision rounds it to the even offset, transformers
+    down. Frames of 480 x 848 or 704 x 1280 differ by one pixel.
+    """
+    left_over = side - size
+    return round(left_over / 2) if halves == "even" else left_over // 2
+
+
+def resize_as_pillow(images: Tensor, rows: int, columns: int) -> Tensor:
+    """Antialiased bicubic resize of N x 3 x H x W in 0..255 to whole values (floats), as Pillow does with a picture of bytes.
+
+    In two passes, columns first, each rounded half up to 0..255. Pillow's weights are fixed-point numbers: exact halves may
+    fall the other way, by one grey level.
+    """
+    height = images.shape[-2]
+    return _to_whole(_to_whole(images.float(), height, columns), rows, columns)
+
+
+def _to_whole(images: Tensor, rows: int, columns: int) -> Tensor:
+    if tuple(images.shape[-2:]) == (rows, columns):
+        return images
+    resized = F.interpolate(images, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
+    return resized.add_(0.5).floor_().clamp_(0, 255)
+
+
 def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
-    """Antialiased bicubic resize of uint8 N x 3 x H x W, rounded back to uint8 (as image libraries do).
+    """Antialiased bicubic resize of uint8 N x 3 x H x W, rounded once to uint8, as torchvision does with a tensor of bytes.
 
     The rounding matters: leaving it out changes the scores of VideoAlign visibly.
     """

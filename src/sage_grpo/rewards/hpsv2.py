@@ -1,4 +1,7 @@
-"""HPSv2 and HPSv2.1 (Wu et al., 2023): the cosine of a fine-tuned CLIP ViT-H/14, from weights in the authors' (open_clip's) names."""
+"""HPSv2 and HPSv2.1 (Wu et al., 2023): the cosine of a fine-tuned CLIP ViT-H/14, from weights in the authors' (open_clip's) names.
+
+Pictures are resized as floats, in one pass and antialiased: the authors' lines under torchvision 0.17 or newer (`clip_pixels`, pad).
+"""
 
 from __future__ import annotations
 

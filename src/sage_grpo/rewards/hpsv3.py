@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.frames import resize_uint8, sample_indices
+from sage_grpo.rewards.frames import resize_as_pillow, sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.rewards.pretrained import load_tokenizer, load_whole, read_safetensors
 from sage_grpo.rewards.videoalign_io import MERGE, normalised, patchify, renamed, string_constants, target_size
@@ -104,7 +104,7 @@ class Hpsv3:
         """Token ids padded on the right, mask, positions, patches and grids of uint8 frames N x 3 x H x W."""
         device = self.model.device
         rows, columns = target_size(frames.shape[2], frames.shape[3], max_pixels=PIXELS, min_pixels=PIXELS)
-        pictures = normalised(resize_uint8(frames.to(device), rows, columns))
+        pictures = normalised(resize_as_pillow(frames.to(device), rows, columns))  # a picture, not a video: by Pillow
         pairs = [patchify(picture.unsqueeze(0)) for picture in pictures]  # a picture counts as two equal frames
         tokens = [self.tokenize(prompt, h * w // MERGE**2) for prompt, (_, (_, h, w)) in zip(prompts, pairs)]
         length = max(len(row) for row in tokens)
