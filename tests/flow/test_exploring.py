@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import diffusers  # noqa: F401 - sets a variable of the environment when it is imported first
@@ -242,3 +244,28 @@ def test_a_kernel_knows_its_grid() -> None:
     for kind in (lambda: Flow(first=0.0), lambda: Linear(second=1.5), lambda: Flow(first=math.nan)):
         with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
             kind()
+
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "method.md"
+
+
+def test_the_documents_table_of_held_noise_is_computed_here() -> None:
+    found = re.findall(
+        r"^\| ((?:SD3|Wan|Hunyuan)[^|]*shift (\d)[^|]*) \| (\d+) \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE
+    )
+    assert len(found) == 5
+    for title, shift, count, cells in found:
+        family = "Hunyuan" if title.startswith("Hunyuan") else "Wan" if "UniPC" in title else "SD3"
+        steps = int(count)
+        grid = grid_of(family, steps, float(shift))
+        schedule = grid.exploring([True] * steps, deterministic_last=True)
+        linear = KernelSpec(name="linear", eta=1.0).build(grid)
+        for cell, kernel in zip(
+            cells.split(" | "), (Sage(0.5), Flow(0.7), Dance(0.5), linear, SageExact(0.5)), strict=True
+        ):
+            held = variances(kernel, schedule, 0.0)[-2] / float(grid.sigmas[-2]) ** 2
+            digits = len(cell.partition(".")[2])
+            assert float(cell.replace(",", "")) == pytest.approx(round(held, digits), abs=0.6 * 10**-digits), (
+                title,
+                cell,
+            )

@@ -283,3 +283,16 @@ def test_many_prompts_share_their_files(tmp_path: Path) -> None:
     assert len(shown["entries"]) == 500
     assert len(files) == 2 * len(PROMPTS)
     assert rows(4, 4)[1]["scores"]["total"] == pytest.approx(1.01 + GAINS[1])
+
+
+def test_linear_is_drawn_only_where_the_runs_grid_is_known(runs: list[Path]) -> None:
+    """Its law needs the second sigma of the run's own grid; a group with other steps before its window (an offset) has another."""
+    run = read_run(runs[0])
+    assert run.schedule is not None
+    linear = {**run.config, "kernel": {"name": "linear", "eta": 1.0}}
+    found = noise_picture(replace(run, config=linear))
+    assert found is not None
+    second, sigma, after = (run.schedule["sigmas"][place] for place in (1, 1, 2))
+    assert found["rows"][1]["std"] == pytest.approx(second * sigma * (sigma - after) ** 0.5, rel=1e-5)
+    assert noise_picture(replace(run, config=linear, schedule={**run.schedule, "offset": 2})) is None
+    assert noise_picture(replace(run, schedule={**run.schedule, "offset": 2})) is not None

@@ -33,16 +33,19 @@ from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train import update
-from sage_grpo.train.anchor import Anchor
+from sage_grpo.train.anchor import Anchor, Old
 from sage_grpo.train.build import build
 from sage_grpo.train.checkup import conditioning, examine, learning, machine, reward, sampling, signal
 from sage_grpo.train.checkup.finding import Finding
 from sage_grpo.train.checkup.sampling import Sample
 from sage_grpo.train.checkup.spec import DoctorSpec
-from sage_grpo.train.config import OptimizerConfig, UpdateConfig
+from sage_grpo.train.config import OptimizerConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.train.optim import Optimizer
+from sage_grpo.train.planner import Planner
 from sage_grpo.train.preflight import preflight
 from sage_grpo.train.probe import Estimate
 from sage_grpo.train.rollout import NoiseKeys, Storage
@@ -262,6 +265,9 @@ def test_noise_in_the_last_step(sample, monkeypatch) -> None:
     assert named(examine.of_schedule(healthy.trainer, healthy), "last step") == "pass"
     asked = sample(**sage, rollout={"steps": 3, "deterministic_last": False})
     assert named(examine.of_schedule(asked.trainer, asked), "last step") == "warn"
+    monkeypatch.setattr(Planner, "unexplored", lambda planner: "step 1 is deterministic, too")
+    (told,) = [one for one in examine.of_schedule(healthy.trainer, healthy) if one.name == "last step"]
+    assert told.value.endswith("step 1 is deterministic, too")
     monkeypatch.setattr(kernels.Sage, "leaves_noise", False)
     planted = sample(**sage)
     assert named(examine.of_schedule(planted.trainer, planted), "last step") == "warn"
@@ -415,6 +421,34 @@ def test_kl_without_a_gradient(sample, mode: str, monkeypatch) -> None:
 def test_kl_that_is_inert_by_configuration(sample) -> None:
     inert = sample(kind="toy", trust_region=TrustRegion(mode="stepwise"), update=UpdateConfig(updates_per_rollout=1))
     assert status(learning.trust_region(inert, inert.items()), "trust region") == "warn"
+
+
+def test_an_nft_whose_old_policy_is_the_policy(sample, monkeypatch) -> None:
+    """Always, by configuration; or because the old pass runs with the live weights."""
+
+    def verdict(**objective: float) -> str:
+        spec = ObjectiveSpec(kind="nft", levels=2, **objective)
+        fields = {"kernel": KernelSpec(name="ode"), "surrogate": SurrogateConfig(equalize=False), "objective": spec}
+        made = sample(kind="toy", update=UpdateConfig(updates_per_rollout=1), **fields)
+        learning.update_moves(_after_ratio(made))
+        return status(learning.old_policy(made.trainer, made.items()), "old policy")
+
+    assert verdict() == "warn"
+    assert verdict(old_decay=0.5) == "pass"
+    monkeypatch.setattr(Old, "applied", lambda self: nullcontext())
+    assert verdict(old_decay=0.5) == "fail"
+
+
+def test_a_kl_to_an_old_policy_that_lags_acts_with_one_update(sample) -> None:
+    spec = ObjectiveSpec(kind="awm", levels=2, old_decay=0.5)
+    fields = {"kernel": KernelSpec(name="ode"), "surrogate": SurrogateConfig(equalize=False), "objective": spec}
+    once = UpdateConfig(updates_per_rollout=1)
+    made = sample(kind="toy", update=once, trust_region=TrustRegion(mode="stepwise"), **fields)
+    learning.update_moves(_after_ratio(made))
+    assert status(learning.trust_region(made, made.items()), "trust region") == "pass"
+    followed = replace(made.trainer.config, kl=KlCoefficient(kind="share"))  # refused where the KL has no gradient
+    with pytest.raises(ValueError, match="which has no gradient with update.updates_per_rollout 1"):
+        replace(followed, objective=replace(spec, old_decay=0.0))
 
 
 def _saved(sample: Sample) -> Finding:

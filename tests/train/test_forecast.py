@@ -401,3 +401,16 @@ def test_blocks_of_a_loaded_model_keep_what_the_plan_says(monkeypatch) -> None:
     assert chosen("cuda", blocks=3) == ["attention"] * 3
     assert chosen("cpu") == ["all"] * 54
     assert chosen("cuda", gradient_checkpointing=True) == ["input"] * 54
+
+
+def test_steps_that_would_hold_too_much_noise_are_named_in_the_plan_and_at_the_start_of_a_run() -> None:
+    """Wan's checkpoints with FlowMatchEuler's own grid, whose last but one sigma is near 0."""
+    found = find_architecture(recipe("wan/sage").model)
+    low = replace(found, scheduler={"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0})
+    told = forecast(recipe("wan/sage"), H200, architecture=low)
+    assert "step 18 is deterministic, too" in dict(show.arithmetic(told))["held noise"]
+    assert "20, of which 18 explore" in dict(show.arithmetic(told))["steps"]
+    assert any("step 18 is deterministic" in line for line in show.short(told))
+    quiet = forecast(recipe("wan/sage"), H200, architecture=found)
+    assert "held noise" not in dict(show.arithmetic(quiet))
+    assert not any("deterministic" in line for line in show.short(quiet))

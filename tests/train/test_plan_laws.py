@@ -206,3 +206,59 @@ def test_exploration_noise_goes_by_the_step_of_the_runs_own_grid(share, before, 
             torch.testing.assert_close(row, expected, rtol=0.0, atol=1e-2)  # another key is off by whole numbers
     assert seen <= {4, 5, 7, 8}
     assert len(seen) > 1
+
+
+ENDS_LOW = Schedule(torch.tensor([1.0, 0.9, 0.75, 0.5, 0.3, 0.01, 0.0]))
+"""A grid whose last but one value is near 0, as SD3's and that of Wan with FlowMatchEuler."""
+
+
+def low_planner(make_config, *, kernel: str = "sage", grid: Schedule = ENDS_LOW, **rollout) -> Planner:
+    config = replace(
+        make_config(),
+        kernel=KernelSpec(name=kernel),  # type: ignore[arg-type]
+        rollout=RolloutConfig(steps=6, **rollout),
+        batch=BatchConfig(prompts=len(PROMPTS), group_size=2, micro_batch=8),
+        update=UpdateConfig(updates_per_rollout=1),
+    )
+    return Planner(config, grid, config.kernel.build(grid), lambda sigma: True)
+
+
+def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_and_that_is_told(make_config) -> None:
+    def trained(**given) -> list[int]:
+        (group,) = low_planner(make_config, **given).plan(0, PROMPTS[:1]).groups
+        assert {step for step, flag in enumerate(group.schedule.stochastic[:-1]) if flag} == set(group.trained[0]) - {5}
+        return sorted(group.trained[0])
+
+    assert trained() == [0, 1, 2, 3]
+    assert trained(deterministic_last=True) == [0, 1, 2, 3, 4]
+    assert trained(deterministic_last=False) == [0, 1, 2, 3, 4, 5]
+    assert trained(kernel="sage_exact") == [0, 1, 2, 3, 4]  # its last step has no noise
+    assert low_planner(make_config, window=Window(kind="drawn")).candidates() == [0, 1, 2, 3]
+    told = low_planner(make_config).unexplored()
+    assert told is not None
+    assert "step 4 is deterministic" in told
+    for quiet in ({"deterministic_last": True}, {"kernel": "sage_exact"}, {"grid": Schedule.shifted(6, 3.0)}):
+        assert low_planner(make_config, **quiet).unexplored() is None
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        (Window(kind="fixed", start=0, length=3), False),
+        (Window(kind="fixed", start=3, length=2), True),
+        (Window(kind="random", length=2, stop=4), False),
+        (Window(kind="sliding", length=2), True),
+        (Window(kind="sliding", length=2, start=4, stop=6), True),
+        (Window(kind="drawn", at=[1, 2]), False),
+        (Window(kind="drawn", at=[1, 3], length=2), True),
+        (Window(kind="drawn"), True),
+    ],
+)
+def test_only_what_a_window_covers_is_told(window: Window, told: bool, make_config) -> None:
+    assert (low_planner(make_config, window=window).unexplored() is not None) == told
+
+
+def test_a_window_of_such_steps_alone_is_refused_with_the_reason(make_config) -> None:
+    for window in (Window(kind="fixed", start=4, length=1), Window(kind="drawn", at=[4])):
+        with pytest.raises(ValueError, match=r"Step 4 is deterministic, too: .* times the variance"):
+            low_planner(make_config, window=window).check()

@@ -143,3 +143,19 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkey
     words = ["--data.prompts", str(tmp_path / "train.txt"), "--data.eval_prompts", str(tmp_path / "mixed.txt")]
     assert main(["train", "shapes/sage", "--out", str(tmp_path / "run"), *words]) == 0
     assert "sage-grpo: 1 of 2 held-out prompts are trained on as well" in capsys.readouterr().err
+
+
+def test_how_much_noise_a_step_holds_is_left_to_the_models_grid() -> None:
+    """Preflight knows no grid but an even one, where dance would hold too much before its last step."""
+    config = recipe("shapes/dance_grpo")
+    rollout = dataclasses.replace(config.rollout, steps=20, window=Window(kind="fixed", start=18, length=1))
+    kernel = dataclasses.replace(config.kernel, eta=0.5)
+    update = dataclasses.replace(config.update, updates_per_rollout=1)
+    config = dataclasses.replace(config, rollout=rollout, kernel=kernel, update=update)
+    check_plan(config)
+    with pytest.raises(ValueError, match="No step of the rollout can be trained"):
+        check_plan(
+            dataclasses.replace(
+                config, rollout=dataclasses.replace(rollout, window=Window(kind="fixed", start=19, length=1))
+            )
+        )

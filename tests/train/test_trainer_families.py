@@ -6,8 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from trainer_helpers import same, weights_of
+from trainer_zoo import toy
 
+from sage_grpo.flow.kernels import Flow, KernelSpec
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.train.config import BatchConfig
 
@@ -29,3 +32,12 @@ def test_every_method_trains_every_family(kind: str, make_config, make_trainer) 
         assert all(math.isfinite(value) for value in metrics.values()), method
         assert metrics.get("ratio/first_update", 0.0 if method == "nft" else None) == 0.0, method  # nft has no ratio
         assert not same(before, weights_of(trainer)), method
+
+
+def test_flow_on_a_grid_that_starts_below_one(make_config, make_trainer, monkeypatch) -> None:
+    """DPM-Solver's grids start at 0.999 and more: the kernel that samples and replays knows that this is the first step."""
+    sigmas = torch.tensor([0.999875, 0.97, 0.8, 0.4, 0.0])
+    monkeypatch.setattr(toy.ToyModel, "sigmas", lambda model, steps, shift=None: sigmas)
+    trainer = make_trainer(make_config(kernel=KernelSpec(name="flow", eta=0.5), rollout={"steps": 4}))
+    assert trainer.planner.kernel == Flow(0.5, first=float(sigmas[0]))
+    assert trainer.step()["ratio/first_update"] == 0.0

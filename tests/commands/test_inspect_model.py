@@ -1,0 +1,66 @@
+"""`sage-grpo inspect --model`: the grid of a checkpoint's own scheduler, from its configuration files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tiny
+from sage_grpo import cli
+from sage_grpo.commands.inspect import Options, grids_for
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.schedulers import sigmas_from
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("wan21_t2v", tmp_path_factory.mktemp("inspect") / "wan", shift=3.0)
+
+
+def _inspected(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict]:
+    assert cli.main(["inspect", "--json", "--figure", "null", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_grid_is_the_checkpoints_own(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((checkpoint / "scheduler" / "scheduler_config.json").read_text())
+    document = _inspected(capsys, "--model", str(checkpoint), "--steps", "20", "--kernels", '["sage", "sage_exact"]')
+    own = sigmas_from(config, 20, 3.0, even=False)
+    assert [row["sigma"] for row in document["kernels"]["sage"]["rows"]] == pytest.approx(own[:-1].tolist())
+    assert document["shift"] == 3.0
+    told = document["kernels"]["sage"]["warnings"]
+    assert any("Step 18 is deterministic, too" in text for text in told)
+    assert not any("deterministic, too" in text for text in document["kernels"]["sage_exact"]["warnings"])
+    shifted = _inspected(capsys, "--model", str(checkpoint), "--steps", "20", "--shift", "7", "--kernels", '["sage"]')
+    other = sigmas_from(config, 20, 7.0, even=False)
+    assert [row["sigma"] for row in shifted["kernels"]["sage"]["rows"]] == pytest.approx(other[:-1].tolist())
+    assert shifted["shift"] == 7.0
+
+
+def test_a_user_who_asks_for_that_step_gets_it_with_a_warning(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", str(checkpoint), "--steps", "20", "--kernels", '["sage"]', "--deterministic_last", "true"]
+    report = _inspected(capsys, *words)["kernels"]["sage"]
+    assert report["rows"][18]["std"] > 0
+    assert report["peak_excess"] == pytest.approx(39, rel=0.02)
+    assert any("39 times the noise variance" in text for text in report["warnings"])
+
+
+def test_without_a_model_the_grid_is_even(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shift in (([], 5.0), (["--shift", "3"], 3.0)):
+        rows = _inspected(capsys, "--steps", "6", "--kernels", '["flow"]', *words)["kernels"]["flow"]["rows"]
+        assert [row["sigma"] for row in rows] == pytest.approx(Schedule.shifted(6, shift).sigmas[:-1].tolist())
+
+
+def test_no_such_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", "--model", str(tmp_path / "missing"), "--figure", "null"]) != 0
+    assert "missing" in capsys.readouterr().err
+
+
+def test_the_figure_can_be_drawn_on_a_checkpoints_grid(checkpoint: Path) -> None:
+    grids = grids_for(Options(model=str(checkpoint), steps=6))
+    assert grids.make(4).num_steps == 4
+    assert float(grids.make(4).sigmas[-2]) < 0.05
