@@ -231,6 +231,11 @@ def _check_weights(folder: Path, skip: Sequence[str]) -> None:
         if not isinstance(entry, list) or entry[0] != "diffusers" or name in skip:
             continue
         kind: Any = getattr(diffusers, entry[1], None)
+        if kind is None:
+            raise ModelError(
+                f'"{folder}" names a {entry[1]} as its {name}, which diffusers {diffusers.__version__} does not have: the checkpoint is for a '
+                "newer version, or for code of its authors. Install a diffusers that has it, or use another checkpoint."
+            )
         is_network = isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)
         if not is_network:
             continue

@@ -72,7 +72,7 @@ PUBLISHED: Mapping[str, Published] = {
         family="hunyuan15", scheduler=_euler(9.0), guidance=6.0, video={"height": 720, "width": 1280}
     ),
     "Wan2.1-T2V-1.3B-Diffusers": Published(family="wan", transformer=WAN_1_3B, scheduler=_unipc(3.0)),
-    "Wan2.1-T2V-14B-Diffusers": Published(family="wan", transformer=WAN_14B, scheduler=_unipc(5.0)),
+    "Wan2.1-T2V-14B-Diffusers": Published(family="wan", transformer=WAN_14B, scheduler=_unipc(3.0)),
     "Wan2.2-T2V-A14B-Diffusers": Published(family="wan", transformer=WAN_14B, scheduler=_unipc(3.0), boundary=0.875),
     "Wan2.2-TI2V-5B-Diffusers": Published(
         family="wan",
@@ -108,6 +108,8 @@ class Architecture:
     """The transformer's config.json."""
     vae: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The VAE's config.json."""
+    folder: Path | None = None
+    """Where its files are; None where they are not on this machine."""
 
     def trains(self, sigma: float) -> bool:
         """Whether the trained network runs at sigma."""
@@ -193,9 +195,10 @@ def _from_folder(spec: ModelSpec, folder: Path) -> Architecture:
         video=defaults,
         boundary=index.get("boundary_ratio"),
     )
-    return build_architecture(
+    found = build_architecture(
         spec, known, source=f"the config files of {folder}" if spec.path else "the package's own checkpoint"
     )
+    return dataclasses.replace(found, folder=folder)
 
 
 def _unmeasured(spec: ModelSpec, folder: Path, family: str) -> Architecture:
@@ -209,6 +212,7 @@ def _unmeasured(spec: ModelSpec, folder: Path, family: str) -> Architecture:
         family=family,
         source=f"the config files of {folder}; its costs are not known",
         spec=spec,
+        folder=folder,
         video=None,
         guidance_scale=scale,
         shift=float(first_given(spec.shift, read_defaults(folder).get("shift"), shift, 1.0)),
