@@ -115,7 +115,7 @@ def test_the_source_distribution_can_be_tested_and_documented(built: Path) -> No
     ]
     needed += [
         "scripts/docs_site.py",
-        "examples/recipes/shapes/sage.yaml",
+        "examples/recipes/shapes.yaml",
         "hatch_build.py",
         "Makefile",
         "constraints.txt",
