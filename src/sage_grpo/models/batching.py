@@ -38,3 +38,13 @@ def stack(inputs: Sequence[Inputs], device: torch.device) -> dict[str, Tensor]:
         else:
             batch[name] = torch.stack([tensors[name] for tensors in inputs]).to(device)
     return batch
+
+
+def seen_tokens(text: Tensor, mask: Tensor) -> Tensor:
+    """The tokens of one text that a network with this mask attends to; text is tokens x channels.
+
+    Where the mask leaves none (an empty prompt, and a tokenizer that marks neither beginning nor end), all of them: pipelines mask by
+    adding one large negative number to scores, and what is added to every score changes no softmax.
+    """
+    valid = mask.bool()
+    return text[valid] if bool(valid.any()) else text

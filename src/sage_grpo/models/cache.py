@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sage_grpo.documents import parse_json
 
-FORMAT = "2"
+FORMAT = "3"
 """Raise this when the meaning of what is stored changes: older files are then not found."""
 
 

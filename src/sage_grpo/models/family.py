@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from sage_grpo.models.cache import EncodingCache, default_folder, digest, image_
 from sage_grpo.models.checkpoint import fingerprint, left_out, load_component, read_defaults
 from sage_grpo.models.decoding import to_uint8
 from sage_grpo.models.devices import DTYPES, Home, choose_device
+from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
@@ -81,10 +83,18 @@ class FamilyModel(ABC):
         self.choices: dict[str, str] = {}
         """What was decided while loading and why, for people."""
         self._set_attention()
+        self._warn_if_distilled()
         if spec.compile:
             compile_blocks(self.network, self.blocks(), train=spec.train, ragged=self.traits.ragged)
             for other in self.others:
                 compile_blocks(other, self._blocks_of(other), train=False, ragged=self.traits.ragged)
+
+    def _warn_if_distilled(self) -> None:
+        """Say so where a distilled checkpoint gets guidance; steps are not known here."""
+        found = find_distilled(self.spec.path, self.folder)
+        advice = None if found is None or self.guidance.embedded else found.advice(self.guidance_scale)
+        if advice is not None:
+            warnings.warn(advice, stacklevel=2)
 
     def _set_attention(self) -> None:
         config = self.transformer.config

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.models.distilled import is_schnell
+from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.gradients import without_gradient
 from sage_grpo.models.opening import open_folder, open_pipeline
@@ -20,12 +23,16 @@ from sage_grpo.types import VideoSpec
 PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
 SIDE = 2
 """Latents of a token, along height and width; the pipeline packs them, the network's own patch size is 1."""
+TEXT_TOKENS = 512
+"""Of T5, to which the pipeline's call pads a prompt; the network attends to the padding."""
+SCHNELL_TEXT_TOKENS = 256
+"""The same for schnell: no file of the checkpoint says so, its authors' code and diffusers' documentation do."""
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Flux:
     """Load the checkpoint of a spec."""
     folder, index = open_folder(spec, Flux.traits, ["FluxPipeline"], PARTS)
-    return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device=device)
+    return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device)
 
 
 class Flux(FamilyModel):
@@ -41,7 +48,19 @@ class Flux(FamilyModel):
         even_sigmas=True,
         embeds_guidance=True,
         dynamic_shift=True,
+        options={"text_tokens": None},
     )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        given, known = spec.options.get("text_tokens"), is_schnell(pipe.transformer.config, pipe.scheduler.config)
+        if given is not None and (not 1 <= given <= TEXT_TOKENS or given != int(given)):
+            raise ModelError(f"model.options text_tokens is a whole number from 1 to {TEXT_TOKENS}, got {given:g}.")
+        self.text_tokens = int(given or (SCHNELL_TEXT_TOKENS if known else TEXT_TOKENS))
+        super().__init__(spec, folder, index, pipe, device=device)
+        why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
+        self.choices["text tokens"] = f"{self.text_tokens} ({why})"
 
     def _unread(self) -> set[str]:
         return _dead(self.transformer)
@@ -50,11 +69,16 @@ class Flux(FamilyModel):
         channels = self.transformer.config.in_channels // SIDE**2
         return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
 
+    def _reading(self) -> str:
+        return f"/{self.text_tokens} text tokens"
+
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:
             self._encoder(name)
         # The network attends to the text's padding, which is part of the model.
-        text, pooled, _ = self.pipe.encode_prompt(prompt, device=self._places["text"])
+        text, pooled, _ = self.pipe.encode_prompt(
+            prompt, device=self._places["text"], max_sequence_length=self.text_tokens
+        )
         return {"text": text[0].to(self.dtype), "pooled": pooled[0].to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -62,7 +86,7 @@ class Flux(FamilyModel):
         height, width = x.shape[3] // SIDE, x.shape[4] // SIDE
         tokens = self.network(
             hidden_states=pack(x.to(dtype), SIDE),
-            timestep=timestep / 1000,
+            timestep=timestep.to(dtype) / 1000,  # rounded where the pipeline rounds it
             guidance=inputs.get("guidance"),
             pooled_projections=inputs["pooled"].to(dtype),
             encoder_hidden_states=text,

@@ -100,7 +100,7 @@ class Hunyuan(FamilyModel):
             encoder_hidden_states=text,
             encoder_attention_mask=torch.ones(text.shape[:2], dtype=torch.int64, device=text.device),
             pooled_projections=inputs["pooled"].to(self._input_dtype),
-            guidance=None if scale is None else 1000.0 * scale,
+            guidance=None if scale is None else 1000.0 * scale.to(self._input_dtype),  # rounded, as the pipeline's
             return_dict=False,
         )[0]
 

@@ -43,9 +43,10 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15
     check_guidance(spec, folder, index)
     if read_config(folder, "transformer").get("use_meanflow"):
         raise ModelError(
-            f'"{folder}" is a MeanFlow model (distilled to few steps, as the step_distilled and super-resolution '
-            "checkpoints of HunyuanVideo-1.5 are), which is not supported: its velocity also depends on where the step ends. "
-            "Use the base checkpoint."
+            f'"{folder}" is a MeanFlow model (use_meanflow in transformer/config.json: distilled to few steps, as the step_distilled and '
+            "super-resolution checkpoints of HunyuanVideo-1.5 are), which is not supported: what it predicts is the mean velocity from here to "
+            "where the step ends, and exploration needs the velocity here. Use the base checkpoint, or the one that was distilled to no "
+            "guidance only (..._distilled, without step)."
         )
     pipeline = getattr(diffusers, index["_class_name"])
     pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device))

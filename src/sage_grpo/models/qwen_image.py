@@ -63,6 +63,13 @@ class QwenImage(FamilyModel):
         return Guidance(renormalize=SIDE)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        whole = len(self.pipe.tokenizer(self.pipe.prompt_template_encode.format(prompt)).input_ids)
+        crop = self.pipe.prompt_template_encode_start_idx
+        if whole <= crop:
+            raise ModelError(
+                f"The tokenizer turns {prompt!r} with the pipeline's template into {whole} tokens, of which the pipeline crops {crop}: "
+                "nothing is left. The checkpoint's tokenizer does not fit this pipeline."
+            )
         self._encoder("text_encoder")
         text, _ = self.pipe.encode_prompt(prompt, device=self._places["text"], max_sequence_length=TEXT_TOKENS)
         return {"text": text[0].to(self.dtype)}
@@ -71,7 +78,7 @@ class QwenImage(FamilyModel):
         shape = (1, x.shape[3] // SIDE, x.shape[4] // SIDE)
         tokens = self.network(
             hidden_states=pack(x.to(self._input_dtype), SIDE),
-            timestep=timestep / 1000,
+            timestep=timestep.to(self._input_dtype) / 1000,  # rounded where the pipeline rounds it
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             encoder_hidden_states_mask=None,
             img_shapes=[[shape]] * len(x),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.models.batching import seen_tokens
 from sage_grpo.models.checkpoint import read_config
 from sage_grpo.models.decoding import wan_latents, wan_pixels
 from sage_grpo.models.errors import ModelError
@@ -21,20 +24,42 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
+VAES = ("AutoencoderKLWan", "AutoencoderKLLTX2Video")
+"""Of the published 480p and 720p checkpoints."""
+SCORED = re.compile(r"motion score: \d+\.?\s*$", re.IGNORECASE)
+"""A prompt that ends in a motion score already."""
+
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> SanaVideo:
     """Load the checkpoint of a spec."""
     folder, index = open_folder(spec, SanaVideo.traits, ["SanaVideoPipeline"], ["tokenizer", "text_encoder"])
     config = read_config(folder, "transformer")
-    if index["vae"][1] != "AutoencoderKLWan":
-        raise ModelError(
-            f'The VAE of "{folder}" is a {index["vae"][1]}; supported is AutoencoderKLWan (the 480p model\'s).'
-        )
+    _check_vae(folder, index["vae"][1])
     if config.get("guidance_embeds") or config.get("out_channels", 16) != config.get("in_channels", 16):
         raise ModelError(
             f'"{folder}" has a guidance input or predicts variances, which its pipeline does not use here.'
         )
-    return SanaVideo(spec, folder, index, open_pipeline(spec, SanaVideo.traits, folder, index, device), device=device)
+    return SanaVideo(spec, folder, index, open_pipeline(spec, SanaVideo.traits, folder, index, device), device)
+
+
+def _check_vae(folder: Path, name: str) -> None:
+    if name not in VAES:
+        raise ModelError(
+            f'The VAE of "{folder}" is a {name}; supported are {" and ".join(VAES)}. (DC-AE-V, which the first 720p weights were trained '
+            "with, has no class in diffusers.) Use SANA-Video_2B_480p_diffusers or SANA-Video_2B_720p_diffusers."
+        )
+    config = read_config(folder, "vae")
+    if name != "AutoencoderKLLTX2Video":
+        return
+    noise = config.get("decoder_inject_noise", False)
+    if config.get("timestep_conditioning") or (any(noise) if isinstance(noise, list) else noise):
+        raise ModelError(
+            f'vae/config.json of "{folder}" sets timestep_conditioning or decoder_inject_noise, as LTX-2\'s does not: the pipeline gives its '
+            "decoder neither a timestep nor noise. Use the VAE of SANA-Video_2B_720p_diffusers."
+        )
+    for ratio in ("spatial_compression_ratio", "temporal_compression_ratio"):
+        if not config.get(ratio):
+            raise ModelError(f'vae/config.json of "{folder}" names no {ratio}, which the pipeline reads there. Add it.')
 
 
 class SanaVideo(FamilyModel):
@@ -47,7 +72,23 @@ class SanaVideo(FamilyModel):
         lora_targets=CROSS_ATTENTION,
         encoders=("text_encoder",),
         ragged=(("encoder_hidden_states", 1),),
+        options={"motion_score": None},  # the pipeline adds none; its published examples do
     )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        score = spec.options.get("motion_score")
+        if score is not None and (score < 1 or score != int(score)):
+            raise ModelError(
+                f"model.options motion_score is a whole number from 1 (published examples have 30), got {score:g}."
+            )
+        super().__init__(spec, folder, index, pipe, device=device)
+        self.choices["motion score"] = (
+            'none, as the pipeline; published prompts end in " motion score: 30." (model.options motion_score)'
+            if score is None
+            else f"prompts end in{_motion(score)!r}"
+        )
 
     def _unread(self) -> set[str]:
         return _dead(self.transformer)
@@ -58,6 +99,7 @@ class SanaVideo(FamilyModel):
             temporal=self.pipe.vae_scale_factor_temporal,
             spatial=self.pipe.vae_scale_factor_spatial,
             patch=tuple(self.transformer.config.patch_size),
+            sides=32,  # with both VAEs, though Wan's needs 16 only
         )
 
     @cached_property
@@ -66,7 +108,9 @@ class SanaVideo(FamilyModel):
         return list(inspect.signature(type(self.pipe).__call__).parameters["complex_human_instruction"].default)
 
     def _instruct(self, prompt: str) -> str:
-        return "\n".join(self._instruction) + prompt
+        score = self.options["motion_score"]
+        ends = score is None or SCORED.search(prompt) is not None  # a prompt of the published form keeps its own
+        return "\n".join(self._instruction) + (prompt if ends else prompt.rstrip() + _motion(score))
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         self._encoder("text_encoder")
@@ -79,7 +123,7 @@ class SanaVideo(FamilyModel):
             device=self._places["text"],
             complex_human_instruction=self._instruction if instructed else None,
         )
-        return {"text": text[0][mask[0].bool()].to(self.dtype)}
+        return {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         return self.network(
@@ -90,11 +134,24 @@ class SanaVideo(FamilyModel):
         )[0]
 
     def _to_vae(self, latents: Tensor) -> Tensor:
-        return wan_latents(self.pipe.vae, latents)
+        vae = self.pipe.vae
+        if _is_wan(vae):
+            return wan_latents(vae, latents)
+        mean, std = (values.view(1, -1, 1, 1, 1).to(latents) for values in (vae.latents_mean, vae.latents_std))
+        return latents / (1.0 / std) + mean
 
     def _pixels(self, z: Tensor) -> Iterable[Tensor]:
         vae = self.pipe.vae
-        return super()._pixels(z) if vae.use_tiling else wan_pixels(vae, z)
+        return wan_pixels(vae, z) if _is_wan(vae) and not vae.use_tiling else super()._pixels(z)
+
+
+def _is_wan(vae: Any) -> bool:
+    return type(vae).__name__ == "AutoencoderKLWan"
+
+
+def _motion(score: float) -> str:
+    """What published prompts end in; the network was trained with it."""
+    return f" motion score: {int(score)}."
 
 
 def _dead(transformer: Any) -> set[str]:

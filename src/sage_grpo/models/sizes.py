@@ -27,6 +27,8 @@ class Grid:
     """Pixels of a latent, along height and width."""
     patch: tuple[int, int, int] = (1, 1, 1)
     """Latents of a token along frames, height and width."""
+    sides: int = 1
+    """What the pipeline asks height and width to be a multiple of, where that is more than VAE and network need."""
 
     def latents(self, video: VideoSpec) -> tuple[int, ...]:
         """Channels, frames, height and width of a clip's latents."""
@@ -41,7 +43,7 @@ class Grid:
         """Refuse sizes that cannot be made, and name the nearest that can."""
         if self.temporal is None and video.frames != 1:
             raise ModelError(f"model.frames must be 1 for a model of images, got {video.frames}. Leave it out.")
-        temporal, multiple = self.temporal or 1, self.spatial * self.patch[-1]
+        temporal, multiple = self.temporal or 1, math.lcm(self.spatial * self.patch[-1], self.sides)
         if (video.frames - 1) % temporal:
             below = (video.frames - 1) // temporal * temporal + 1
             raise ModelError(

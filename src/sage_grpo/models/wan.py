@@ -121,8 +121,12 @@ class Wan(FamilyModel):
             return_attention_mask=True,
             return_tensors="pt",
         ).to(self._places["text"])
-        states = self._encoder("text_encoder")(tokens.input_ids, tokens.attention_mask).last_hidden_state
-        inputs = {"text": states[0].to(self.dtype)}
+        encoder = self._encoder("text_encoder")
+        if tokens.input_ids.numel():
+            text = encoder(tokens.input_ids, tokens.attention_mask).last_hidden_state[0]
+        else:  # an empty prompt and a tokenizer that marks no end: as in the pipelines, all of the text is padding
+            text = torch.zeros(0, encoder.config.d_model)
+        inputs = {"text": text.to(self.dtype)}
         if image is not None:
             inputs |= self._image(image)
         return inputs

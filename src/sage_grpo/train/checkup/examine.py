@@ -77,6 +77,10 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Own | None
     except BROKEN as error:
         yield _stopped("loading", error)
         return
+    if isinstance(parts.model, FamilyModel):
+        distilled = sampling.distilled(parts.model, config.rollout.steps)
+        if distilled is not None:
+            yield distilled
     yield learning.trainable(parts.model)
     if not parts.model.trainable():
         return

@@ -14,6 +14,7 @@ from torch import Tensor
 from sage_grpo.data.groups import Member
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.stock import our_latents, stock_decode, stock_latents
 from sage_grpo.train import update
@@ -89,6 +90,21 @@ class Sample:
 def start(model: VelocityModel) -> Tensor:
     """A noise to try a model on."""
     return keyed_noise((1, *model.latent_shape()), "doctor").to(model.device)
+
+
+def distilled(model: FamilyModel, steps: int) -> Finding | None:
+    """Guidance and steps against those of the authors, where the checkpoint is a distilled one; None where it is not."""
+    found = find_distilled(model.spec.path, model.folder)
+    if found is None:
+        return None
+    advice = found.advice(1.0 if model.guidance.embedded else model.guidance_scale, steps)
+    return Finding(
+        name="distilled",
+        status="pass" if advice is None else "warn",
+        value=advice or f"distilled ({found.evidence}), and sampled as its authors do",
+        why="a distilled network has its guidance and its few steps inside: with guidance on top, or many steps, it burns its pictures",
+        remedy="set what is named, here and wherever the model is sampled",
+    )
 
 
 def pipeline(model: FamilyModel, text: str, image: Tensor | None) -> tuple[Finding, Tensor]:

@@ -1,0 +1,145 @@
+"""Checkpoints that were distilled to few steps or to no guidance: how to tell one, and what to say where it is used as if it were not.
+
+No file of such a checkpoint forbids guidance: its network has the same shape as the one it was made from, and loads with that one's
+guidance and steps. What gives it away is its name (on the hub, as a folder, in a config or a model card) or a setting of its files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.models.safety import read_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """A name that distilled checkpoints have, and how their authors sample them."""
+
+    pattern: str
+    """A regular expression, looked for in a name in small letters."""
+    steps: tuple[int, int] | None = None
+    """Fewest and most steps; None where they are those of the model that it was made from, or could not be looked up."""
+
+
+SIGNS = (
+    Sign(pattern=r"schnell", steps=(1, 4)),
+    Sign(pattern=r"3\.?5.*large.*turbo", steps=(4, 4)),
+    Sign(pattern=r"ltx.*distill", steps=(4, 10)),
+    Sign(pattern=r"hunyuanvideo-?1\.?5.*step_?-?distill", steps=(8, 12)),
+    Sign(pattern=r"hunyuanvideo-?1\.?5.*distill"),
+    Sign(pattern=r"wan.*(?:lightning|nfe4)", steps=(4, 4)),
+    Sign(pattern=r"wan.*step_?-?distill", steps=(4, 4)),
+    Sign(pattern=r"fastwan", steps=(3, 3)),
+    Sign(pattern=r"qwen.*lightning", steps=(4, 8)),
+    *(Sign(pattern=rf"(?<![a-z]){word}") for word in ("turbo", "lightning", "distill", "lightx2v", "causvid")),
+    *(Sign(pattern=rf"(?<![a-z]){word}") for word in ("cfg_?-?distill", "step_?-?distill", "self-?_?forcing", "sfwan")),
+)
+"""The first that fits counts."""
+UNDONE = re.compile(r"(?:de|un|non|not)[-_ ]?distill")
+"""Names of models whose distillation was undone, or that say that there was none."""
+COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")
+"""A number of steps in a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distilled:
+    """A checkpoint that is sampled without guidance."""
+
+    evidence: str
+    """What says so, in words."""
+    steps: tuple[int, int] | None = None
+    """Steps with which its authors sample it; None where that is not known here."""
+
+    def advice(self, scale: float, steps: int | None = None) -> str | None:
+        """What is wrong with a guidance scale (1 is none) and a number of steps, and what to set; None where nothing is."""
+        guided = scale != 1
+        many = steps is not None and self.steps is not None and steps > self.steps[1]
+        if not guided and not many:
+            return None
+        low, high = self.steps or (0, 0)
+        count = f"in {low} steps" if low == high else f"in {low} to {high} steps"
+        used = "without guidance" if self.steps is None else f"without guidance and {count}"
+        here = [f"model.guidance_scale is {scale:g}"] if guided else []
+        here += [f"rollout.steps is {steps}"] if many else []
+        mend = ["model.guidance_scale 1"] if guided else []
+        mend += [f"rollout.steps {high}"] if self.steps is not None and (many or steps is None) else []
+        return (
+            f"This is a distilled checkpoint ({self.evidence}), which its authors sample {used}, but {' and '.join(here)}. Set "
+            f"{' and '.join(mend)}; leave it only where further training undid the distillation."
+        )
+
+
+def find_distilled(path: str | None, folder: Path | None) -> Distilled | None:
+    """What a checkpoint's names and files give away; `folder` is None where it is not on this machine."""
+    if path is None or path == "shapes":
+        return None
+    names = _names(path, folder)
+    if any(UNDONE.search(name.casefold()) for _, name in names):
+        return None
+    for where, name in names:
+        found = by_name(name)
+        if found is not None:
+            return Distilled(evidence=f'{where} is "{name}"', steps=found.steps)
+    return None if folder is None else _by_files(folder)
+
+
+def by_name(name: str) -> Sign | None:
+    """The sign in a name; a number of steps beside it counts for more than the table's. Alone it may be anybody's run."""
+    plain = name.casefold()
+    sign, counted = next((sign for sign in SIGNS if re.search(sign.pattern, plain)), None), COUNTED.search(plain)
+    if sign is None or counted is None:
+        return sign
+    return replace(sign, steps=(int(counted[1]), int(counted[1])))
+
+
+def _names(path: str, folder: Path | None) -> list[tuple[str, str]]:
+    """Names that a checkpoint goes by, with where each of them stands; without the hub's owners and the folders above."""
+    found = [("its name", Path(path).name)]
+    if folder is None:
+        return found
+    cached = [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]
+    found += [("its name on the hub", name) for name in cached]
+    for file in ("model_index.json", "transformer/config.json"):
+        source = read_json(folder / file).get("_name_or_path") if (folder / file).is_file() else None
+        if isinstance(source, str):
+            found.append((f"_name_or_path in {file}", _last(source)))
+    card = folder / "README.md"
+    if card.is_file():
+        title = re.search(r"^#\s+(.+)$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        found += [("the title of its model card", title[1].strip())] if title else []
+    return found
+
+
+def _last(source: str) -> str:
+    """The model of a path: of a component's folder, the pipeline's."""
+    parts = [part for part in source.split("/") if part not in ("", "transformer", "snapshots")]
+    hub = [part.rsplit("--", 1)[-1] for part in parts if part.startswith("models--")]
+    return hub[0] if hub else parts[-1] if parts else ""
+
+
+def _by_files(folder: Path) -> Distilled | None:
+    """Settings that only distilled checkpoints have."""
+    index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
+    pipeline = str(index.get("_class_name", ""))
+    guider, config, scheduler = (
+        read_json(folder / file) if (folder / file).is_file() else {}
+        for file in ("guider/guider_config.json", "transformer/config.json", "scheduler/scheduler_config.json")
+    )
+    if guider.get("_class_name") == "ClassifierFreeGuidance" and guider.get("guidance_scale") == 1:
+        return Distilled(evidence="guider/guider_config.json has guidance_scale 1")
+    if pipeline == "FluxPipeline" and config and is_schnell(config, scheduler):
+        why = "its transformer has no guidance input and its shift is fixed, as FLUX.1-schnell's"
+        return Distilled(evidence=why, steps=(1, 4))
+    return None
+
+
+def is_schnell(transformer: Mapping[str, Any], scheduler: Mapping[str, Any]) -> bool:
+    """Whether configs of FLUX.1 are schnell's: no guidance input, and a shift that does not grow with the image.
+
+    Neither alone would do: dev without its guidance input (a "de-distilled" one) keeps dev's scheduler.
+    """
+    return not transformer.get("guidance_embeds") and not scheduler.get("use_dynamic_shifting")

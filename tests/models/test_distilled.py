@@ -1,0 +1,171 @@
+"""Distilled checkpoints are told by their names and files, and only they; who uses one as if it were not is told what to set."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+import tiny
+from sage_grpo.models.distilled import Distilled, find_distilled
+from sage_grpo.models.spec import ModelSpec
+
+DISTILLED = {
+    "stabilityai/stable-diffusion-3.5-large-turbo": (4, 4),
+    "black-forest-labs/FLUX.1-schnell": (1, 4),
+    "Lightricks/LTX-Video-0.9.7-distilled": (4, 10),
+    "Lightricks/LTX-Video-0.9.8-13B-distilled": (4, 10),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v_distilled": None,
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v_step_distilled": (8, 12),
+    "lightx2v/Wan2.2-Lightning": (4, 4),
+    "lightx2v/Wan2.1-T2V-14B-StepDistill-CfgDistill": (4, 4),
+    "lightx2v/Wan2.1-T2V-14B-CausVid": None,
+    "FastVideo/FastWan2.1-T2V-1.3B-Diffusers": (3, 3),
+    "FastVideo/SFWan2.1-T2V-1.3B-Diffusers": None,
+    "somebody/Wan2.1-Self-Forcing": None,
+    "somebody/Qwen-Image-Lightning": (4, 8),
+    "somebody/Qwen-Image-Lightning-8steps-V1.0": (8, 8),
+    "/models/sd3_turbo/": None,
+}
+PLAIN = (
+    "stabilityai/stable-diffusion-3.5-large",
+    "stabilityai/stable-diffusion-3.5-medium",
+    "black-forest-labs/FLUX.1-dev",
+    "Lightricks/LTX-Video-0.9.7-dev",
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+    "Efficient-Large-Model/SANA-Video_2B_480p_diffusers",
+    "Qwen/Qwen-Image",
+    "InstantX/flux-dev-de-distill-diffusers",
+    "somebody/undistilled-flux-schnell",
+    "Lightning-AI/some-model",
+    "/turbo/checkpoints/sd3",
+    "/runs/sd3-10steps/weights",
+    "/runs/sd3-10steps",
+    "shapes",
+    None,
+)
+
+
+@pytest.mark.parametrize("path", DISTILLED)
+def test_names_of_distilled_checkpoints(path: str) -> None:
+    found = find_distilled(path, None)
+    assert found is not None
+    assert found.steps == DISTILLED[path]
+    assert Path(path).name in found.evidence
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_names_of_others(path: str | None) -> None:
+    assert find_distilled(path, None) is None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder whose own name says nothing."""
+    place = tmp_path / "final"
+    (place / "transformer").mkdir(parents=True)
+    (place / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))
+    (place / "transformer" / "config.json").write_text("{}")
+    return place
+
+
+TURBO = "stable-diffusion-3.5-large-turbo"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("model_index.json", json.dumps({"_name_or_path": f"stabilityai/{TURBO}"})),
+        (
+            "transformer/config.json",
+            json.dumps({"_name_or_path": f"/cache/models--stabilityai--{TURBO}/snapshots/1a/transformer"}),
+        ),
+        ("transformer/config.json", json.dumps({"_name_or_path": f"/models/{TURBO}/transformer"})),
+        ("README.md", f"---\nlicense: other\n---\n\n# {TURBO}\n\nText.\n"),
+    ],
+)
+def test_what_a_folder_was_made_from(file: str, text: str, folder: Path) -> None:
+    assert find_distilled(str(folder), folder) is None
+    (folder / file).write_text(text)
+    found = find_distilled(str(folder), folder)
+    assert found is not None
+    assert found.steps == (4, 4)
+    assert TURBO in found.evidence
+
+
+def test_the_hubs_cache_knows_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "models--stabilityai--stable-diffusion-3.5-large-turbo" / "snapshots" / "0123abc"
+    folder.mkdir(parents=True)
+    found = find_distilled(str(folder), folder)
+    assert found is not None
+    assert found.steps == (4, 4)
+
+
+def test_a_distillation_that_was_undone_counts_for_more(folder: Path) -> None:
+    (folder / "model_index.json").write_text(json.dumps({"_name_or_path": "black-forest-labs/FLUX.1-schnell"}))
+    assert find_distilled("somebody/flux-schnell-de-distilled", folder) is None
+    assert find_distilled("somebody/flux", folder) is not None
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "guider", "transformer", "scheduler", "distilled"),
+    [
+        ("HunyuanVideo15Pipeline", {"_class_name": "ClassifierFreeGuidance", "guidance_scale": 1.0}, {}, {}, True),
+        ("HunyuanVideo15Pipeline", {"_class_name": "ClassifierFreeGuidance", "guidance_scale": 6.0}, {}, {}, False),
+        ("FluxPipeline", {}, {"guidance_embeds": False}, {"use_dynamic_shifting": False}, True),
+        ("FluxPipeline", {}, {"guidance_embeds": False}, {"use_dynamic_shifting": True}, False),
+        ("FluxPipeline", {}, {"guidance_embeds": True}, {"use_dynamic_shifting": False}, False),
+        ("StableDiffusion3Pipeline", {}, {"guidance_embeds": False}, {}, False),
+    ],
+)
+def test_settings_of_distilled_checkpoints(pipeline, guider, transformer, scheduler, distilled, folder: Path) -> None:
+    files = {"guider/guider_config": guider, "transformer/config": transformer, "scheduler/scheduler_config": scheduler}
+    for name, content in {**files, "model_index": {"_class_name": pipeline}}.items():
+        file = folder / f"{name}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(content))
+    assert (find_distilled(str(folder), folder) is not None) == distilled
+
+
+def test_advice_names_what_to_set() -> None:
+    few = Distilled(evidence='its name is "x-turbo"', steps=(4, 8))
+    assert few.advice(1.0) is None
+    assert few.advice(1.0, 8) is None
+    assert few.advice(1.0, 3) is None
+    guided = few.advice(7.0) or ""
+    assert "guidance_scale is 7" in guided
+    assert "Set model.guidance_scale 1 and rollout.steps 8" in guided
+    both = few.advice(7.0, 20) or ""
+    assert "model.guidance_scale is 7 and rollout.steps is 20" in both
+    assert "Set model.guidance_scale 1 and rollout.steps 8" in both
+    assert "Set rollout.steps 8;" in (few.advice(1.0, 20) or "")
+    assert "Set model.guidance_scale 1;" in (few.advice(7.0, 4) or "")
+    unknown = Distilled(evidence="its guider")
+    assert unknown.advice(1.0, 50) is None
+    assert "Set model.guidance_scale 1;" in (unknown.advice(6.0, 50) or "")
+
+
+def test_loading_warns_where_guidance_is_left_on(checkpoint, tmp_path) -> None:
+    """Large-turbo has the files of large: without a word it would load with guidance 7."""
+    folder = tiny.variant(checkpoint("sd3"), tmp_path / TURBO)
+
+    def told(**fields) -> list[str]:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            ModelSpec(path=str(folder), cache=None, train=False, **fields).load("cpu")
+        return [str(one.message) for one in seen if "distilled" in str(one.message)]
+
+    (text,) = told()
+    assert TURBO in text
+    assert "model.guidance_scale is 7" in text
+    assert not told(guidance_scale=1.0)
+
+
+def test_guidance_that_is_an_input_is_no_guidance(checkpoint, tmp_path) -> None:
+    folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-dev-turbo")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*distilled")
+        assert ModelSpec(path=str(folder), cache=None, train=False).load("cpu").guidance_scale == 3.5

@@ -1,0 +1,278 @@
+"""What the network is told is what the stock pipeline tells it: text where a prompt is empty, its length, its timestep in bfloat16."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+import double
+import tiny
+import tiny_families
+from sage_grpo.models.batching import seen_tokens
+from sage_grpo.models.checkpoint import read_defaults
+from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.sizes import Grid
+from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.types import VideoSpec
+from slowly import slow_but
+
+PROMPT = "A cat jumps"
+SIZES = {"height": 32, "width": 64}
+CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
+
+
+@pytest.fixture
+def silent_tokenizer() -> Any:
+    """One that marks neither beginning nor end of a text: an empty prompt is no token at all."""
+    return tiny_families._byte_level()
+
+
+def size_of(kind: str) -> dict[str, int]:
+    """SD3's tiny network knows few positions."""
+    return {"height": 32, "width": 32} if kind.startswith("sd3") else SIZES
+
+
+def call_of(kind: str) -> dict[str, Any]:
+    """How the stock pipeline is called for one clip."""
+    if kind.startswith("sana"):
+        return {"frames": 5, "use_resolution_binning": False, **SIZES}
+    if kind in tiny.IMAGES:
+        return size_of(kind)
+    return {"num_frames": 5, **SIZES, **({"frame_rate": 8} if kind.startswith("ltx") else {})}
+
+
+def packed(pipe: Any, kind: str, x: torch.Tensor) -> torch.Tensor:
+    return pipe._pack_latents(x) if kind.startswith("ltx") else x
+
+
+@pytest.mark.parametrize("kind", ["ltx", "sana_video", "wan_t2v"])
+@pytest.mark.usefixtures("in_double")
+def test_an_empty_negative_prompt_is_the_pipelines(
+    kind: str, checkpoint, fresh_model, silent_tokenizer, monkeypatch
+) -> None:
+    """LTX-Video and SANA-Video attend to the padding then, Wan to its zeros: finite, and so it is here."""
+    ours, pipe = fresh_model(kind, guidance_scale=4.0, train=False, **SIZES), tiny.shared_pipeline(checkpoint(kind))
+    assert not silent_tokenizer("").input_ids
+    monkeypatch.setattr(ours.pipe, "tokenizer", silent_tokenizer)
+    monkeypatch.setattr(pipe, "tokenizer", silent_tokenizer)
+    x = torch.randn(1, *ours.latent_shape())
+    options = {"guidance_scale": 4.0, "num_inference_steps": 2, "output_type": "latent", **call_of(kind)}
+    wanted = pipe(prompt=PROMPT, negative_prompt="", latents=packed(pipe, kind, x), **options).frames
+    wanted = pipe._unpack_latents(wanted, *x.shape[2:]) if kind == "ltx" else wanted
+    conditions = ours.encode([PROMPT])
+    y = solve(ours, build_solver(ours, "euler", 2), x, conditions)
+    assert y.isfinite().all()
+    torch.testing.assert_close(y, wanted, rtol=1e-6, atol=1e-6)  # stock adds -10,000 to every score, which costs digits
+    ours.spec = ModelSpec(path=ours.spec.path, negative_prompt="blurry", guidance_scale=4.0, train=False, **SIZES)
+    other = solve(ours, build_solver(ours, "euler", 2), x, ours.encode([PROMPT + "!"]))
+    assert (y - other).abs().max() > 1e-3
+
+
+def test_seen_tokens_are_the_valid_ones_or_all() -> None:
+    text = torch.arange(8.0).view(4, 2)
+    assert torch.equal(seen_tokens(text, torch.tensor([1, 1, 0, 0])), text[:2])
+    assert torch.equal(seen_tokens(text, torch.tensor([0, 0, 0, 0])), text)
+
+
+def test_no_text_at_all_is_refused_by_name(fresh_model, monkeypatch) -> None:
+    """Zero tokens would reach the network, and say nothing."""
+    ours = fresh_model("qwen_image", guidance_scale=4.0, train=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ours.pipe, "prompt_template_encode_start_idx", 10_000)
+        with pytest.raises(ModelError, match=r"into .* tokens, of which the pipeline crops 10000: nothing is left"):
+            ours.encode([PROMPT])
+    monkeypatch.setattr(ours, "_encode", lambda prompt, image: {"text": torch.zeros(len(prompt), 16)})
+    with pytest.raises(
+        ModelError, match=r"Nothing of the prompt '' .*\"text\" has shape \(0, 16\).*model\.negative_prompt"
+    ):
+        ours.encode([PROMPT])
+
+
+class Recorder:
+    """A tokenizer that keeps the texts it is called with."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.__dict__.update(tokenizer=tokenizer, texts=[])
+
+    def __call__(self, text: Any, **options: Any) -> Any:
+        self.texts.extend([text] if isinstance(text, str) else text)
+        return self.tokenizer(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.tokenizer, name, value)
+
+
+def tokenized(pipe: Any, run: Any, monkeypatch) -> list[str]:
+    """The texts that reach a pipeline's tokenizer."""
+    recorder = Recorder(pipe.tokenizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipe, "tokenizer", recorder)
+        run()
+    return recorder.texts
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt", "published"),
+    [
+        ({}, PROMPT, PROMPT),
+        ({"motion_score": 30}, PROMPT, f"{PROMPT} motion score: 30."),
+        ({"motion_score": 30}, f"{PROMPT} motion score: 7.", f"{PROMPT} motion score: 7."),
+        ({}, f"{PROMPT} motion score: 7.", f"{PROMPT} motion score: 7."),
+    ],
+)
+def test_sana_encodes_the_text_that_its_pipeline_does(
+    options, prompt, published, checkpoint, fresh_model, monkeypatch
+) -> None:
+    """With an option for the score that its published examples write into the prompt themselves."""
+    ours = fresh_model(
+        "sana_video", guidance_scale=4.0, negative_prompt="blurry", options=options, train=False, **SIZES
+    )
+    pipe = tiny.shared_pipeline(checkpoint("sana_video"))
+    x = torch.randn(1, *ours.latent_shape())
+    call = {"negative_prompt": "blurry", "num_inference_steps": 1, "output_type": "latent", **call_of("sana_video")}
+    stock = tokenized(pipe, lambda: pipe(prompt=published, latents=x, **call), monkeypatch)
+    texts = tokenized(ours.pipe, lambda: ours.encode([prompt]), monkeypatch)
+    assert sorted(texts) == sorted(stock)
+    assert len(stock) == 2
+    assert ("none" in ours.choices["motion score"]) == (not options)
+
+
+def test_sana_refuses_what_its_pipeline_refuses(checkpoint, fresh_model) -> None:
+    pipe = tiny.shared_pipeline(checkpoint("sana_video"))
+    with pytest.raises(ValueError, match="divisible by 32"):
+        pipe.check_inputs(PROMPT, 48, 64)
+    with pytest.raises(ModelError, match=r"model\.height must be a multiple of 32 here, got 48: use 32 or 64"):
+        fresh_model("sana_video", height=48, width=64)
+    for score in (0, 2.5, -30):
+        with pytest.raises(ModelError, match="motion_score is a whole number from 1"):
+            fresh_model("sana_video", options={"motion_score": score})
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("vae/config.json", {"timestep_conditioning": True}, "neither a timestep nor noise"),
+        ("vae/config.json", {"decoder_inject_noise": [False, True, False, False]}, "neither a timestep nor noise"),
+        ("vae/config.json", {"spatial_compression_ratio": None}, "names no spatial_compression_ratio"),
+        (
+            "model_index.json",
+            {"vae": ["diffusers", "AutoencoderDC"]},
+            "is a AutoencoderDC; supported are AutoencoderKLWan and",
+        ),
+    ],
+)
+def test_sana_refuses_vaes_that_its_pipeline_cannot_use(file: str, change, message: str, checkpoint, tmp_path) -> None:
+    folder = tiny.variant(checkpoint("sana_720p"), tmp_path / "sana")
+    tiny.write(folder / file, {**json.loads((folder / file).read_text()), **change})
+    with pytest.raises(ModelError, match=message):
+        ModelSpec(path=str(folder), cache=None).load("cpu")
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("sana_720p", {"height": 704, "width": 1280}), ("sana_video", {})])
+def test_sana_makes_clips_of_its_own_size(kind: str, wanted: dict[str, int], checkpoint, tmp_path) -> None:
+    folder = tiny.variant(checkpoint(kind), tmp_path / kind)
+    (folder / "video.json").unlink()
+    assert read_defaults(folder) == wanted
+
+
+@pytest.mark.parametrize(("sides", "bad", "good"), [(1, 40, 48), (32, 48, 64), (24, 32, 48)])
+def test_sides_are_multiples_of_what_vae_network_and_pipeline_need(sides: int, bad: int, good: int) -> None:
+    grid = Grid(channels=4, temporal=4, spatial=8, patch=(1, 2, 2), sides=sides)
+    grid.check(VideoSpec(frames=5, height=good, width=good, fps=8.0))
+    with pytest.raises(ModelError, match=rf"multiple of .* got {bad}"):
+        grid.check(VideoSpec(frames=5, height=good, width=bad, fps=8.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "tokens"),
+    [("flux", {}, 512), ("flux_plain", {}, 256), ("flux_plain", {"text_tokens": 300}, 300)],
+)
+def test_flux_pads_text_as_its_authors_do(kind: str, options, tokens: int, fresh_model) -> None:
+    ours = fresh_model(kind, guidance_scale=1.0, options=options, train=False)
+    assert len(ours.encode([PROMPT])[0].tensors["text"]) == tokens
+    assert ours.choices["text tokens"].startswith(f"{tokens} (")
+
+
+def test_dev_without_its_guidance_input_is_not_schnell(checkpoint, tmp_path) -> None:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**tiny_families.DYNAMIC)
+    folder = tiny.variant(checkpoint("flux_plain"), tmp_path / "flux", scheduler=scheduler)
+    assert ModelSpec(path=str(folder), cache=None, train=False).load("cpu").text_tokens == 512
+
+
+def test_lengths_of_text_do_not_share_encodings(fresh_model, tmp_path) -> None:
+    given = {"guidance_scale": 1.0, "train": False, "cache": str(tmp_path)}
+    lengths = [
+        len(fresh_model("flux_plain", options=options, **given).encode([PROMPT])[0].tensors["text"])
+        for options in ({}, {"text_tokens": 64}, {})
+    ]
+    assert lengths == [256, 64, 256]
+    with pytest.raises(ModelError, match="text_tokens is a whole number from 1 to 512, got 513"):
+        fresh_model("flux_plain", options={"text_tokens": 513})
+
+
+@contextmanager
+def told_timesteps(network: torch.nn.Module) -> Iterator[list[float]]:
+    """What reaches the sinusoids of a network: timesteps, and guidance where that is an input."""
+    found: list[float] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, given: found.extend(given[0].double().flatten().tolist()))
+        for module in network.modules()
+        if type(module).__name__ == "Timesteps"
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def emptied(network: Any, blocks: Iterable[str]) -> Any:
+    """A network without its blocks: what it is told is embedded all the same, and a CPU without bfloat16 of its own takes no minutes."""
+    for name in blocks:
+        setattr(network, name, torch.nn.ModuleList())
+    return network
+
+
+BFLOAT16 = ("flux", "qwen_image", "ltx", "hunyuan", "sana_video", "sd3", "wan_t2v", "hunyuan15_t2v")
+
+
+@pytest.mark.parametrize("kind", slow_but(BFLOAT16, "flux", "qwen_image"))
+def test_timesteps_in_bfloat16(kind: str, checkpoint) -> None:
+    """FLUX.1 and Qwen-Image round them as their pipelines do; HunyuanVideo's are float32 where diffusers' are not (docs/models.md).
+
+    Guidance that is an input is rounded by all.
+    """
+    scale = {"flux": 3.5, "hunyuan": 6.0}.get(kind, 1.0)
+    folder, call = checkpoint(kind), {"num_inference_steps": 3, "output_type": "latent", **call_of(kind)}
+    pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16)
+    pipe.set_progress_bar_config(disable=True)
+    if kind == "hunyuan15_t2v":
+        pipe.guider.guidance_scale = 1.0
+        pipe.tokenizer_max_length, pipe.tokenizer_2_max_length, pipe.vision_num_semantic_tokens = 60, 40, 9
+    elif kind != "qwen_image":
+        call["guidance_scale"] = scale
+    spec = ModelSpec(path=str(folder), cache=None, dtype="bfloat16", train=False, guidance_scale=scale)
+    ours = replace(spec, **size_of(kind)).load("cpu")
+    with told_timesteps(emptied(pipe.transformer, ours.traits.blocks)) as stock:
+        pipe(prompt=PROMPT, **call)
+    x, conditions = torch.randn(1, *ours.latent_shape()), ours.encode([PROMPT])
+    with told_timesteps(emptied(ours.transformer, ours.traits.blocks)) as told, torch.no_grad():
+        for sigma in ours.sigmas(3)[:-1]:
+            ours.velocity(x, sigma, conditions)
+    apart = [given for given, theirs in zip(told, stock, strict=True) if given != pytest.approx(theirs, rel=1e-6)]
+    assert bool(apart) == kind.startswith("hunyuan")
+    rounded = torch.tensor(told).to(torch.bfloat16).double().tolist()
+    if apart:
+        assert rounded == stock
+    assert (told == rounded) == (kind in ("flux", "qwen_image"))
+    assert len(set(stock)) > 2

@@ -1,0 +1,75 @@
+"""Before a run of a distilled checkpoint, plan and doctor say that its guidance or its steps are not those of its authors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tiny
+from sage_grpo.train.checkup import examine, sampling
+from sage_grpo.train.checkup.spec import DoctorSpec
+from sage_grpo.train.forecast import hardware, show
+from sage_grpo.train.forecast.costs import forecast
+
+SIZE = {"frames": 5, "height": 32, "width": 32}
+
+
+@pytest.fixture
+def named(checkpoint, make_config, tmp_path):
+    """A configuration with a tiny Wan of another name."""
+
+    def make(name: str, scale: float | None, steps: int):
+        config = make_config(kind="wan_t2v", model={**SIZE, "guidance_scale": scale}, rollout={"steps": steps})
+        folder = tiny.variant(checkpoint("wan_t2v"), tmp_path / name)
+        return replace(config, model=replace(config.model, path=str(folder)))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "steps", "wanted"),
+    [
+        ("Wan2.2-Lightning", None, 20, ["model.guidance_scale is 5", "rollout.steps is 20", "rollout.steps 4"]),
+        ("Wan2.2-Lightning", 1.0, 20, ["rollout.steps is 20"]),
+        ("Wan2.2-Lightning", 1.0, 4, []),
+        ("Wan2.2", None, 20, []),
+    ],
+)
+def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list[str], named) -> None:
+    said = forecast(named(name, scale, steps), hardware.cpu())
+    text = dict(show.model_rows(said)).get("distilled", "")
+    assert bool(text) == bool(wanted)
+    assert all(part in text for part in wanted)
+    assert (text in show.short(said)) == bool(wanted)
+    assert show.document(said, [], [])["model"].get("distilled", "") == text
+
+
+@pytest.mark.parametrize(("scale", "status"), [(None, "warn"), (1.0, "pass")])
+@pytest.mark.filterwarnings("ignore:.*distilled")
+def test_the_doctor_says_so(scale: float | None, status: str, named) -> None:
+    config = named("Wan2.2-Lightning", scale, 4)
+    found = examine._checks(config, DoctorSpec(), examine.World(), None)
+    finding = next(one for one in found if one.name == "distilled")
+    assert finding.status == status
+    assert "Wan2.2-Lightning" in finding.value
+
+
+def test_the_doctor_says_nothing_of_others(named) -> None:
+    found = examine._checks(named("Wan2.2", None, 4), DoctorSpec(), examine.World(), None)
+    names = []
+    for one in found:
+        names.append(one.name)
+        if one.name == "trainable":
+            break
+    assert "distilled" not in names
+
+
+def test_guidance_that_is_an_input_is_not_counted(checkpoint, tmp_path) -> None:
+    from sage_grpo.models.spec import ModelSpec
+
+    folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-turbo")
+    model = ModelSpec(path=str(folder), cache=None, train=False).load("cpu")
+    finding = sampling.distilled(model, 30)
+    assert finding is not None
+    assert finding.status == "pass"
