@@ -24,7 +24,7 @@ from pathlib import Path
 
 PRELOAD = [
     "sage_grpo.cli",
-    "sage_grpo.train.runner",
+    "sage_grpo.session",
     "sage_grpo.models.hunyuan15",
     "sage_grpo.models.wan",
     "sage_grpo.rewards.video_stats",

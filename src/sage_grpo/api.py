@@ -6,6 +6,7 @@ The same names can be imported from `sage_grpo` itself; nothing heavy is importe
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,29 +136,19 @@ def train(
     stop: `stop.set()` ends the run after the iteration that is under way, saved. In the main thread signals do so too.
     quiet: print nothing; callbacks, metrics.jsonl and warnings remain.
     """
-    from sage_grpo.parallel.world import RankLost, start
+    from sage_grpo import session
     from sage_grpo.report.build import leave_report
     from sage_grpo.train.config import TrainConfig
     from sage_grpo.train.events import Hooks
     from sage_grpo.train.folder.journal import read_rows
     from sage_grpo.train.own import adopt
-    from sage_grpo.train.runner import run
 
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"train needs a TrainConfig, got {config!r:.100}: sage_grpo.recipe('shapes/sage') makes one.")
     config, own = adopt(config, model=model, rewards=rewards, prompts=prompts, held_out=held_out)
     hooks = Hooks(iteration=on_iteration, evaluation=on_evaluation, checkpoint=on_checkpoint, sentinel=on_sentinel)
-    world = start(config.parallel, config.model.device)
-    lost = False
-    try:
-        with world.watching():
-            ended = run(config, world, own, hooks, stop, quiet=quiet)
-    except RankLost:
-        lost = True
-        raise
-    finally:
-        if not lost:  # else to close would be to wait for the rank that is gone
-            world.close()
+    with session.session(config, own, remark=lambda text: warnings.warn(text, stacklevel=4)) as world:
+        ended = session.run(config, world, own, hooks, stop, quiet=quiet)
     out = Path(config.out)
     told = leave_report(out) if world.is_main else ""
     if told and not quiet:

@@ -33,7 +33,7 @@ def accept(*args: object, **kwargs: object) -> None:
 def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Whatever takes time, writes or listens fails the test instead; the current folder has a few useless files."""
     for place in (
-        "sage_grpo.train.runner.train",
+        "sage_grpo.session.run",
         "sage_grpo.models.hunyuan15.load",
         "sage_grpo.models.wan.load",
         "sage_grpo.models.checkpoint._download",

@@ -30,12 +30,12 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.session import run
 from sage_grpo.train import config as c
 from sage_grpo.train.build import build
 from sage_grpo.train.distribute import distribute
 from sage_grpo.train.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.train.own import adopt
-from sage_grpo.train.runner import run
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.watch import Watch
 from sage_grpo.types import Scores

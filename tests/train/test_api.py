@@ -26,12 +26,12 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objects import ObjectNeeded
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.session import run as run_command
 from sage_grpo.train.build import build
 from sage_grpo.train.config import DataConfig, EvalConfig, TrainConfig
 from sage_grpo.train.folder.journal import read_rows
 from sage_grpo.train.own import adopt
 from sage_grpo.train.prints import of_object, stable
-from sage_grpo.train.runner import train as run_command
 
 WORDS = ["a cat", "a red dog", "a bird", "the sea", "a tree"]
 
@@ -91,7 +91,7 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
 
 
 def test_objects_train_as_what_they_stand_for(config, own, tmp_path: Path) -> None:
-    assert run_command(config) == 0
+    run_command(config)
     result = sage_grpo.train(replace(config, out=str(tmp_path / "own")), **own)
     assert (result.iteration, result.stopped, result.out) == (2, False, tmp_path / "own")
     assert final(config.out) == final(result.out)
@@ -155,7 +155,7 @@ def test_what_a_callback_raises_ends_the_run_saved(where: str, config, tmp_path:
         sage_grpo.train(config, **{where: fails})
     assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
     assert sage_grpo.train(config).iteration == 2
-    assert run_command(replace(config, out=str(tmp_path / "whole"))) == 0
+    run_command(replace(config, out=str(tmp_path / "whole")))
     assert final(config.out) == final(tmp_path / "whole")
 
 
@@ -180,7 +180,7 @@ def test_a_run_in_a_thread_is_stopped_without_signals_and_continued(config, tmp_
     assert during == [True, True]
     assert not (Path(config.out) / "final").exists()
     assert sage_grpo.train(config).iteration == 3
-    assert run_command(replace(config, out=str(tmp_path / "whole"))) == 0
+    run_command(replace(config, out=str(tmp_path / "whole")))
     assert final(config.out) == final(tmp_path / "whole")
 
 

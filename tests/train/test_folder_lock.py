@@ -16,9 +16,9 @@ from typing import IO
 import pytest
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.session import run as train
 from sage_grpo.train.folder import lock as lock_module
 from sage_grpo.train.folder.lock import FolderLock, FolderLocked
-from sage_grpo.train.runner import train
 
 HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.train.folder.lock import FolderLock\n"
 HOLD += "FolderLock(Path(sys.argv[1])).acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
@@ -45,7 +45,7 @@ def test_the_owner_is_named_and_a_kill_frees_the_folder(make_config) -> None:
     finally:
         owner.kill()
         owner.wait()
-    assert train(config) == 0
+    train(config)
     assert not (Path(config.out) / ".lock").exists()
 
 
@@ -53,7 +53,7 @@ def test_two_runs_in_one_process_do_not_share_a_folder(make_config) -> None:
     config = make_config(iterations=1)
     with FolderLock(Path(config.out)), pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
         train(config)
-    assert train(replace(config, seed=1)) == 0
+    train(replace(config, seed=1))
 
 
 def foreign(out: Path) -> Path:

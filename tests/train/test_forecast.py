@@ -372,9 +372,9 @@ def test_a_measurement_runs_the_real_blocks(kind, checkpoint) -> None:
 
 def test_a_run_starts_with_the_short_form(make_config, monkeypatch, capsys) -> None:
     monkeypatch.undo()
-    from sage_grpo.train import runner
+    from sage_grpo import session
 
-    assert runner.train(make_config(iterations=1)) == 0
+    session.run(make_config(iterations=1))
     text = capsys.readouterr().out
     assert "passes of the network in an iteration: 10 sampling, 4 reference, 8 replay" in text
     said = show.short(forecast(recipe("hunyuan15_lora/branch"), H200))

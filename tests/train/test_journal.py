@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from sage_grpo.session import run as train
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.folder import journal
 from sage_grpo.train.folder.journal import Journal, read_rows, reopen
-from sage_grpo.train.runner import train
 
 
 def lines(data: bytes) -> list[bytes]:
@@ -75,8 +75,8 @@ def test_every_kind_of_damage_is_repaired_named_and_kept(kind: str, tmp_path: Pa
 
 def test_a_continued_run_checks_its_journal(make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = make_config(iterations=3, out=str(tmp_path / "whole"))
-    assert train(whole) == 0
-    assert train(replace(whole, iterations=2, out=str(tmp_path / "two"))) == 0
+    train(whole)
+    train(replace(whole, iterations=2, out=str(tmp_path / "two")))
     good = (tmp_path / "two" / "metrics.jsonl").read_bytes()
     for kind in ("deleted", "a digit changed", "row in the middle lost"):
         hurt = replace(whole, out=str(tmp_path / kind))
@@ -84,7 +84,7 @@ def test_a_continued_run_checks_its_journal(make_config, tmp_path: Path, capsys:
         bad, file = DAMAGE[kind](good), Path(hurt.out) / "metrics.jsonl"
         file.unlink() if bad is None else file.write_bytes(bad)
         capsys.readouterr()
-        assert train(hurt) == 0
+        train(hurt)
         assert rows(hurt) == rows(whole), kind
         assert "metrics.jsonl was damaged" in capsys.readouterr().out, kind
 
@@ -139,13 +139,13 @@ def test_damage_is_described(kind: str, told: str) -> None:
 
 def test_a_journal_with_rows_is_never_emptied(make_config, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config(iterations=1)
-    assert train(config) == 0
+    train(config)
     out = Path(config.out)
     before = (out / "metrics.jsonl").read_bytes()
     for name in ("metrics.old-1.jsonl", "metrics.old-2.jsonl"):
         shutil.rmtree(out / "checkpoints")
         before = (out / "metrics.jsonl").read_bytes()
-        assert train(config) == 0
+        train(config)
         assert (out / name).read_bytes() == before
         assert (
             f"has 3 rows, but there is no checkpoint to continue from: the run starts anew. They are kept in {out / name}"

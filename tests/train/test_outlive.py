@@ -16,10 +16,10 @@ import pytest
 import trainer_toys
 
 import sage_grpo.train.samples as samples_module
+from sage_grpo.session import run as train
 from sage_grpo.train.config import KeepConfig, LogConfig
 from sage_grpo.train.folder.journal import read_rows
 from sage_grpo.train.metrics import TensorBoard
-from sage_grpo.train.runner import train
 from sage_grpo.train.terminal import Outlet, outliving_output
 
 
@@ -51,7 +51,7 @@ def test_output_that_cannot_be_written(error: Exception, after: int, make_config
     config = make_config(iterations=2)
     monkeypatch.setattr(sys, "stdout", Closing(error, after))
     with pytest.warns(UserWarning, match="cannot be written any more .*: the run goes on without it"):
-        assert train(config) == 0
+        train(config)
     assert [row["iteration"] for row in read_rows(Path(config.out) / "metrics.jsonl")] == [0, 1, 2, 2]
     assert (Path(config.out) / "final").is_dir()
 
@@ -61,7 +61,7 @@ def test_a_process_without_output(make_config, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     config = make_config(iterations=1, log=LogConfig(tensorboard=False, progress=True))
-    assert train(config) == 0
+    train(config)
     assert (Path(config.out) / "final").is_dir()
 
 
@@ -132,7 +132,7 @@ def test_a_lost_terminal_saves_and_leaves(make_config, monkeypatch, capsys) -> N
     config = make_config(iterations=4, keep=KeepConfig(checkpoint_every=100, videos_every=0))
     hang_up(monkeypatch, at=3)
     with at_a_hang_up(signal.SIG_DFL):
-        assert train(config) == 0
+        train(config)
     assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
     assert "Stopped by signal after iteration 1; saved" in capsys.readouterr().out
 
@@ -141,7 +141,7 @@ def test_under_nohup_a_lost_terminal_does_not_matter(make_config, monkeypatch) -
     config = make_config(iterations=2)
     hang_up(monkeypatch, at=3)
     with at_a_hang_up(signal.SIG_IGN):
-        assert train(config) == 0
+        train(config)
     assert (Path(config.out) / "final").is_dir()
 
 
@@ -157,7 +157,7 @@ def test_a_full_disk_for_videos_and_tensorboard(make_config, monkeypatch, tmp_pa
         iterations=2, keep=KeepConfig(checkpoint_every=1, videos_every=1), log=LogConfig(progress=False)
     )
     with pytest.warns(UserWarning, match="The run goes on") as warned:
-        assert train(config) == 0
+        train(config)
     said = "\n".join(str(warning.message) for warning in warned)
     assert (
         f"Saving videos to {tmp_path}/run/videos failed (OSError: [Errno 28] No space left on device). The run goes on."
@@ -181,11 +181,11 @@ def _appending(open_):
 
 def test_a_video_folder_that_is_not_one(make_config) -> None:
     config = make_config(iterations=1, keep=KeepConfig(checkpoint_every=1, videos_every=1))
-    assert train(replace(config, keep=KeepConfig(checkpoint_every=1, videos_every=0))) == 0
+    train(replace(config, keep=KeepConfig(checkpoint_every=1, videos_every=0)))
     folder = Path(config.out) / "videos"
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
     folder.write_text("no folder")
     with pytest.warns(UserWarning, match="Saving videos to .* failed"):
-        assert train(replace(config, iterations=2)) == 0
+        train(replace(config, iterations=2))

@@ -139,7 +139,7 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkey
     assert [text.partition(":")[0] for text in remarks("mixed.txt")] == [
         "1 of 2 held-out prompts are trained on as well"
     ]
-    monkeypatch.setattr("sage_grpo.train.runner.train", lambda config, world: 0)
+    monkeypatch.setattr("sage_grpo.session.run", lambda config, world: None)
     words = ["--data.prompts", str(tmp_path / "train.txt"), "--data.eval_prompts", str(tmp_path / "mixed.txt")]
     assert main(["train", "shapes/sage", "--out", str(tmp_path / "run"), *words]) == 0
     assert "sage-grpo: 1 of 2 held-out prompts are trained on as well" in capsys.readouterr().err

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from sage_grpo.train import runner
+from sage_grpo.session import run as train
 from sage_grpo.train.clock import Clock
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.observers import Profile
 from sage_grpo.train.profiler import Recorder
-from sage_grpo.train.runner import train
 
 PHASES = ["rollout", "decode", "reward", "update"]
 
@@ -112,5 +112,6 @@ def test_only_the_main_process_records() -> None:
         clock=Clock(),
     )
     trainer.step = lambda: seen.append(trainer.clock.recorder) or {}
-    runner._step(SimpleNamespace(trainer=trainer))
+    with Profile(trainer, SimpleNamespace(), Path()).during(0):
+        trainer.step()
     assert seen == [None]

@@ -23,10 +23,10 @@ from sage_grpo.data.prompts import Prompt, load_prompts
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.session import run as train
 from sage_grpo.train.config import DataConfig, KeepConfig, LogConfig, TrainConfig
 from sage_grpo.train.folder import identity
 from sage_grpo.train.own import Own
-from sage_grpo.train.runner import train
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def begun(make_config, tmp_path: Path) -> TrainConfig:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat\na red dog\n")
     config = make_config(iterations=1, data=DataConfig(prompts=str(prompts)))
-    assert train(config) == 0
+    train(config)
     return replace(config, iterations=2)
 
 
@@ -57,8 +57,8 @@ def test_a_changed_meaning_is_refused_unless_asked_for(name: str, begun: TrainCo
     with pytest.raises(ConfigError, match=name):
         train(replace(changed, allow_changes=["model.lora", "code"]))
     assert files(tmp_path / "run") == before
-    assert train(replace(changed, allow_changes=[name.split(".")[0]])) == 0
-    assert train(replace(changed, iterations=3)) == 0  # the change is now the run's own
+    train(replace(changed, allow_changes=[name.split(".")[0]]))
+    train(replace(changed, iterations=3))  # the change is now the run's own
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -68,7 +68,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_changed_prompts_are_refused_and_a_moved_file_is_not(begun: TrainConfig, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere.txt"
     moved.write_text("# the same prompts\na cat\na red dog\n")
-    assert train(replace(begun, data=DataConfig(prompts=str(moved)))) == 0
+    train(replace(begun, data=DataConfig(prompts=str(moved))))
     moved.write_text("a cat\na blue dog\n")
     with pytest.raises(ConfigError, match=r"\n  prompts: the content of data.prompts\n"):
         train(replace(begun, iterations=3, data=DataConfig(prompts=str(moved))))
@@ -196,7 +196,7 @@ def test_changed_base_weights_under_a_lora_are_refused(make_config, checkpoint, 
     shutil.copytree(checkpoint("wan_t2v"), base)
     config = make_config(kind="wan_t2v", model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3}, iterations=1)
     config = replace(config, model=replace(config.model, path=str(base)))
-    assert train(config) == 0
+    train(config)
     (weights,) = (base / "transformer").glob("*.safetensors")
     tensors = load_file(weights)
     name = max(tensors, key=lambda name: tensors[name].numel())
@@ -260,7 +260,7 @@ def test_what_does_not_change_the_meaning_is_free(begun: TrainConfig) -> None:
         rewards=[replace(begun.rewards[0], batch_size=2)],
         max_failed_fraction=0.5,
     )
-    assert train(free) == 0
+    train(free)
 
 
 def test_every_free_field_exists() -> None:
@@ -286,29 +286,29 @@ def test_a_name_that_does_not_exist_is_refused_with_the_nearest(make_config) -> 
 
 
 def test_a_finished_run_is_left_alone(begun: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(begun) == 0
+    train(begun)
     before = files(tmp_path / "run")
     stamps = {file: Path(file).stat().st_mtime_ns for file in before}
     capsys.readouterr()
-    assert train(replace(begun, log=LogConfig(tensorboard=True))) == 0
+    train(replace(begun, log=LogConfig(tensorboard=True)))
     assert "is finished: 2 iterations are done" in " ".join(capsys.readouterr().out.split())
     assert files(tmp_path / "run") == before
     assert {file: Path(file).stat().st_mtime_ns for file in before} == stamps
     with pytest.raises(ConfigError, match="seed: 0 -> 7"):
         train(replace(begun, seed=7))
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 0
-    assert train(replace(begun, iterations=3)) == 0
+    train(replace(begun, iterations=3))
     assert (tmp_path / "run" / ".finished").read_text() == "3\n"
 
 
 def test_a_run_killed_before_its_last_export_is_not_taken_for_finished(begun: TrainConfig, tmp_path: Path) -> None:
     """final/ of the shorter run is still there, with other weights."""
-    assert train(begun) == 0
+    train(begun)
     out, weights = tmp_path / "run", sorted((tmp_path / "run" / "final").rglob("*.safetensors"))[0]
     right = weights.read_bytes()
     (out / ".finished").write_text("1\n")
     tensors = {name: torch.zeros_like(tensor) for name, tensor in load_file(weights).items()}
     weights.unlink()
     save_file(tensors, str(weights))
-    assert train(begun) == 0
+    train(begun)
     assert weights.read_bytes() == right

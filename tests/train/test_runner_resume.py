@@ -22,8 +22,8 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.checkpoint import CheckpointError
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.session import run as train
 from sage_grpo.train.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
-from sage_grpo.train.runner import train
 from sage_grpo.train.state import load_weights
 from slowly import slow_but
 
@@ -86,10 +86,10 @@ def full(make_config, tmp_path: Path) -> TrainConfig:
 def test_interrupted_twice_is_the_same_run(optimizer: str, full: TrainConfig, tmp_path: Path) -> None:
     full = replace(full, optimizer=replace(full.optimizer, kind=optimizer))
     broken = replace(full, out=str(tmp_path / "broken"))
-    assert train(full) == 0
+    train(full)
     interrupt(broken, at=2)  # in the first iteration: nothing saved yet (call 1 is the evaluation)
     interrupt(broken, at=6)  # after the checkpoint of iteration 2
-    assert train(broken) == 0
+    train(broken)
     assert_same_run(full, broken)
 
 
@@ -100,20 +100,20 @@ def test_resume_is_exact_on_a_real_architecture(lora: LoraSpec | None, make_conf
         optimizer=OptimizerConfig(lr=1e-2),
     )  # fmt: skip
     broken = replace(whole, out=str(tmp_path / "broken"))
-    assert train(whole) == 0
+    train(whole)
     interrupt(broken, at=3)
-    assert train(broken) == 0
+    train(broken)
     assert_same_run(whole, broken)
 
 
 def test_sigterm_saves_exits_with_0_and_the_same_command_continues(full: TrainConfig, tmp_path: Path) -> None:
     stopped = replace(full, out=str(tmp_path / "stopped"))
-    assert train(full) == 0
+    train(full)
     assert interrupt(stopped, at=2, how="signals") == 0
     # Iteration 1 is no multiple of checkpoint_every, so this checkpoint is the signal's.
     assert [folder.name for folder in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["000001"]
     assert not (tmp_path / "stopped" / "final").exists()
-    assert train(stopped) == 0
+    train(stopped)
     assert_same_run(full, stopped)
 
 
@@ -129,23 +129,23 @@ def test_a_stop_cuts_an_evaluation_short_and_the_continued_run_does_it_again(
             os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*arguments, **named)
 
-    assert train(full) == 0
+    train(full)
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module, "evaluate", signalled)
-        assert train(stopped) == 0
+        train(stopped)
     saved = [folder.name for folder in (tmp_path / "stopped" / "checkpoints").glob("*")]
     assert saved == ([f"{iteration:06d}"] if iteration else [])
     assert [row["iteration"] for row in rows(stopped) if "eval/total" in row] == list(range(0, iteration, 2))
     interrupt(stopped, at=2)  # after the evaluation, before the next checkpoint: it must not be logged twice
-    assert train(stopped) == 0
+    train(stopped)
     assert_same_run(full, stopped)
 
 
 def test_a_finished_run_does_nothing_more(full: TrainConfig) -> None:
-    assert train(full) == 0
+    train(full)
     before = rows(full)
     shutil.rmtree(Path(full.out) / "final")  # a kill between the last checkpoint and the export
-    assert train(full) == 0
+    train(full)
     assert rows(full) == before
     assert final(full)
 
@@ -176,11 +176,11 @@ def lose_the_manifest(file: Path) -> None:
 @pytest.mark.parametrize("damage", slow_but([cut_short, flip_a_bit, lose_the_state, lose_the_manifest], flip_a_bit))
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, full: TrainConfig, tmp_path: Path) -> None:
     hurt = replace(full, out=str(tmp_path / "hurt"))
-    assert train(full) == 0
+    train(full)
     interrupt(hurt, at=8)  # in iteration 5 (evaluations before 1, after 2 and after 4): checkpoints 2 and 4 are there
     damage(newest(hurt, 4))
     with pytest.warns(UserWarning, match=r"000004 is damaged .*using the one before it"):
-        assert train(hurt) == 0
+        train(hurt)
     assert_same_run(full, hurt)
 
 
@@ -196,13 +196,13 @@ def test_when_all_checkpoints_are_damaged_the_run_says_so_and_keeps_what_is_ther
 
 def test_leftovers_of_an_interrupted_write_are_ignored_and_removed(full: TrainConfig, tmp_path: Path) -> None:
     hurt = replace(full, out=str(tmp_path / "hurt"))
-    assert train(full) == 0
+    train(full)
     interrupt(hurt, at=6)
     checkpoints = Path(hurt.out) / "checkpoints"
     shutil.copytree(checkpoints / "000002", checkpoints / ".000004.partial")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert train(hurt) == 0
+        train(hurt)
     assert sorted(folder.name for folder in checkpoints.iterdir()) == ["000004", "000005"]
     assert_same_run(full, hurt)
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_kind_of_run_does_not_fit_even_if_asked_for(chan
 
 def test_a_checkpoint_of_another_lora_rank_is_refused(make_config) -> None:
     config = make_config(kind="wan_t2v", model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3}, iterations=1)
-    assert train(config) == 0
+    train(config)
     wider = replace(config, iterations=2, model=replace(config.model, lora=LoraSpec(rank=4)), allow_changes=["model"])
     with pytest.raises(CheckpointError, match=r"does not fit this configuration"):
         train(wider)
@@ -241,7 +241,7 @@ def test_a_run_that_trained_what_nothing_reads_is_continued_and_exported(
     )  # fmt: skip
     with monkeypatch.context() as older:
         older.setattr(hunyuan15, "unread_queries", lambda transformer: set())
-        assert train(config) == 0
+        train(config)
     saved = json.loads((Path(config.out) / "checkpoints" / "000001" / "state.json").read_text())["tensors"]
     assert any("weights/transformer_blocks.1.attn.add_q_proj" in name for name in saved)
     kept_models.clear()
@@ -250,14 +250,14 @@ def test_a_run_that_trained_what_nothing_reads_is_continued_and_exported(
     assert not any("transformer_blocks.1.attn.add_q_proj" in name for name in model.trainable())
     weights = load_weights(Path(config.out) / "checkpoints" / "000001", model, ema=True)
     assert weights.keys() == model.trainable().keys()
-    assert train(now) == 0
+    train(now)
     assert [row["iteration"] for row in rows(now)][-1] == 2
 
 
 def test_compatible_changes_are_announced(full: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
     interrupt(full, at=6)
     capsys.readouterr()
-    assert train(replace(full, iterations=6, rewards=full.rewards, max_failed_fraction=0.5)) == 0
+    train(replace(full, iterations=6, rewards=full.rewards, max_failed_fraction=0.5))
     said = capsys.readouterr().out
     assert "at iteration 2" in said
     assert "iterations" in said
@@ -271,11 +271,11 @@ def test_resume_must_and_never(full: TrainConfig) -> None:
     interrupt(full, at=6)
     with pytest.raises(ValueError, match="holds checkpoints of another run"):
         train(replace(full, resume="never"))
-    assert train(replace(full, resume="must")) == 0
+    train(replace(full, resume="must"))
 
 
 def test_only_so_many_checkpoints_are_kept_besides_the_best(full: TrainConfig) -> None:
-    assert train(replace(full, keep=KeepConfig(checkpoint_every=1, checkpoints=3, videos_every=0))) == 0
+    train(replace(full, keep=KeepConfig(checkpoint_every=1, checkpoints=3, videos_every=0)))
     folders = sorted(folder.name for folder in (Path(full.out) / "checkpoints").iterdir())
     assert folders == ["000003", "000004", "000005"]
     scores = {row["iteration"]: row["eval/total"] for row in rows(full) if "eval/total" in row}

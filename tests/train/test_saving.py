@@ -23,8 +23,8 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.checkpoint import SaveFailed
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
+from sage_grpo.session import run as train
 from sage_grpo.train.config import KeepConfig, TrainConfig
-from sage_grpo.train.runner import train
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -179,16 +179,16 @@ def test_a_kill_while_a_number_is_saved_again_loses_nothing(
 
 def test_a_run_adopts_a_whole_checkpoint_that_was_not_yet_renamed(make_config, capsys) -> None:
     config = make_config(iterations=2, keep=KeepConfig(checkpoints=1, checkpoint_every=1, videos_every=0))
-    assert train(config) == 0
+    train(config)
     root = Path(config.out) / "checkpoints"
     (root / "000002").rename(root / ".000002.partial")
     capsys.readouterr()
-    assert train(replace(config, iterations=3)) == 0
+    train(replace(config, iterations=3))
     said = " ".join(capsys.readouterr().out.split())
     assert "000002 was whole but not yet in its place" in said
     assert "at iteration 2." in said
     (root / "000003").rename(root / ".000003.old")
-    assert train(replace(config, iterations=4)) == 0
+    train(replace(config, iterations=4))
     assert "at iteration 3." in " ".join(capsys.readouterr().out.split())
 
 
@@ -265,8 +265,8 @@ def test_a_manifest_without_content_is_damage(content: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["runs[0]", "[bold]run", "[/red]", "*?[!a]"])
 def test_brackets_in_paths(name: str, make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config(iterations=1, out=str(tmp_path / name), keep=KeepConfig(checkpoint_every=1, videos_every=1))
-    assert train(config) == 0
-    assert train(replace(config, iterations=2)) == 0
+    train(config)
+    train(replace(config, iterations=2))
     said = capsys.readouterr().out.replace("\n", "")
     assert f"Resumed from {tmp_path}/{name}/checkpoints/000001 at iteration 1." in said
     assert f"Weights: {tmp_path}/{name}/final" in said

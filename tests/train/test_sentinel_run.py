@@ -17,11 +17,11 @@ from sage_grpo.parallel.fsdp import Engine
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.pace import Pace
+from sage_grpo.session import run
 from sage_grpo.train.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
 from sage_grpo.train.events import Hooks, SentinelEvent
 from sage_grpo.train.folder.diary import read_events
 from sage_grpo.train.looks import describe, look_at, thumbnails
-from sage_grpo.train.runner import run, train
 from sage_grpo.train.travel import Travel
 from sage_grpo.train.update import Diverged
 
@@ -81,7 +81,7 @@ def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(
 
 def test_off_leaves_no_trace(far) -> None:
     config = far("off")
-    train(config)
+    run(config)
     assert not told(config)
     assert not [name for row in rows(config) for name in row if name.startswith("sentinel/")]
 
@@ -89,7 +89,7 @@ def test_off_leaves_no_trace(far) -> None:
 def test_the_step_size_is_lowered_by_a_factor_that_is_saved(far, tmp_path: Path) -> None:
     config = far("lower_lr", lr_factor=0.25)
     whole = replace(config, out=str(tmp_path / "whole"))
-    train(whole)
+    run(whole)
     first = next(n for n, row in enumerate(r for r in rows(whole) if "reward/total" in r) if row["sentinel/open"])
     assert lrs(whole)[: first + 2] == [1e-3] * (first + 2)  # told after one iteration, acted on after the next
     assert lrs(whole)[first + 2] == pytest.approx(2.5e-4)
@@ -97,7 +97,7 @@ def test_the_step_size_is_lowered_by_a_factor_that_is_saved(far, tmp_path: Path)
     assert "0.25 times as long" in told(whole)[1][1]
     broken = replace(config, out=str(tmp_path / "broken"))
     interrupt(broken, at=2 * (first + 3) + 2)
-    train(broken)
+    run(broken)
     assert_same_run(whole, broken)
 
 
@@ -158,7 +158,7 @@ def test_a_stop_saves_and_says_why(far, capsys: pytest.CaptureFixture[str]) -> N
 def test_the_good_checkpoint_outlives_the_others(far) -> None:
     """keep.checkpoints is 1: the newest stays, and the one to go back to."""
     config = far("rollback", iterations=8, patience=9)  # never acted on, but no weights are good after the sign
-    train(config)
+    run(config)
     kept = sorted(folder.name for folder in (Path(config.out) / "checkpoints").iterdir())
     bad = next(row["iteration"] for row in rows(config) if row.get("weights/distance", 0.0) > 0.015)
     assert len(kept) == 2
@@ -187,11 +187,11 @@ def test_a_run_that_diverges_goes_back_too(far, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_last_figures_are_those_of_the_last_weights(far) -> None:
     config = far("rollback", iterations=20)
-    train(replace(config, out=config.out + "-probe"))
+    run(replace(config, out=config.out + "-probe"))
     probe = replace(config, out=config.out + "-probe")
     at = next(at for at, text in told(probe) if "back to the weights" in text)
     short = replace(config, iterations=at)
-    train(short)
+    run(short)
     last = [row["eval/total"] for row in rows(short) if row["iteration"] == at and "eval/total" in row]
     good = int(next(text for _, text in told(short) if "back to" in text).split("iteration ")[1].split(" ")[0])
     then = [row["eval/total"] for row in rows(short) if row["iteration"] == good and "eval/total" in row]

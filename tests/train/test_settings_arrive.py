@@ -25,6 +25,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.session import run as train
 from sage_grpo.train.build import build
 from sage_grpo.train.config import (
     AdvantageConfig,
@@ -36,7 +37,6 @@ from sage_grpo.train.config import (
     UpdateConfig,
 )
 from sage_grpo.train.evaluate import Evaluation
-from sage_grpo.train.runner import train
 from sage_grpo.train.scoring import Scored
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Tally, summarize
@@ -538,7 +538,7 @@ def test_the_best_weights_are_those_of_the_highest_score(
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
     config = make_config(evaluate=EvalConfig(every=1))
-    assert train(config) == 0
+    train(config)
     assert len(history) == 4
     state = json.loads((Path(config.out) / "checkpoints" / "000003" / "state.json").read_text())
     assert state["best"] == {"iteration": best, "score": 0.9}

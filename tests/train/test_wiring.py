@@ -17,11 +17,12 @@ import wiring
 import wiring_rewards
 from wiring_table import GUIDED, ROWS, Files, Row, Seen
 
+from sage_grpo import session
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import lay_out
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.train import metrics, runner, same_bits, trainer
+from sage_grpo.train import metrics, same_bits, trainer
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.watch import Watch
 from slowly import slow_but
@@ -128,16 +129,16 @@ def _catch(patch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
 
 
 def folder(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[str]:
-    runner.train(config)
+    session.run(config)
     return sorted(one.parent.name for one in Path(config.out).parent.glob("*/final"))
 
 
 def second_start(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
     first = dataclasses.replace(config, iterations=1)
     if not Path(config.out).exists():
-        runner.train(dataclasses.replace(first, resume="auto"))
+        session.run(dataclasses.replace(first, resume="auto"))
     try:
-        return f"exit {runner.train(first)}"
+        return f"{session.run(first).iteration} iterations"
     except ValueError as error:
         return str(error)
 
@@ -208,9 +209,9 @@ def encoded(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
 def changed_start(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
     first = dataclasses.replace(config, iterations=1, allow_changes=[])
     if not Path(config.out).exists():
-        runner.train(first)
+        session.run(first)
     try:
-        return f"exit {runner.train(wiring.changed(config, {'optimizer.lr': 7e-3, 'iterations': 2}))}"
+        return f"{session.run(wiring.changed(config, {'optimizer.lr': 7e-3, 'iterations': 2})).iteration} iterations"
     except ValueError as error:
         return str(error)
 
@@ -260,16 +261,16 @@ def sinks(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
     for name in services:  # they need not be installed
         patch.setitem(sys.modules, name.lower(), types.ModuleType(name.lower()))
     with contextlib.suppress(Caught):
-        runner.train(
+        session.run(
             dataclasses.replace(config, iterations=1, out=f"{config.out}-{config.log.wandb}-{config.log.trackio}")
         )
     return [(name, calls[0][0][0]) for name, calls in services.items() if calls]
 
 
 def terminal(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-    calls = _catch(patch, runner, "Terminal")
+    calls = _catch(patch, session, "Terminal")
     with pytest.raises(Caught):
-        runner.train(config)
+        session.run(config)
     return calls[0][1]["progress"]
 
 

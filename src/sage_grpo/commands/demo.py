@@ -37,9 +37,9 @@ def run(options: Options) -> int:
     from sage_grpo.recipes import recipe
     from sage_grpo.report.build import leave_report
     from sage_grpo.report.picture import draw_run
+    from sage_grpo.session import run as train
     from sage_grpo.train.folder.journal import read_rows
     from sage_grpo.train.preflight import preflight
-    from sage_grpo.train.runner import train
 
     start, out = time.perf_counter(), Path(options.out)
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed)
@@ -47,11 +47,11 @@ def run(options: Options) -> int:
     if iterations is not None:
         config = replace(config, iterations=iterations)
     preflight(config)
-    status = train(config)
+    train(config)
     told = leave_report(out)
     rows = [row for row in read_rows(out / "metrics.jsonl") if "eval/total" in row]
-    if status != 0 or len(rows) < 2 or rows[-1]["iteration"] < config.iterations:
-        return status
+    if len(rows) < 2 or rows[-1]["iteration"] < config.iterations:
+        return 0
     picture = draw_run(out, out / "picture.png")
     print(summary(rows[0], rows[-1]))
     print(f"\n{told}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")

@@ -40,15 +40,15 @@ def run(options: Options) -> int:
     """Examine and print."""
     from rich.console import Console
 
-    from sage_grpo.parallel.world import RankLost, start
+    from sage_grpo.parallel.world import RankLost
+    from sage_grpo.session import session
     from sage_grpo.train.checkup import show
     from sage_grpo.train.checkup.examine import examine, over_ranks
 
     config = train.plain(options)
-    world = start(config.parallel, config.model.device)
-    console = Console(highlight=False, quiet=options.json or not world.is_main)
     try:
-        with world.watching():
+        with session(config) as world:
+            console = Console(highlight=False, quiet=options.json or not world.is_main)
             found = examine(config, options.doctor, lambda finding: show.line(finding, console), world=world)
             elsewhere = over_ranks(found, world)
     except RankLost as lost:
@@ -60,5 +60,4 @@ def run(options: Options) -> int:
     show.summary(found, console)
     if options.json and world.is_main:
         print(json.dumps(show.document(found), indent=2, allow_nan=False))
-    world.close()
     return 1 if any(finding.status == "fail" for finding in found) else 0

@@ -100,32 +100,32 @@ def _say_what_it_stands_on(files: list[str]) -> None:
 
 def run(options: Options) -> int:
     """Train."""
+    from sage_grpo import session
     from sage_grpo.parallel.checkpoint import SaveFailed
-    from sage_grpo.parallel.world import RankLost, start
+    from sage_grpo.parallel.world import RankLost
     from sage_grpo.report.build import leave_report
     from sage_grpo.rewards.base import RewardFailure
-    from sage_grpo.train.preflight import preflight
-    from sage_grpo.train.runner import train
     from sage_grpo.train.terminal import outliving_output
     from sage_grpo.train.update import Diverged
 
+    status = 0
     with outliving_output():
-        world = start(options.parallel, options.model.device)
-        for remark in preflight(options, world.size):
-            if world.is_main:
-                print(f"sage-grpo: {remark}", file=sys.stderr, flush=True)
         try:
-            with world.watching():
-                status = train(options, world)
-        except (Diverged, RewardFailure, SaveFailed) as stopped:  # all ranks decide alike
-            if world.is_main:
-                print(f"sage-grpo train stopped: {stopped}")
-            status = 1
+            with session.session(options, remark=_remark) as world:
+                try:
+                    session.run(options, world)
+                except (Diverged, RewardFailure, SaveFailed) as stopped:  # all ranks decide alike
+                    if world.is_main:
+                        print(f"sage-grpo train stopped: {stopped}")
+                    status = 1
         except RankLost as lost:
             print(f"sage-grpo train stopped: {lost}", file=sys.stderr, flush=True)
             os._exit(1)  # an orderly exit would wait for the rank that is gone
-        world.close()
         told = leave_report(Path(options.out)) if world.is_main else ""
         if told:
             print(told)
     return status
+
+
+def _remark(text: str) -> None:
+    print(f"sage-grpo: {text}", file=sys.stderr, flush=True)

@@ -26,9 +26,11 @@ from sage_grpo.lab.unfinished import Unfinished
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.train.build import build
 from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.events import SentinelEvent
+from sage_grpo.train.evaluate import Evaluation
+from sage_grpo.train.events import SentinelEvent, StopRequest
 from sage_grpo.train.folder.identity import identify, of_code, plain
 from sage_grpo.train.forecast.passes import references
+from sage_grpo.train.loop import Evaluated, Loop, Observer
 from sage_grpo.train.plan import Plan
 from sage_grpo.train.trainer import Trainer
 from sage_grpo.train.update import Diverged
@@ -37,8 +39,8 @@ from sage_grpo.train.watch import Watch
 BLOCKS = 30
 """Points of a training curve, at most."""
 Scores = dict[str, float | None]
-Bases = dict[str, tuple[Scores, list[dict[str, Any]]]]
-"""Evaluations of untrained models: means, and the scores of every clip."""
+Bases = dict[str, Evaluation]
+"""Evaluations of untrained models."""
 Progress = Callable[[int], None]
 
 
@@ -135,17 +137,74 @@ def measure(
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """What the loop works with."""
+@dataclass(frozen=True)
+class Recording(Observer):
+    """Writes a run's record: every iteration's row and cost, and every evaluation's scores."""
 
     trainer: Trainer
-    points: Sequence[int]
     record: Record
     bases: Bases
     progress: Progress
-    watch: Watch
+
+    def after(self, row: dict[str, float]) -> None:
+        """What the iteration gave and cost."""
+        trainer, record, plan = self.trainer, self.record, self.trainer.done
+        if plan is None:
+            raise RuntimeError("An iteration is complete, but there is no plan of it.")
+        passes = references(trainer.config, plan.iteration, plan.updates)
+        record.cost += rollout_cost(plan) + update_cost(plan, passes)
+        record.seconds["iterations"] += row["time/total"]
+        record.training.append(row)
+        record.updates = trainer.state.updates
+        for label, weight in plan.equalizer.items():
+            record.grid[label]["weight"] = weight
+        self.progress(trainer.state.iteration)
+
+    def evaluated(self, found: Evaluated) -> None:
+        """The scores at this point."""
+        self.keep(found.result, self.trainer.state.iteration)
+
+    def keep(self, found: Evaluation, number: int) -> None:
+        """Scores as those after so many iterations."""
+        scores = {name.removeprefix("eval/"): figure(value) for name, value in found.metrics.items()}
+        self.record.evaluations[str(number)] = with_plain_names(scores, self.trainer.config)
+        self.record.passes[str(number)] = self.record.cost
+
+    def told(self, event: SentinelEvent) -> None:
+        """What the sentinel found and did."""
+        self.record.sentinel.append([event.iteration, event.name, event.action])
+
+    def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
+        """Evaluate, or remember: untrained models are the same in many runs."""
+        base = base_key(self.trainer.config) if self.trainer.state.iteration == 0 else ""
+        if base in self.bases:
+            return self.bases[base]
+        start = time.perf_counter()
+        found = self.trainer.evaluate(after_batch)
+        self.record.seconds["evaluate"] += time.perf_counter() - start
+        if base:
+            self.bases[base] = found
+        return found
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Keeps a run that is under way, at its points and once in a while."""
+
+    trainer: Trainer
+    record: Record
     place: Unfinished
+    points: Sequence[int]
+
+    def due(self, number: int, *, last: bool, stopping: bool) -> bool:
+        """At evaluated points, and where the last one was long ago; what is over needs no going on."""
+        return not (last or stopping) and (number in self.points or self.place.late)
+
+    def save(self, *, needed: bool) -> Path | None:
+        """Keep this moment."""
+        if self.trainer.state.iteration < self.trainer.config.iterations:
+            self.place.keep(self.trainer, self.record.state_dict(), needed=needed)
+        return None
 
 
 def train(
@@ -158,71 +217,12 @@ def train(
     if known is not None:
         record.load_state_dict(known)
     trainer.encode_prompts()  # which ones goes by the iteration
-
-    def hear(event: SentinelEvent) -> None:
-        record.sentinel.append([event.iteration, event.name, event.action])
-
-    watch = Watch(trainer.config, trainer.state, trainer.writer, place.root, hear, held_out=bool(trainer.held_out))
-    run = Running(
-        trainer=trainer, points=points, record=record, bases=bases, progress=progress, watch=watch, place=place
-    )
-    over = known is None and _look(run)  # a point is kept after the look at it
-    while not over:
-        _step(run)
-        over = _look(run)
-
-
-def _look(run: Running) -> bool:
-    """What stands between two iterations: evaluate, let the sentinel act, keep the run; returns whether it is over."""
-    trainer, record, watch = run.trainer, run.record, run.watch
-    state, last = trainer.state, trainer.config.iterations
-    number = state.iteration
-    if number in run.points and trainer.held_out:
-        record.evaluations[str(number)], rows = _evaluate(trainer, record, run.bases)
-        record.passes[str(number)] = record.cost
-        state.evaluated = number
-        watch.look_at_clips(rows)
-    back = watch.act()
-    good = watch.mark(saving=False)
-    run.progress(number)
-    if watch.stops or (back and number == last):  # its end is what the weights are worth that it ends with
-        record.evaluations[str(last)], _ = _evaluate(trainer, record, run.bases)
-        record.passes[str(last)] = record.cost
-    if number >= last or watch.stops:
-        return True
-    if good or (number > 0 and (number in run.points or run.place.late)):
-        run.place.keep(trainer, record.state_dict(), needed=good)
-    return False
-
-
-def _step(run: Running) -> None:
-    trainer, record = run.trainer, run.record
-    config, state = trainer.config, trainer.state
-    plan = trainer.planner.plan(state.iteration, state.stream.peek(config.batch.prompts))
-    number = state.iteration
-    row = trainer.step()
-    record.cost += rollout_cost(plan) + update_cost(plan, references(config, number, plan.updates))
-    record.seconds["iterations"] += row["time/total"]
-    record.training.append(row | run.watch.look(row))
-    record.updates = state.updates
-    for label, weight in plan.equalizer.items():
-        record.grid[label]["weight"] = weight
-
-
-def _evaluate(trainer: Trainer, record: Record, bases: Bases) -> tuple[Scores, list[dict[str, Any]]]:
-    config = trainer.config
-    base = base_key(config) if trainer.state.iteration == 0 else ""
-    if base not in bases or not base:
-        start = time.perf_counter()
-        found = trainer.evaluate()
-        trainer.clock.report()  # what it took is no part of the next iteration
-        record.seconds["evaluate"] += time.perf_counter() - start
-        scores = {name.removeprefix("eval/"): figure(value) for name, value in found.metrics.items()}
-        scores = with_plain_names(scores, config)
-        if not base:
-            return scores, found.rows
-        bases[base] = scores, found.rows
-    return bases[base]
+    recording = Recording(trainer, record, bases, progress)
+    watch = Watch(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
+    saver = Kept(trainer, record, place, points)
+    loop = Loop(trainer, watch, saver, [recording], points, StopRequest(), recording.evaluate)
+    if loop.run() and trainer.held_out:  # its end is what the weights are worth that it ends with
+        recording.keep(recording.evaluate(), trainer.config.iterations)
 
 
 def base_key(config: TrainConfig) -> str:

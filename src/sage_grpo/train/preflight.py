@@ -20,25 +20,29 @@ from sage_grpo.objects import refuse_object
 from sage_grpo.rewards.needs import Need, reward_needs
 from sage_grpo.rewards.spec import BUILT_IN, find_reward
 from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.own import Own
 from sage_grpo.train.planner import Planner
 from sage_grpo.train.prints import stable
 from sage_grpo.train.sources import NAMES, load_sources
 
 
-def preflight(config: TrainConfig, ranks: int = 1) -> list[str]:
+def preflight(config: TrainConfig, ranks: int = 1, own: Own | None = None) -> list[str]:
     """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns what is worth a
-    remark, for people.
+    remark, for people. What a program hands over in `own` is not looked for.
 
     What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
     """
+    own = own or Own()
     check_plan(config, ranks)
     choose_device(config.model.device)
-    for source in (config.data.prompts, config.data.eval_prompts):
-        refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
-    check_files(config)
-    prompts, held_out = load_sources(config)  # prompts that cannot be read
-    check_model(config.model)
-    check_code(config)
+    for source, given in ((config.data.prompts, own.prompts), (config.data.eval_prompts, own.held_out)):
+        if given is None:
+            refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
+    check_files(config, own)
+    prompts, held_out = load_sources(config, own)  # prompts that cannot be read
+    if own.model is None:
+        check_model(config.model)
+    check_code(config, own)
     return [*prompt_remarks(prompts, held_out), *objective_remarks(config)]
 
 
@@ -97,14 +101,14 @@ def check_model(model: ModelSpec) -> None:
         check_lengths(resolve(model))
 
 
-def check_code(config: TrainConfig) -> None:
+def check_code(config: TrainConfig, own: Own) -> None:
     """Rewards and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
-    if config.model.family is not None and "." in config.model.family:
+    if own.model is None and config.model.family is not None and "." in config.model.family:
         find_family(config.model.family)
     for spec in config.rewards:
         if spec.device:
             choose_device(spec.device)
-        if spec.name not in BUILT_IN:
+        if spec.name not in BUILT_IN and spec.name not in own.rewards:
             find_reward(spec)
 
 
@@ -124,9 +128,16 @@ def check_plan(config: TrainConfig, ranks: int = 1) -> None:
     ).check()
 
 
-def check_files(config: TrainConfig) -> None:
+def check_files(config: TrainConfig, own: Own | None = None) -> None:
     """One message with everything that is missing, and where each comes from."""
-    absent = [need for need in needs(config) if not need.is_here]
+    own = own or Own()
+    given = {
+        "data.prompts": own.prompts,
+        "data.eval_prompts": own.held_out,
+        "model.path": own.model,
+        "model.lora.path": own.model,
+    }
+    absent = [need for need in needs(config) if given.get(need.key) is None and not need.is_here]
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     fetched = [need for need in absent if need.is_hub_id and not offline]
     missing = [need for need in absent if need not in fetched]

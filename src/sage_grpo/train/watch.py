@@ -38,11 +38,12 @@ class Watch:
         state: TrainState,
         writer: checkpoint.Writer,
         root: Path,
-        tell: Callable[[SentinelEvent], None],
         *,
         held_out: bool,
     ) -> None:
-        self.config, self.state, self.writer, self.root, self.tell = config.sentinel, state, writer, root, tell
+        self.config, self.state, self.writer, self.root = config.sentinel, state, writer, root
+        self.tell: Callable[[SentinelEvent], None] = lambda event: None
+        """Who hears what it says and does: the loop's observers."""
         self.evaluates = held_out and (config.evaluate.every > 0 or bool(config.evaluate.early))
         self.per_prompt = config.evaluate.per_prompt
         self.stops = False
