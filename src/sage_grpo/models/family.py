@@ -200,8 +200,8 @@ class FamilyModel(ABC):
         if self.takes_images:  # the picture is encoded at the clip's size
             parts.append("vae")
             size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
-        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}{self._reading()}"
-        key = digest(fingerprint(self.folder, parts), code, size)
+        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}"
+        key = digest(fingerprint(self.folder, parts), code, size, self._reading())
         return EncodingCache(None if folder is None else Path(folder).expanduser(), key)
 
     def _encoder(self, name: str) -> Any:

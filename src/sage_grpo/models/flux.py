@@ -70,7 +70,7 @@ class Flux(FamilyModel):
         return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
 
     def _reading(self) -> str:
-        return f"/{self.text_tokens} text tokens"
+        return f"{self.text_tokens} text tokens"
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:
