@@ -109,8 +109,9 @@ class SanaVideo(FamilyModel):
 
     def _instruct(self, prompt: str) -> str:
         score = self.options["motion_score"]
-        ends = score is None or SCORED.search(prompt) is not None  # a prompt of the published form keeps its own
-        return "\n".join(self._instruction) + (prompt if ends else prompt.rstrip() + _motion(score))
+        if score is not None and SCORED.search(prompt) is None:  # a prompt of the published form keeps its own
+            prompt = prompt.rstrip() + _motion(score)
+        return "\n".join(self._instruction) + prompt
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         self._encoder("text_encoder")
