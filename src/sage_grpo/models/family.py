@@ -27,7 +27,7 @@ from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
-from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
+from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift, sigmas_from
 from sage_grpo.models.sizes import Grid, check_image, choose_video, first_given
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import Traits
@@ -225,6 +225,11 @@ class FamilyModel(ABC):
         """The grid of the stock pipeline."""
         shift = self.shift if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
+
+    @classmethod
+    def sigmas_of(cls, scheduler: Mapping[str, Any], num_steps: int, shift: float) -> Tensor:
+        """The same from a scheduler_config.json alone."""
+        return sigmas_from(scheduler, num_steps, shift, even=cls.traits.even_sigmas)
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""
