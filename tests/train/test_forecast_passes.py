@@ -287,6 +287,7 @@ def test_small_clips_are_guided_in_one_batch(checkpoint) -> None:
 def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -> None:
     """Windows that move: later iterations too."""
     config = METHODS["mix_grpo"](make_config(model={"shift": 3.0}, rollout={"steps": 8}, iterations=8))
+    config = replace(config, rollout=replace(config.rollout, window=replace(config.rollout.window, every=1)))
     trainer, said = make_trainer(config), forecast(config, find("h200"))
     assert len(said.plans) == 8
     assert len({sum(one.rows for one in plan.sampled(0)) for plan in said.plans}) > 1
