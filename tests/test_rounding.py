@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import sys
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sage_grpo import rounding
 from sage_grpo.lab import leaderboard, measure
 from sage_grpo.lab import report as lab_report
 from sage_grpo.lab.design import Arm, Column, Suite
@@ -201,6 +203,22 @@ def test_the_check_of_the_leaderboard_forgives_last_digits_only() -> None:
     assert pages.alike(board, changed(mean=1.5 * (1 + 1e-12)))
     for other in (changed(mean=1.5000001), changed(half=0.1), changed(count=9), changed(name="b"), {"entries": []}):
         assert not pages.alike(board, other)
+
+
+PACKAGE = Path(rounding.__file__).parent
+
+
+@pytest.mark.parametrize("folder", ["lab", "report", "commands"])
+def test_nothing_is_read_back_from_its_printed_form(folder: str) -> None:
+    """float(f"{value:.6g}") is a figure that will be rounded again, compared or ranked."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in (PACKAGE / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
+        if any(isinstance(part, ast.JoinedStr) for part in node.args)
+    ]
+    assert not found
 
 
 def test_an_interval_is_printed_like_its_mean() -> None:

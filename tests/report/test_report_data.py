@@ -89,6 +89,14 @@ def test_runs_that_begin_alike_share_a_base_however_they_go_on(runs: list[Path])
     assert gallery([first, other])[0]["bases"] == [[0, 1]]
 
 
+def test_scores_under_the_clips_keep_their_digits(runs: list[Path]) -> None:
+    """The page rounds them when it shows them, and only then."""
+    run, exact = read_run(runs[0]), 0.123456789
+    clips = {n: [replace(clip, scores={"total": exact}) for clip in some] for n, some in run.clips.items()}
+    shown, _ = gallery([replace(run, clips=clips)])
+    assert shown["entries"][0]["base"][0][2][shown["parts"].index("total")] == exact
+
+
 def test_other_rewards_score_the_same_base_otherwise(runs: list[Path]) -> None:
     first, second = read_run(runs[0]), read_run(runs[2])
     other = replace(second, settings={**second.settings, "rewards[0].weights.TA": 9.0})
