@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.recipes import recipe
+from sage_grpo.rounding import fixed
+from sage_grpo.train.choosing import foresee
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.planner import Planner
 
@@ -34,31 +36,52 @@ def configurations() -> dict[str, TrainConfig]:
     }
 
 
-def rows(file: Path) -> list[list[str]]:
-    """Method, passes that sample, that run the anchor, and that go forward and backward, seconds, and times as fast as the first."""
+@dataclass(frozen=True)
+class Row:
+    """A method: passes that sample, that run the anchor, and that go forward and backward, seconds, and times as fast as the first."""
+
+    method: str
+    sampling: int
+    anchor: int
+    training: int
+    seconds: float
+    times_as_fast: float
+
+
+HEADS = ["method", "sampling passes", "anchor passes", "forward and backward", "seconds", "times as fast as sage"]
+
+
+def cells(row: Row) -> list[str]:
+    """As a table has it."""
+    counts = [str(count) for count in (row.sampling, row.anchor, row.training)]
+    return [row.method, *counts, fixed(row.seconds, 0), fixed(row.times_as_fast, 2)]
+
+
+def rows(file: Path) -> list[Row]:
+    """All methods."""
     measured = json.loads(file.read_text())
     lora = measured["backward_lora"]["plain"]
     forward, backward, decode = 2 * lora["forward_seconds"], lora["seconds"], measured["decode"]["seconds"]
     found, slowest = [], None
     for name, config in configurations().items():
         grid = Schedule.shifted(config.rollout.steps, 5.0)
-        planner = Planner(config, grid, config.kernel.build(), trains=lambda sigma: True)
-        plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
+        planner = Planner(config, grid, config.kernel.build(grid), trains=lambda sigma: True)
+        plan = foresee(config, planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)]))
         sample, replay = plan.rollout_passes(0).total(), sum(plan.rounds)
         anchor = replay if config.trust_region.uses_anchor else 0
         clips = len(plan.groups) * plan.group_size
         seconds = (sample + anchor) * forward + replay * backward + clips * decode
         slowest = slowest or seconds
-        found.append([name, str(sample), str(anchor), str(replay), f"{seconds:.0f}", f"{slowest / seconds:.2f}"])
+        found.append(Row(name, sample, anchor, replay, seconds, slowest / seconds))
     return found
 
 
 def main() -> int:
     """Print a table."""
-    print("| method | sampling passes | anchor passes | forward and backward | seconds | times as fast as sage |")
-    print("|---|---|---|---|---|---|")
+    print("| " + " | ".join(HEADS) + " |")
+    print("|---" * len(HEADS) + "|")
     for row in rows(Path(sys.argv[1])):
-        print("| " + " | ".join(row) + " |")
+        print("| " + " | ".join(cells(row)) + " |")
     return 0
 
 

@@ -88,7 +88,7 @@ def measure(run: Callable[[], Tensor], device: torch.device, repeat: int) -> tup
         torch.cuda.empty_cache()
     if clip is None:
         return {"seconds": None, "gib_above": None, "failed": "out of memory"}, None
-    return {"seconds": round(seconds, 3), "gib_above": round(peak, 2)}, clip
+    return {"seconds": seconds, "gib_above": peak}, clip
 
 
 def differences(clip: Tensor | None, reference: Tensor | None, name: str) -> dict[str, float]:

@@ -16,10 +16,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.lab.report import plus_minus
 from sage_grpo.lab.statistics import mean_interval, paired_interval
+from sage_grpo.rounding import fixed
 
-BASE = 1.28282
-"""Held-out score of the miniature before training."""
+ALIKE: dict[str, Any] = {
+    "batch.trained_fraction": 1.0,
+    "kernel.eta": 0.5,
+    "advantage.scale": "group",
+    "surrogate.clip_scale": 0.3,
+    "kl.lambda_max": 1e-5,
+    "update.step_fraction": 0.6,
+    "update.updates_per_rollout": 2,
+    "update.deal": "steps",
+}
+ONE_STEP = {"update.step_fraction": 1.0, "update.updates_per_rollout": 1}
+THEN: dict[str, dict[str, Any]] = {
+    "flow_grpo": ALIKE,
+    "dance_grpo": ALIKE,
+    "mix_grpo": {**ALIKE, "rollout.window.length": 2, "rollout.window.every": 7},
+    "flash_grpo": {**ALIKE, **ONE_STEP, "kernel.name": "flow", "rollout.window.at": None},
+}
+"""What these recipes were when the rows were measured; now they are as each method's authors run it."""
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -27,9 +45,15 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def base_of(rows: list[dict[str, Any]]) -> float:
+    """Held-out score of the miniature before training: the same in all runs, one model with fixed noises, and measured in some."""
+    return float(next(row["curve"]["0"]["total"] for row in rows if "0" in row["curve"]))
+
+
 def cells(file: Path, at: int, baseline: str) -> dict[str, dict[str, str]]:
     """Method -> heading -> text: scores at equal iterations, at equal network cost, and differences from the baseline, seed by seed."""
-    rows = [row for row in read(file) if str(at) in row["curve"]]
+    everything = read(file)
+    base, rows = base_of(everything), [row for row in everything if str(at) in row["curve"]]
     by = {
         name: {row["seed"]: row for row in rows if row["method"] == name}
         for name in dict.fromkeys(row["method"] for row in rows)
@@ -41,17 +65,17 @@ def cells(file: Path, at: int, baseline: str) -> dict[str, dict[str, str]]:
         score = mean_interval([run["curve"][point]["total"] for run in ended.values()])
         drift = mean_interval([run["curve"][point]["drift"] for run in ended.values()])
         gap = paired_interval(*({s: r["curve"][point]["total"] for s, r in by[m].items()} for m in (first, name)))
-        equal = mean_interval([at_cost(run, budget) for run in ended.values()])
+        equal = mean_interval([at_cost(run, budget, base) for run in ended.values()])
         seconds = statistics.mean(run["seconds_per_iteration"] for run in ended.values())
         found[name] = {
             "method": name,
             "seeds": str(len(ended)),
-            "cost": f"{next(iter(ended.values()))['cost']:.0f}",
-            "s / it": f"{seconds:.2f}",
-            f"{at} iterations": f"{score.mean:.3f} ± {score.half:.3f}",
-            f"{first} minus it": f"{gap.mean:+.3f} ± {gap.half:.3f}",
-            "drift": f"{drift.mean:.4f} ± {drift.half:.4f}",
-            f"at {first}'s cost": f"{equal.mean:.3f} ± {equal.half:.3f}",
+            "cost": fixed(next(iter(ended.values()))["cost"], 0),
+            "s / it": fixed(seconds, 2),
+            f"{at} iterations": plus_minus(score),
+            f"{first} minus it": plus_minus(gap, signed=True),
+            "drift": plus_minus(drift),
+            f"at {first}'s cost": plus_minus(equal),
         }
     return found
 
@@ -66,11 +90,11 @@ def table(
     return "\n".join([*lines, *("| " + " | ".join(found[n][head] for head in heads) + " |" for n in only or found)])
 
 
-def at_cost(run: dict[str, Any], budget: float) -> float:
+def at_cost(run: dict[str, Any], budget: float, base: float) -> float:
     """The score where a run had cost as much, between the evaluations before and after."""
     reached = budget / run["cost"]
     points = sorted((int(number), scores["total"]) for number, scores in run["curve"].items() if int(number) > 0)
-    points = [(0, BASE), *points]
+    points = [(0, base), *points]
     for (low, before), (high, after) in pairwise(points):
         if low <= reached <= high:
             return before + (after - before) * (reached - low) / (high - low)
@@ -90,6 +114,8 @@ def as_comparison(file: Path, out: Path) -> None:
     names = list(dict.fromkeys(row["method"] for row in rows))
     starts = {name: "shapes/sage" if name == "sage_all" else f"shapes/{name}" for name in names}
     own = {name: {**evaluation, **({"update.step_fraction": 1.0} if name == "sage_all" else {})} for name in names}
+    now = {name: recipe(starts[name]).update.updates_per_rollout for name in names}
+    updates = {name: THEN.get(name, {}).get("update.updates_per_rollout", now[name]) for name in names}
     found = []
     for row in rows:
         curve = {"0": base, **row["curve"]}
@@ -103,7 +129,7 @@ def as_comparison(file: Path, out: Path) -> None:
                 "evaluations": {point: {**scores, "Overall": scores["total"]} for point, scores in curve.items()},
                 "passes": {point: int(point) * row["cost"] for point in curve},
                 **{
-                    "updates": last * recipe(starts[row["method"]]).update.updates_per_rollout,
+                    "updates": last * updates[row["method"]],
                     "training": {},
                     "steps": {},
                     "commit": "",
@@ -116,7 +142,7 @@ def as_comparison(file: Path, out: Path) -> None:
         name="methods",
         title="Eight methods over 135 iterations",
         question="Which method learns most, at equal iterations and at equal network passes?",
-        arms=tuple(Arm(name=name, recipe=starts[name], options=own[name]) for name in names),
+        arms=tuple(Arm(name=name, recipe=starts[name], options=THEN.get(name, {}) | own[name]) for name in names),
         baseline="branch",
         seeds=tuple(sorted({row["seed"] for row in found})),
         iterations=max(row["iterations"] for row in found),

@@ -113,7 +113,7 @@ def side_by_side(processes: int, iterations: int) -> list[dict[str, Any]]:
                 "runs": len(own),
                 "iterations": iterations,
                 "part_after": parted,
-                "seconds": round(statistics.median(run["seconds"] for run in own), 4),
+                "seconds": statistics.median(run["seconds"] for run in own),
             }
         )
     return rows

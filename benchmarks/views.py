@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from methods import BASE, read, table
+from methods import base_of, read, table
+
+from sage_grpo.rounding import fixed, percent, within
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
@@ -34,20 +36,25 @@ def methods(file: Path, at: str = "135", only: str = "", heads: str = "") -> str
 
 def method_score(file: Path, method: str, at: str, seed: str = "", digits: str = "3") -> str:
     """One score of benchmarks/methods.py: the mean over seeds, or a seed's."""
-    runs = [row for row in read(file) if row["method"] == method and at in row["curve"]]
-    values = [row["curve"][at]["total"] for row in runs if not seed or row["seed"] == int(seed)]
-    return f"{statistics.mean(values):.{int(digits)}f}"
+    return fixed(_mean_score(read(file), method, at, seed), int(digits))
+
+
+def _mean_score(rows: list[dict[str, Any]], method: str, at: str, seed: str = "") -> float:
+    runs = [row for row in rows if row["method"] == method and at in row["curve"]]
+    return statistics.fmean(row["curve"][at]["total"] for row in runs if not seed or row["seed"] == int(seed))
 
 
 def method_way(file: Path, method: str, at: str, ceiling: str = "benchmarks/results/ceiling.json") -> str:
     """Share of the way from the base to the ceiling."""
     best = json.loads((Path(__file__).parent.parent / ceiling).read_text())["after_vae"]["Overall"]
-    return f"{(float(method_score(file, method, at, digits='6')) - BASE) / (best - BASE):.0%}"
+    rows = read(file)
+    base = base_of(rows)
+    return percent((_mean_score(rows, method, at) - base) / (best - base))
 
 
 def base_score(file: Path) -> str:
     """The held-out score before training, as benchmarks/methods.py measured it."""
-    return f"{next(row['curve']['0']['total'] for row in read(file) if '0' in row['curve']):.3f}"
+    return fixed(base_of(read(file)), 3)
 
 
 # Other files
@@ -59,7 +66,7 @@ def same_bits(file: Path) -> str:
         [
             f"`{row['recipe']}`",
             "yes" if row["deterministic"] else "no",
-            f"{row['seconds']:.2f}",
+            fixed(row["seconds"], 2),
             f"{sum(number is not None for number in row['part_after'])} of {len(row['part_after'])}",
         ]
         for row in json.loads(file.read_text())["training"]
@@ -73,11 +80,11 @@ def demo(file: Path, recipe: str) -> str:
     cells = [
         [
             str(row["seed"]),
-            f"{row['before']['total']:.3f}",
-            f"{row['after']['total']:.3f}",
-            f"{row['after']['total'] - row['before']['total']:+.3f}",
-            f"{row['before']['drift']:.3f}",
-            f"{row['after']['drift']:.3f}",
+            fixed(row["before"]["total"], 3),
+            fixed(row["after"]["total"], 3),
+            fixed(row["after"]["total"] - row["before"]["total"], 3, signed=True),
+            fixed(row["before"]["drift"], 3),
+            fixed(row["after"]["drift"], 3),
             str(row["seconds"]),
         ]
         for row in rows
@@ -88,8 +95,8 @@ def demo(file: Path, recipe: str) -> str:
 def demo_run(file: Path, recipe: str) -> str:
     """A demo run in a sentence."""
     row = next(row for row in read(file) if row["recipe"] == recipe)
-    gain = row["after"]["total"] - row["before"]["total"]
-    return f"{row['after']['total']:.3f} ({gain:+.3f}), drift {row['after']['drift']:.3f}, {row['seconds']} s"
+    gain = fixed(row["after"]["total"] - row["before"]["total"], 3, signed=True)
+    return f"{fixed(row['after']['total'], 3)} ({gain}), drift {fixed(row['after']['drift'], 3)}, {row['seconds']} s"
 
 
 def number(file: Path, key: str, over: str = "", digits: str = "3", times: str = "1") -> str:
@@ -101,33 +108,32 @@ def number(file: Path, key: str, over: str = "", digits: str = "3", times: str =
             value = value[part]
         return float(value)
 
-    return f"{float(times) * at(key) / (at(over) if over else 1.0):.{int(digits)}f}"
+    return fixed(float(times) * at(key) / (at(over) if over else 1.0), int(digits))
 
 
 def peaks(file: Path) -> str:
-    """How far measured peaks of memory are from the formula, at most, in per cent."""
+    """How far measured peaks of memory are from the formula, at most: a bound in per cent, which holds because it is rounded up."""
     found = json.loads(file.read_text())
     gaps = []
     for part in found.values():
         if isinstance(part, dict) and "formula_gib" in part:
             formula = sum(part["formula_gib"].values())
             gaps += [abs(part[kind]["gib_peak"] / formula - 1) for kind in ("plain", "fsdp") if kind in part]
-    return f"{max(gaps):.0%}"
+    return within(max(gaps))
 
 
 def iteration(file: Path) -> str:
     """Passes and seconds of an iteration at full size, by method."""
-    from branch_iteration import rows
+    from branch_iteration import HEADS, cells, rows
 
-    heads = ["method", "sampling passes", "anchor passes", "forward and backward", "seconds", "times as fast as sage"]
-    return _table(heads, rows(file))
+    return _table(HEADS, [cells(row) for row in rows(file)])
 
 
 def iteration_speed(file: Path, method: str, digits: str = "1") -> str:
     """Times as fast as sage at full size."""
     from branch_iteration import rows
 
-    return f"{float(next(row[-1] for row in rows(file) if row[0] == method)):.{int(digits)}f}"
+    return fixed(next(row.times_as_fast for row in rows(file) if row.method == method), int(digits))
 
 
 # Folders of `sage-grpo compare`
@@ -168,8 +174,9 @@ def differences(folder: Path) -> str:
 
 def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     """One number of a comparison. kind: final, difference (from the baseline), way, equal (at equal passes), equal_difference, base."""
-    from sage_grpo.lab.report import number as plain
-    from sage_grpo.lab.report import percent, plus_minus
+    from sage_grpo.lab.report import percent as share
+    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.rounding import number as plain
 
     summary = summary_of(folder)
     found, key = summary.arms[arm], column or summary.suite.columns[0].key
@@ -178,13 +185,14 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     if kind == "base":
         return plain(found.base[key])
     if kind == "way":
-        return percent(found.way)
+        return share(found.way)
     return plus_minus(getattr(found, kind).get(key), signed=kind == "equal_difference")
 
 
 def by_seed(folder: Path, arm: str, column: str = "Overall", digits: str = "3") -> str:
     """A column of every seed's end, in the order of the seeds."""
-    return ", ".join(f"{row['evaluations'][str(row['iterations'])][column]:.{digits}f}" for row in _runs(folder, arm))
+    ends = _ends(folder, arm, column)
+    return ", ".join(fixed(ends[seed], int(digits)) for seed in sorted(ends))
 
 
 def seeds_beyond(folder: Path, arm: str, column: str = "Overall", share: str = "", below_base: str = "") -> str:
@@ -278,7 +286,7 @@ def steps(folder: Path, arms: str) -> str:
         inverse = statistics.fmean(1 / found["std"] for found in known.values())
         for step, found in known.items():
             shares = (found["raw"] / norms, found["sensitivity"] / predicted, 1 / found["std"] / inverse)
-            rows.append([name, str(step), *(f"{share:.2f}" for share in shares), f"{found['equalized'] / norms:.2f}"])
+            rows.append([name, str(step), *(fixed(share, 2) for share in (*shares, found["equalized"] / norms))])
     return _table(["arm", "step", "gradient", "abs(b) / std", "1 / std", "gradient as weighted"], rows)
 
 
@@ -315,7 +323,7 @@ def leaderboard(file: Path, most: str = "20") -> str:
             f"{entry['seeds']}" + (f" ({entry['diverged']} diverged)" if entry["diverged"] else ""),
             cell(entry["at_budget"]),
             cell(entry["final"]["Overall"]),
-            f"{entry['passes']:,.0f}",
+            fixed(entry["passes"], 0, grouped=True),
             cell(entry["final"]["drift"]),
             cell(entry["gain_own"], signed=True),
             cell(entry["gain_true"], signed=True),
@@ -344,14 +352,14 @@ def where(file: Path, seed: str, columns: str = "Overall,VQ,MQ,TA/shape,TA/size,
     """A run of benchmarks/where.py: what the trained weights do at some of the steps only."""
     rows = [row for row in read(file) if row["seed"] == int(seed)]
     places = ", ".join(map(str, rows[0]["at"]))
-    cells = [[f"`{row['pattern']}`", *(f"{row[name]:.3f}" for name in _words(columns))] for row in rows]
+    cells = [[f"`{row['pattern']}`", *(fixed(row[name], 3) for name in _words(columns))] for row in rows]
     return _table([f"seed {seed}, {rows[0]['iteration']} iterations at {places}", *_words(columns)], cells)
 
 
 def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = "3") -> str:
     """One cell of it."""
     row = next(row for row in read(file) if row["seed"] == int(seed) and row["pattern"] == pattern)
-    return f"{row[column]:.{int(digits)}f}"
+    return fixed(row[column], int(digits))
 
 
 VIEWS: dict[str, Callable[..., str]] = {

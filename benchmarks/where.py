@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 parameter.copy_(weights[name])
         for pattern in patterns(options.steps):
             scores = judge(sampled(model, base, pattern, texts), texts, FPS)
-            row = {**facts, "pattern": pattern, **{name: round(float(scores[name].mean()), 4) for name in judge.names}}
+            row = {**facts, "pattern": pattern, **{name: float(scores[name].mean()) for name in judge.names}}
             print(json.dumps(row), flush=True)
             if options.out is not None:
                 with options.out.open("a") as file:

@@ -29,6 +29,8 @@ RANKS = {
     "named": -1,
     "captions": -1,
     "tables": -1,
+    "rounding": -1,
+    "student": -1,
     "manual": 0,
     "types": 0,
     "gaussian": 0,

@@ -171,15 +171,16 @@ def append(out: Path, content: Mapping[str, Any]) -> None:
     """Add one line to the file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_rounded(content)) + "\n")
+        file.write(json.dumps(_plain(content)) + "\n")
 
 
-def _rounded(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """For JSON, which has no NaN; with all digits, since ratios are made of them."""
     if isinstance(value, float):
-        return None if value != value else float(f"{value:.5g}")
+        return None if value != value else value
     if isinstance(value, Mapping):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _version(name: str) -> str | None:

@@ -51,6 +51,19 @@ def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str
         assert (config.evaluate.prompts, config.evaluate.steps) == (128, 20)
 
 
+@pytest.mark.parametrize("name", slow_but(SUITES, *QUICK))
+def test_what_was_measured_is_still_what_the_suite_runs(name: str) -> None:
+    """The key of a run is that of its settings: a preset that changes must leave what was measured with it pinned in the arm."""
+    rows = (ROOT / "docs/results" / name / "runs.jsonl").read_text().splitlines()
+    first = SUITES[name]("full").seeds[0]
+    measured = {(row["arm"], row["key"]) for row in map(json.loads, rows) if row["seed"] == first}
+    jobs: tuple[Job, ...] = jobs_of(name)
+    if name == "sentinel":  # the one that was measured at the brief size, which has fewer iterations
+        brief = SUITES[name]("brief")
+        jobs = tuple(prepare(replace(brief, seeds=brief.seeds[:1]), recipe))
+    assert measured <= {(job.arm, job.key) for job in jobs}
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_sizes_are_what_they_promise(name: str) -> None:
     smoke, brief, full = (SUITES[name](size) for size in ("smoke", "brief", "full"))

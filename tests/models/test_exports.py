@@ -26,6 +26,18 @@ def files_of(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+# ---- what a card says
+
+
+def test_a_card_says_which_components_are_left_out(model, tmp_path) -> None:
+    """diffusers loads a checkpoint without them only when told so: the card's own lines load the export."""
+    model("sd3_two", guidance_scale=1.0, train=False).save(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    lines, names = card.split("```python\n")[1].split("```")[0], {}
+    exec(lines.replace("path/to/this/folder", str(tmp_path / "out")), names)
+    assert names["pipe"].text_encoder_3 is names["pipe"].tokenizer_3 is None
+
+
 # ---- what is written lies alone
 
 

@@ -14,7 +14,7 @@ import double
 from published import TABLE, Published
 from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.train.forecast.architecture import PUBLISHED
+from sage_grpo.train.forecast.architecture import PUBLISHED, find_architecture
 from slowly import slow_but
 
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
@@ -62,6 +62,9 @@ def test_a_published_configuration_samples_as_the_stock_pipeline(name: str, chec
     said = [str(one.message) for one in caught if "distilled" in str(one.message)]
     assert bool(said) == (row.verdict == "warns")
     assert all(row.words in text for text in said)
+    planned = find_architecture(ours.spec)  # what `sage-grpo plan` knows of it without reading weights
+    torch.testing.assert_close(planned.grid(7).sigmas, ours.sigmas(7), **CLOSE)
+    assert planned.guidance_scale == (1.0 if ours.guidance.embedded else ours.guidance_scale)
     x, conditions, latents = sampled(row, folder, ours)
     y = solve(ours, build_solver(ours, "checkpoint", STEPS), x, conditions)
     torch.testing.assert_close(y, latents, **CLOSE)

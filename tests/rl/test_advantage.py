@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from double import double
 from kernel_cases import law
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 
@@ -88,12 +90,50 @@ def test_scales_differ_as_they_say() -> None:
     rewards = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 10.0, 0.0, 10.0])
     none = group_advantage(rewards, GROUPS, scale="none")
     assert none.tolist() == [-0.5, 0.5, -0.5, 0.5, -5.0, 5.0, -5.0, 5.0]
-    together = math.sqrt((0.25 + 25.0) / 2)
+    together = math.sqrt((2 * 1 + 2 * 100) / 8 - 2.75**2)  # of all eight, around the mean of all
     torch.testing.assert_close(group_advantage(rewards, GROUPS, scale="global"), none / (together + 1e-6))
     assert group_advantage(rewards, GROUPS).abs().tolist() == pytest.approx([1.0] * 8, abs=1e-4)
     alive = torch.tensor([True, True, False, False, True, True, True, True])
     masked = group_advantage(rewards, GROUPS, valid=alive, scale="global")
-    torch.testing.assert_close(masked[alive], none[alive] / (math.sqrt((2 * 0.25 + 4 * 25.0) / 6) + 1e-6))
+    torch.testing.assert_close(masked[alive], none[alive] / (math.sqrt(201 / 6 - 3.5**2) + 1e-6))
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_global_scale_is_the_std_of_all_raw_rewards_as_authors_compute_it(failed: bool) -> None:
+    """FlowGRPO's, DiffusionNFT's and AWM's code: (reward - mean of its prompt) / (std of all rewards + 1e-4), by numpy in float64.
+
+    A clip without a reward counts in no statistic; theirs cannot fail.
+    """
+    with double():
+        generator = torch.Generator().manual_seed(3)
+        groups = torch.tensor([2, 0, 0, 1, 2, 1, 2, 0, 1, 0])
+        rewards = torch.randn(10, generator=generator) + 3.0 * groups  # easy prompts and hard ones
+        ok = np.ones(10, dtype=bool)
+        if failed:
+            rewards[4], ok[4], ok[7] = math.nan, False, False
+        found = group_advantage(rewards, groups, valid=torch.from_numpy(ok), scale="global", eps=1e-4).numpy()
+    raw, prompts, expected = rewards.numpy(), groups.numpy(), np.zeros(10)
+    std = np.std(raw[ok])
+    for prompt in np.unique(prompts):
+        own = ok & (prompts == prompt)
+        expected[own] = (raw[own] - np.mean(raw[own])) / (std + 1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_decoupled_advantages_are_gdpos_whatever_the_level_of_a_reward() -> None:
+    """GDPO: every reward by the mean and std of its group, the weighted sum by the std of the batch. What all clips of a reward have in
+    common, or those of one prompt, cancels."""
+    groups, parts = torch.arange(3).repeat_interleave(4), {"a": _rewards(1, 12), "b": _rewards(2, 12)}
+    found = decoupled_advantage(parts, {"a": 1.0, "b": 0.5}, groups)
+    total = torch.zeros(3, 4, dtype=torch.float64)
+    for name, weight in (("a", 1.0), ("b", 0.5)):
+        rows = parts[name].double().view(3, 4)
+        total += weight * (rows - rows.mean(1, keepdim=True)) / (rows.std(1, correction=0, keepdim=True) + 1e-6)
+    torch.testing.assert_close(
+        found.double(), (total / (total.std(correction=0) + 1e-6)).flatten(), rtol=1e-5, atol=1e-6
+    )
+    moved = {"a": parts["a"] + 8.0 * groups, "b": parts["b"]}
+    torch.testing.assert_close(decoupled_advantage(moved, {"a": 1.0, "b": 0.5}, groups), found, rtol=1e-4, atol=1e-5)
 
 
 def test_clip_bounds_the_advantage() -> None:
@@ -187,12 +227,12 @@ def test_decoupled_normalisation_leaves_masked_rollouts_out() -> None:
     ("scale", "expected"),
     [
         ("group", [-1 / 1.5, 1 / 1.5, -3 / 3.5, 3 / 3.5]),
-        ("global", [value / (math.sqrt(5) + 0.5) for value in (-1, 1, -3, 3)]),
+        ("global", [value / (math.sqrt(6) + 0.5) for value in (-1, 1, -3, 3)]),
         ("none", [-1.0, 1.0, -3.0, 3.0]),
     ],
 )
 def test_eps_is_added_to_the_std_and_not_to_the_variance(scale: str, expected: list[float]) -> None:
-    """By hand, with an eps that counts: groups of std 1 and 3, and sqrt(5) over both."""
+    """By hand, with an eps that counts: groups of std 1 and 3, and sqrt(6) of all four."""
     rewards, groups = torch.tensor([4.0, 6.0, 0.0, 6.0]), torch.tensor([0, 0, 1, 1])
     advantage = group_advantage(rewards, groups, scale=scale, eps=0.5)  # type: ignore[arg-type]
     assert advantage.tolist() == pytest.approx(expected, rel=1e-6)

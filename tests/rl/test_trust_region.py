@@ -40,6 +40,7 @@ def test_modes_use_the_terms_they_name() -> None:
         "moving": (position, None, position),
         "stepwise": (None, velocity, velocity),
         "dual": (position, 0.1 * velocity, position + 0.1 * velocity),
+        "fixed_dual": (position, 0.1 * velocity, position + 0.1 * velocity),
     }
     for mode, wanted in expected.items():
         region = TrustRegion(mode=mode)  # type: ignore[arg-type]
@@ -50,6 +51,7 @@ def test_modes_use_the_terms_they_name() -> None:
                 torch.testing.assert_close(found, value)
         assert region.uses_anchor == (wanted[0] is not None)
         assert region.uses_stepwise == (wanted[1] is not None)
+        assert region.renews_anchor == (mode in ("moving", "dual"))
 
 
 def test_dual_weights_are_the_users() -> None:
@@ -107,7 +109,7 @@ def test_low_precision_velocities_are_compared_in_float32() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="mode must be none, fixed, stepwise, moving or dual, got 'duel'"):
+    with pytest.raises(ValueError, match="mode must be none, fixed, stepwise, moving, dual or fixed_dual, got 'duel'"):
         TrustRegion(mode="duel")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="estimator must be closed_form or log_ratio, got 'k3'"):
         TrustRegion(estimator="k3")  # type: ignore[arg-type]

@@ -101,6 +101,7 @@ def test_an_objective_without_exploration_is_healthy(mode: str, make_config, pro
     assert not raised(list(found.values()))
     assert {"variance", "signal"} <= {name for name, finding in found.items() if finding.status == "skip"}
     assert (found["trust region"].status == "skip") == (mode == "none")
+    assert found["old policy"].number > 0
 
 
 @pytest.fixture(scope="module")

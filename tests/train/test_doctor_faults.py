@@ -447,7 +447,7 @@ def test_a_kl_to_an_old_policy_that_lags_acts_with_one_update(sample) -> None:
     learning.update_moves(_after_ratio(made))
     assert status(learning.trust_region(made, made.items()), "trust region") == "pass"
     followed = replace(made.trainer.config, kl=KlCoefficient(kind="share"))  # refused where the KL has no gradient
-    with pytest.raises(ValueError, match="which has no gradient with update.updates_per_rollout 1"):
+    with pytest.raises(ValueError, match=r"which has no gradient with update\.updates_per_rollout 1"):
         replace(followed, objective=replace(spec, old_decay=0.0))
 
 

@@ -22,6 +22,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.train.config import BatchConfig, TrainConfig
 from sage_grpo.train.forecast import fitting, hardware, show
 from sage_grpo.train.forecast.architecture import PUBLISHED, find_architecture
@@ -251,6 +252,7 @@ def test_what_one_forecast_takes_from_another_is_what_it_would_find_itself(name:
     )
     if name.startswith("objective"):
         base = METHODS["nft"](replace(base, rollout=replace(base.rollout, window=Window())))
+        base = replace(base, objective=ObjectiveSpec(kind="nft", levels=2))
     # Clips that are small enough are guided in one batch, on a GPU.
     gpus, cpu = 2 if name == "parallel.sp" else 1, hardware.find("h200" if name == "model.frames" else "cpu")
     before = forecast(base, cpu, gpus=gpus)

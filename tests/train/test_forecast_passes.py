@@ -104,14 +104,14 @@ def test_real_architectures_from_their_config_files(kind, method, make_config, m
     check(config, make_trainer(config), evaluate=True)
 
 
-@pytest.mark.parametrize("mode", ["none", "fixed", "stepwise", "moving", "dual"])
+@pytest.mark.parametrize("mode", ["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"])
 @pytest.mark.parametrize("in_training", [True, False])
 def test_anchors_and_guidance(mode, in_training, make_config, make_trainer) -> None:
     model = replace(GUIDED, guidance_in_training=in_training)
     config = make_config(trust_region=TrustRegion(mode=mode), batch=BatchConfig(prompts=3, group_size=3, micro_batch=2))
     config = replace(config, model=model)
     said = forecast(config, find("h200")).passes[0]
-    assert (said["reference"].clips > 0) == (mode in ("fixed", "moving", "dual"))
+    assert (said["reference"].clips > 0) == (mode not in ("none", "stepwise"))
     assert said["replay"].forwards == said["replay"].velocities * (2 if in_training else 1)
     check(config, make_trainer(config), evaluate=True)
 
@@ -125,12 +125,26 @@ def test_measuring_the_step(share, make_config, make_trainer) -> None:
     check(config, make_trainer(config))
 
 
+@pytest.mark.parametrize("deal", ["steps", "clips"])
+def test_clips_that_are_not_trained(deal, make_config, make_trainer) -> None:
+    """With one clip a pass, which of them are best does not matter."""
+    batch = BatchConfig(prompts=3, group_size=5, micro_batch=1, trained_fraction=0.4)
+    config = make_config(batch=batch, optimizer=OptimizerConfig(target_kl=0.1))
+    config = replace(config, model=GUIDED, update=replace(config.update, deal=deal))
+    said = forecast(config, find("cpu")).passes[0]
+    every = forecast(replace(config, batch=replace(batch, trained_fraction=1.0)), find("cpu")).passes[0]
+    assert said["replay"].clips == 0.4 * every["replay"].clips
+    assert said["gauge"] == every["gauge"]
+    check(config, make_trainer(config))
+
+
 @pytest.mark.parametrize("old_decay", [0.0, 0.5])
 def test_the_old_policys_passes(old_decay, make_config, make_trainer) -> None:
     """Of every update but the first, or of all where the old policy lags; beside the anchor's."""
     config = METHODS["nft"](make_config(batch=BatchConfig(prompts=3, group_size=3, micro_batch=2)))
-    objective = replace(config.objective, old_decay=old_decay)
-    config = replace(config, model=GUIDED, objective=objective, trust_region=TrustRegion(mode="fixed"))
+    objective = replace(config.objective, levels=4, old_decay=old_decay, old_ramp=0)
+    update = replace(config.update, updates_per_rollout=2)
+    config = replace(config, model=GUIDED, objective=objective, trust_region=TrustRegion(mode="fixed"), update=update)
     said = forecast(config, find("h200")).passes[0]
     old = said["replay"].clips // (1 if old_decay else 2)
     assert said["reference"].clips == old + said["replay"].clips // 2  # the fixed anchor is live in the first update
@@ -148,7 +162,9 @@ def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -
         result["idle"] += sum([guiding.one(1, sigma)] * number, Passes())
     for update, referenced in enumerate(reference):
         own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.replays(rank, update)]
-        own += [own[0]] * (plan.rounds[update] - len(own))
+        spare = plan.replayable(rank, update)[0]
+        spare = own[0] if own else (spare.rows, plan.groups[spare.members[0].group].sigma(spare.step))
+        own += [spare] * (plan.rounds[update] - len(own))
         passes = sum((guiding.one(*one) for one in own), Passes())
         result["replay"] += passes
         result["reference"] += sum([passes] * referenced, Passes())
@@ -177,6 +193,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "micro_batch": 2,
     },
     "fresh noise levels": {"method": "nft"},
+    "the best and the worst": {"trained_fraction": 0.5, "optimizer": {"target_kl": 0.1}},
+    "the best and the worst, some together": {"trained_fraction": 0.5, "micro_batch": 2, "deal": "clips"},
+    "clips of groups are dealt out": {"rollout": {"same_noise": True}, "deal": "clips", "micro_batch": 3},
 }
 
 
@@ -191,9 +210,19 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
     config = replace(
         config,
         model=GUIDED,
-        batch=BatchConfig(prompts=7, group_size=4, micro_batch=case.get("micro_batch", 1)),
+        batch=BatchConfig(
+            prompts=7,
+            group_size=4,
+            micro_batch=case.get("micro_batch", 1),
+            trained_fraction=case.get("trained_fraction", 1.0),
+        ),
         optimizer=replace(config.optimizer, **case.get("optimizer", {})),
-        update=replace(config.update, step_fraction=1.0, updates_per_rollout=1 if window.kind == "drawn" else 2),
+        update=replace(
+            config.update,
+            step_fraction=1.0,
+            updates_per_rollout=1 if window.kind == "drawn" else 2,
+            deal=case.get("deal", "steps"),
+        ),
     )
     said = forecast(config, find("cpu"), gpus=ranks)
     # An expert takes over, and guidance ends, on the way: noise levels are not all alike.
@@ -258,6 +287,7 @@ def test_small_clips_are_guided_in_one_batch(checkpoint) -> None:
 def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -> None:
     """Windows that move: later iterations too."""
     config = METHODS["mix_grpo"](make_config(model={"shift": 3.0}, rollout={"steps": 8}, iterations=8))
+    config = replace(config, rollout=replace(config.rollout, window=replace(config.rollout.window, every=1)))
     trainer, said = make_trainer(config), forecast(config, find("h200"))
     assert len(said.plans) == 8
     assert len({sum(one.rows for one in plan.sampled(0)) for plan in said.plans}) > 1

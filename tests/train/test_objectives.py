@@ -18,7 +18,6 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
@@ -29,15 +28,18 @@ PROMPTS, SIZE, STEPS, CLIP, DECAY = 2, 3, 4, 2e-3, 0.4
 
 
 def configured(make_config, kind: str, *, micro_batch: int = 3, objective: dict | None = None, **fields):
-    """A small run of an objective."""
-    config = METHODS[kind](
-        make_config(
-            rollout={"steps": STEPS},
-            batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=micro_batch),
-            optimizer=OptimizerConfig(lr=3e-3, weight_decay=0.0, max_grad_norm=1e9),
-        )
+    """A small run of an objective alone: two updates, no KL. What the presets add to it is tested with them."""
+    config = make_config(
+        rollout={"steps": STEPS},
+        batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=micro_batch),
+        optimizer=OptimizerConfig(lr=3e-3, weight_decay=0.0, max_grad_norm=1e9),
+        kernel=KernelSpec(name="ode"),
+        trust_region=TrustRegion(mode="none"),
+        update=UpdateConfig(updates_per_rollout=2),
     )
-    return replace(config, objective=replace(config.objective, **(objective or {})), **fields)
+    surrogate, kl = replace(config.surrogate, equalize=False), replace(config.kl, kind="constant")
+    plain = {"surrogate": surrogate, "kl": kl, "objective": ObjectiveSpec(**{"kind": kind, **(objective or {})})}
+    return replace(config, **{**plain, **fields})
 
 
 class Oracle:
@@ -92,7 +94,7 @@ class Oracle:
                         r, beta = 0.5 + 0.5 * min(1.0, max(-1.0, a / spec.saturation)), spec.beta
                         good = w * ((1 - beta) * v_old + beta * v - u)[row].square().mean()
                         bad = w * ((1 + beta) * v_old - beta * v - u)[row].square().mean()
-                        losses.append((r * good + (1 - r) * bad) / beta)
+                        losses.append(spec.saturation * (r * good + (1 - r) * bad) / beta)
                     else:
                         errors = [w * (one - u)[row].square().mean() for one in (v, v_old)]
                         ratio = (errors[1] - errors[0]).exp()

@@ -51,8 +51,9 @@ def test_offloaded_anchor_is_the_same(make_config, make_trainer) -> None:
     assert all(same(a, b) for kind in (0, 1) for a, b in zip(runs[0][kind], runs[1][kind]))
 
 
-def test_fixed_anchor_never_renews(make_config, make_trainer) -> None:
-    config = make_config(trust_region=TrustRegion(mode="fixed"), anchor=AnchorConfig(every=1))
+@pytest.mark.parametrize("mode", ["fixed", "fixed_dual"])
+def test_fixed_anchor_never_renews(mode: str, make_config, make_trainer) -> None:
+    config = make_config(trust_region=TrustRegion(mode=mode), anchor=AnchorConfig(every=1))
     trainer = make_trainer(config)
     weights, anchors = history(trainer, 3)
     assert all(same(anchor, weights[0]) for anchor in anchors)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.ranges import Count, Folder, Seed, check
+from sage_grpo.rounding import fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def summary(before: dict[str, Any], after: dict[str, Any]) -> str:
     lines = [f"\nheld-out prompts   {'before':>8} {'after':>8} {'change':>8}"]
     for name in names:
         old, new = before[f"eval/{name}"], after[f"eval/{name}"]
-        lines.append(f"{name:<18} {old:8.3f} {new:8.3f} {new - old:+8.3f}")
+        lines.append(f"{name:<18} {fixed(old, 3):>8} {fixed(new, 3):>8} {fixed(new - old, 3, signed=True):>8}")
     return "\n".join(lines)
 
 

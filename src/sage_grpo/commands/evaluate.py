@@ -20,6 +20,7 @@ from sage_grpo.inside import replace_text
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.ranges import Count, Natural, Share, check
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rounding import fixed
 from sage_grpo.train.config import EvalConfig
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _report(result: Evaluation, options: Options) -> None:
         print(json_module.dumps(metrics))
     else:
         width = max(map(len, metrics))
-        print("\n".join(f"{name:<{width}}  {value:9.4f}" for name, value in metrics.items()))
+        print("\n".join(f"{name:<{width}}  {fixed(value, 4):>9}" for name, value in metrics.items()))
     if options.out is not None:
         from sage_grpo.video import contact_sheet
 

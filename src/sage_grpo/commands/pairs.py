@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sage_grpo.inside import replace_text
 from sage_grpo.lab.statistics import LEVEL, paired_interval
+from sage_grpo.rounding import fixed, percent
 
 if TYPE_CHECKING:
     from sage_grpo.train.evaluate import Evaluation
@@ -94,11 +95,11 @@ def table(found: Mapping[str, Difference]) -> str:
     width = max(map(len, [*found, "score"]))
     lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
     for name, one in found.items():
-        interval = "none" if math.isnan(one.low) else f"{one.low:+.4f} to {one.high:+.4f}"
-        share = "none" if math.isnan(one.win_share) else f"{one.win_share:.0%}"
-        lines.append(
-            f"{name:<{width}}  {one.base:9.4f} {one.tuned:9.4f} {one.change:+9.4f}   {interval:<20}  {share:>5}"
-        )
+        low, high, change = (fixed(value, 4, signed=True) for value in (one.low, one.high, one.change))
+        interval = "none" if math.isnan(one.low) else f"{low} to {high}"
+        share = "none" if math.isnan(one.win_share) else percent(one.win_share)
+        base, tuned = fixed(one.base, 4), fixed(one.tuned, 4)
+        lines.append(f"{name:<{width}}  {base:>9} {tuned:>9} {change:>9}   {interval:<20}  {share:>5}")
     one = next(iter(found.values()))
     lines.append(
         f"{one.pairs} pairs of clips, {one.prompts} prompts; wins count a tie as half; the interval is over prompts."

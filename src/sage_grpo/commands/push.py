@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_grpo.inside import inside, replace_text, replacing
+from sage_grpo.rounding import number
 from sage_grpo.train.folder.journal import read_rows
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ def _metrics(run: Path, iteration: int) -> list[str]:
         if name.startswith("eval/") and isinstance(first.get(name), float) and isinstance(value, float)
     ]
     head = ["", "## Scores on held-out prompts", "", f"| | before | iteration {last['iteration']} |", "|---|---|---|"]
-    return [*head, *(f"| {name.removeprefix('eval/')} | {first[name]:.4g} | {last[name]:.4g} |" for name in names)]
+    return [
+        *head,
+        *(f"| {name.removeprefix('eval/')} | {number(first[name])} | {number(last[name])} |" for name in names),
+    ]
 
 
 def _clips(run: Path) -> list[tuple[Path, str]]:

@@ -7,12 +7,14 @@ where something is missing. Nothing is loaded, downloaded or sent.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sage_grpo.rewards.catalogue import CATALOGUE, needed_options, readiness, sources
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rounding import fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def _entry(name: str, spec: RewardSpec | None = None) -> dict[str, Any]:
     built_in = name in CATALOGUE
     state = readiness(spec or RewardSpec(name=name))
     gpu, memory = _gpu(), about.get("gigabytes", 0.0)
-    tight = f"; {memory:g} GB of weights, the GPU has {gpu['gigabytes']}" if gpu and memory > gpu["gigabytes"] else ""
+    tight = f"; {memory:g} GB of weights, the GPU has {_gigabytes(gpu)}" if gpu and memory > gpu["gigabytes"] else ""
     found = {
         "name": name,
         **({"label": spec.title, "weights": dict(spec.weights)} if spec is not None else {}),
@@ -84,12 +86,16 @@ def _gpu() -> dict[str, Any] | None:
     if not torch.cuda.is_available():
         return None
     facts = torch.cuda.get_device_properties(0)
-    return {"name": facts.name, "gigabytes": round(facts.total_memory / 1e9, 1)}
+    return {"name": facts.name, "gigabytes": facts.total_memory / 1e9}
+
+
+def _gigabytes(gpu: Mapping[str, Any]) -> str:
+    return fixed(gpu["gigabytes"], 1)
 
 
 def _show(rows: list[dict[str, Any]], of: str | None) -> None:
     gpu = _gpu()
-    print("GPU: none" if gpu is None else f"GPU: {gpu['name']}, {gpu['gigabytes']} GB")
+    print("GPU: none" if gpu is None else f"GPU: {gpu['name']}, {_gigabytes(gpu)} GB")
     print(f"Rewards of {of}:" if of else "Rewards (`sage-grpo rewards RECIPE` looks at those of a configuration):")
     for row in rows:
         title = row["name"] if row.get("label", row["name"]) == row["name"] else f"{row['name']} ({row['label']})"

@@ -19,6 +19,7 @@ from sage_grpo.documents import parse_json, shown
 from sage_grpo.inside import replace_text
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rounding import fixed
 from sage_grpo.train.scoring import metadata_of
 from sage_grpo.video import read_video
 
@@ -232,13 +233,15 @@ def _print_table(rows: Sequence[ScoredVideo], columns: Sequence[str], limit: int
     for column in ("fps", "frames", *columns):
         table.add_column(column, justify="right")
     for row in rows[:limit]:
-        scores = [f"{row.scores[column]:.4f}" for column in columns]
+        scores = [fixed(row.scores[column], 4) for column in columns]
         table.add_row(row.video, f"{row.fps:g}", str(row.frames), *scores)
     if len(rows) > limit:
         table.add_row(f"and {len(rows) - limit} more", "", "", *["" for _ in columns])
     table.add_section()
-    for key in ("mean", "standard_error", "count"):
-        table.add_row(key, "", "", *[f"{summarize(rows, column)[key]:.4g}" for column in columns])
+    found = [summarize(rows, column) for column in columns]
+    table.add_row("mean", "", "", *[fixed(one["mean"], 4) for one in found])
+    table.add_row("standard_error", "", "", *[f"{one['standard_error']:.4g}" for one in found])
+    table.add_row("count", "", "", *[f"{one['count']:.0f}" for one in found])
     console = Console()
     console.print(table)
     for row in rows:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sage_grpo.inside import replace_text
 from sage_grpo.ranges import Count, Seed, check
+from sage_grpo.rounding import fixed
 from sage_grpo.shapes.making.pretrain import PretrainOptions
 
 
@@ -80,10 +81,10 @@ def _ceiling(options: Options) -> int:
     ).items():
         parts = VideoStats(parts=("flicker", "sharpness"))(clips, texts, FPS)
         scores = judge_clips(clips, texts, FPS) | {part: float(values.mean()) for part, values in parts.items()}
-        found[name] = {part: round(value, 5) for part, value in scores.items() if "/" not in part}
+        found[name] = {part: value for part, value in scores.items() if "/" not in part}
     print(
         "\n".join(
-            f"{name:<10}" + "  ".join(f"{k} {v:.4f}" for k, v in scores.items()) for name, scores in found.items()
+            f"{name:<10}" + "  ".join(f"{k} {fixed(v, 4)}" for k, v in scores.items()) for name, scores in found.items()
         )
     )
     facts = {"prompts": options.prompts, "draws": options.draws, "seed": options.seed}

@@ -117,8 +117,8 @@ def _gain(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]],
 
 
 def _plain(value: Interval) -> dict[str, Any]:
-    half = None if math.isnan(value.half) else float(f"{value.half:.6g}")
-    return {"mean": float(f"{value.mean:.6g}"), "half": half, "count": value.count}
+    """All digits: places are decided, and pages round, on what was measured."""
+    return {"mean": value.mean, "half": None if math.isnan(value.half) else value.half, "count": value.count}
 
 
 def encoded(content: Mapping[str, Any]) -> bytes:

@@ -73,12 +73,11 @@ class Record:
 
     def times(self) -> dict[str, float]:
         """Seconds of an iteration, of all evaluations, and of the run, with those before it was cut off."""
-        spent = {
+        return {
             "iteration": self.seconds["iterations"] / max(1, len(self.training)),
             "evaluate": self.seconds["evaluate"],
             "total": self._total(),
         }
-        return {name: round(value, 3) for name, value in spent.items()}
 
     def _total(self) -> float:
         return self.seconds["before"] + time.perf_counter() - self._began
@@ -331,8 +330,8 @@ KINDS = ("raw", "equalized", "sent")
 
 
 def figure(value: float) -> float | None:
-    """Seven digits; JSON has no NaN and no infinity."""
-    return float(f"{value:.7g}") if math.isfinite(value) else None
+    """With all digits, since means, differences and places are made of it; JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def made_by(job: Job) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_grpo import rounding
 from sage_grpo.inside import printable
 from sage_grpo.lab import leaderboard, store
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.figures import draw
 from sage_grpo.lab.statistics import Interval
 from sage_grpo.lab.summary import ArmSummary, Summary, summarize
+from sage_grpo.rounding import NONE, fixed, number
 
 TABLE, REPORT, NUMBERS = "table.md", "report.md", "table.json"
 
@@ -49,7 +51,7 @@ def _scores(summary: Summary) -> list[str]:
     heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns)]
     heads += (
         ["way to the ceiling"] * has_way
-        + [f"{first.title} at {summary.budget:,.0f} passes"] * has_equal
+        + [f"{first.title} at {_whole(summary.budget)} passes"] * has_equal
         + ["passes", "updates"]
     )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -93,8 +95,9 @@ def _bases(summary: Summary) -> list[tuple[str, dict[str, float]]]:
     found: dict[str, tuple[list[str], dict[str, float]]] = {}
     for arm in summary.arms.values():
         if arm.base:
-            same = json.dumps({key: f"{value:.3f}" for key, value in arm.base.items()})
-            found.setdefault(same, ([], arm.base))[0].append(arm.name)
+            # by what is printed: a row is true for all that it names
+            shown = json.dumps({key: number(value) for key, value in arm.base.items()})
+            found.setdefault(shown, ([], arm.base))[0].append(arm.name)
     alone = len(found) == 1
     return [("" if alone else f" of {', '.join(names)}", base) for names, base in found.values()]
 
@@ -190,37 +193,29 @@ def _seeds(arm: ArmSummary) -> str:
     return f"{arm.counts['done']}" + (f" ({', '.join(others)})" if others else "")
 
 
-def number(value: float | None) -> str:
-    """Three digits after the point, four below 0.1; a dash where there is none."""
-    if value is None or math.isnan(value):
-        return "–"
-    return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.4f}"
-
-
 def plus_minus(value: Interval | None, *, signed: bool = False) -> str:
     """Mean ± half."""
     if value is None or value.count == 0:
-        return "–"
-    digits = 3 if signed or abs(value.mean) >= 0.1 else 4
-    mean = f"{value.mean:+.{digits}f}" if signed else f"{value.mean:.{digits}f}"
-    return mean if math.isnan(value.half) else f"{mean} ± {value.half:.{digits}f}"
+        return NONE
+    return rounding.plus_minus(value.mean, value.half, signed=signed)
 
 
 def percent(value: Interval | None) -> str:
     """A share as per cent."""
     if value is None:
-        return "–"
-    return f"{value.mean:.0%}" if math.isnan(value.half) else f"{value.mean:.0%} ± {value.half:.0%}"
+        return NONE
+    mean = rounding.percent(value.mean)
+    return mean if math.isnan(value.half) else f"{mean} ± {rounding.percent(value.half)}"
 
 
 def _p(value: float | None) -> str:
     if value is None or math.isnan(value):
-        return "–"
-    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
+        return NONE
+    return fixed(value, 3) if value >= 0.001 else "< 0.001"
 
 
 def _whole(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.0f}"
+    return NONE if math.isnan(value) else fixed(value, 0, grouped=True)
 
 
 def _finite(value: float | None) -> float | None:

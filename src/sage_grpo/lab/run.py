@@ -21,6 +21,7 @@ from sage_grpo.lab.design import Suite
 from sage_grpo.lab.pool import Pool, Worker
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.worker import request, weights_of, write_config
+from sage_grpo.rounding import fixed
 from sage_grpo.train.folder.identity import of_code
 from sage_grpo.train.folder.lock import FolderLock
 
@@ -216,7 +217,7 @@ class Teller:
         self._done += 1
         column = book.suite.columns[0]
         last = row["evaluations"].get(str(row["iterations"]), {}).get(column.key)
-        result = row["status"] if last is None else f"{column.title} {last:.4f}"
+        result = row["status"] if last is None else f"{column.title} {fixed(last, 4)}"
         fault = f": {row['error']}" if row["error"] else ""
         name = f"{book.suite.name}: {job.name}" if self._many else job.name
         self.say(f"{self._done}/{self.total}  {name}: {result}{fault}  ({minutes(pool.left())} left)")

@@ -27,7 +27,7 @@ from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.gradients import one_after_another
 from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
-from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
+from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift, sigmas_from
 from sage_grpo.models.sizes import Grid, check_image, choose_video, first_given
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import Traits
@@ -200,8 +200,8 @@ class FamilyModel(ABC):
         if self.takes_images:  # the picture is encoded at the clip's size
             parts.append("vae")
             size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
-        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}{self._reading()}"
-        key = digest(fingerprint(self.folder, parts), code, size)
+        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}"
+        key = digest(fingerprint(self.folder, parts), code, size, self._reading())
         return EncodingCache(None if folder is None else Path(folder).expanduser(), key)
 
     def _encoder(self, name: str) -> Any:
@@ -225,6 +225,11 @@ class FamilyModel(ABC):
         """The grid of the stock pipeline."""
         shift = self.shift if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
+
+    @classmethod
+    def sigmas_of(cls, scheduler: Mapping[str, Any], num_steps: int, shift: float) -> Tensor:
+        """The same from a scheduler_config.json alone."""
+        return sigmas_from(scheduler, num_steps, shift, even=cls.traits.even_sigmas)
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""

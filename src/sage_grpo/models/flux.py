@@ -32,6 +32,9 @@ SCHNELL_TEXT_TOKENS = 256
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Flux:
     """Load the checkpoint of a spec."""
     folder, index = open_folder(spec, Flux.traits, ["FluxPipeline"], PARTS)
+    tokens = spec.options.get("text_tokens", TEXT_TOKENS)
+    if not 1 <= tokens <= TEXT_TOKENS or tokens != int(tokens):
+        raise ModelError(f"model.options text_tokens is a whole number from 1 to {TEXT_TOKENS}, got {tokens:g}.")
     return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device)
 
 
@@ -55,8 +58,6 @@ class Flux(FamilyModel):
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
         given, known = spec.options.get("text_tokens"), is_schnell(pipe.transformer.config, pipe.scheduler.config)
-        if given is not None and (not 1 <= given <= TEXT_TOKENS or given != int(given)):
-            raise ModelError(f"model.options text_tokens is a whole number from 1 to {TEXT_TOKENS}, got {given:g}.")
         self.text_tokens = int(given or (SCHNELL_TEXT_TOKENS if known else TEXT_TOKENS))
         super().__init__(spec, folder, index, pipe, device=device)
         why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
@@ -70,7 +71,7 @@ class Flux(FamilyModel):
         return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
 
     def _reading(self) -> str:
-        return f"/{self.text_tokens} text tokens"
+        return f"{self.text_tokens} text tokens"
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:

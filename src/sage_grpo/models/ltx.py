@@ -36,11 +36,16 @@ MIXED, INJECTED = 0, 1
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
     """Load the checkpoint of a spec."""
-    kind = LtxCondition if read_index(resolve(spec))["_class_name"] == CONDITION else Ltx
+    kind = class_of(str(read_index(resolve(spec))["_class_name"]))
     folder, index = open_folder(spec, kind.traits, ["LTXPipeline", CONDITION], ["tokenizer", "text_encoder"])
     if kind is LtxCondition:
         check_condition_scheduler(folder, index)
     return kind(spec, folder, index, open_pipeline(spec, kind.traits, folder, index, device), device)
+
+
+def class_of(pipeline: str) -> type[Ltx]:
+    """Which class runs a pipeline."""
+    return LtxCondition if pipeline == CONDITION else Ltx
 
 
 class Ltx(FamilyModel):
@@ -145,19 +150,20 @@ class LtxCondition(Ltx):
         """The grid of the stock pipeline: linear at first, then quadratic."""
         return self._prepared(num_steps, shift).sigmas.to(torch.float32).cpu()
 
+    @classmethod
+    def sigmas_of(cls, scheduler: Mapping[str, Any], num_steps: int, shift: float) -> Tensor:
+        """The same from a scheduler_config.json alone."""
+        from diffusers import FlowMatchEulerDiscreteScheduler
+
+        return _spaced(FlowMatchEulerDiscreteScheduler, scheduler, num_steps, shift).sigmas.to(torch.float32)
+
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""
         return SchedulerSolver(self._prepared(num_steps, shift))
 
     def _prepared(self, num_steps: int, shift: float | None) -> Any:
-        from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
-
-        if num_steps < 1:
-            raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
         scheduler = self.pipe.scheduler
-        copy = type(scheduler).from_config(scheduler.config, shift=self.shift if shift is None else shift)
-        copy.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
-        return copy
+        return _spaced(type(scheduler), scheduler.config, num_steps, self.shift if shift is None else shift)
 
     def _positions(self, x: Tensor) -> dict[str, Any]:
         """The first latent frame is one frame and the others eight, so that a token's time is that of its first frame."""
@@ -167,6 +173,17 @@ class LtxCondition(Ltx):
         coordinates = pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
         coordinates[:, 0] = coordinates[:, 0] * (1.0 / self.video.fps)
         return {"video_coords": coordinates}
+
+
+def _spaced(kind: Any, config: Mapping[str, Any], num_steps: int, shift: float) -> Any:
+    """A scheduler with LTXConditionPipeline's sigmas."""
+    from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
+
+    if num_steps < 1:
+        raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
+    scheduler = kind.from_config(dict(config), shift=shift)
+    scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
+    return scheduler
 
 
 def check_condition_scheduler(folder: Path, index: Mapping[str, Any]) -> None:

@@ -35,6 +35,11 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> SanaVideo
     folder, index = open_folder(spec, SanaVideo.traits, ["SanaVideoPipeline"], ["tokenizer", "text_encoder"])
     config = read_config(folder, "transformer")
     _check_vae(folder, index["vae"][1])
+    score = spec.options.get("motion_score", 1)
+    if score < 1 or score != int(score):
+        raise ModelError(
+            f"model.options motion_score is a whole number from 1 (published examples have 30), got {score:g}."
+        )
     if config.get("guidance_embeds") or config.get("out_channels", 16) != config.get("in_channels", 16):
         raise ModelError(
             f'"{folder}" has a guidance input or predicts variances, which its pipeline does not use here.'
@@ -78,12 +83,8 @@ class SanaVideo(FamilyModel):
     def __init__(
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
-        score = spec.options.get("motion_score")
-        if score is not None and (score < 1 or score != int(score)):
-            raise ModelError(
-                f"model.options motion_score is a whole number from 1 (published examples have 30), got {score:g}."
-            )
         super().__init__(spec, folder, index, pipe, device=device)
+        score = self.options["motion_score"]
         self.choices["motion score"] = (
             'none, as the pipeline; published prompts end in " motion score: 30." (model.options motion_score)'
             if score is None
@@ -109,8 +110,9 @@ class SanaVideo(FamilyModel):
 
     def _instruct(self, prompt: str) -> str:
         score = self.options["motion_score"]
-        ends = score is None or SCORED.search(prompt) is not None  # a prompt of the published form keeps its own
-        return "\n".join(self._instruction) + (prompt if ends else prompt.rstrip() + _motion(score))
+        if score is not None and SCORED.search(prompt) is None:  # a prompt of the published form keeps its own
+            prompt = prompt.rstrip() + _motion(score)
+        return "\n".join(self._instruction) + prompt
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         self._encoder("text_encoder")

@@ -79,7 +79,10 @@ def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:
     stayed = {
         name: value
         for name in PINNED
-        if (value := getattr(start.model, name)) is not None and getattr(config.model, name) == value
+        if (value := getattr(start.model, name)) is not None
+        and getattr(config.model, name) == value
+        # No guidance is a method's choice (nft, awm), whatever the checkpoint.
+        and not (name == "guidance_scale" and value == 1)
     }
     if stayed:
         values = ", ".join(f"model.{name} {value:g}" for name, value in stayed.items())

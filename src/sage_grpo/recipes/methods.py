@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 from sage_grpo.flow.kernels import KernelName, KernelSpec
 from sage_grpo.flow.windows import Window
+from sage_grpo.rl.advantage import Scale
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import Mode, TrustRegion
-from sage_grpo.train.config import AdvantageConfig, TrainConfig
+from sage_grpo.train.config import AdvantageConfig, SurrogateConfig, TrainConfig
 
 
 def sage(config: TrainConfig) -> TrainConfig:
@@ -35,15 +35,25 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
             solver="euler",
             before_steps=None,
             after_steps=None,
+            after_fraction=1.0,
         ),
+        batch=replace(config.batch, trained_fraction=1.0),
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
         objective=ObjectiveSpec(),
-        surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=True, equalize_cap=None),
+        surrogate=replace(
+            config.surrogate,
+            kind="clipped",
+            centred=False,
+            clip_range=None,
+            kl_mask_scale=1.0,
+            equalize=True,
+            equalize_cap=None,
+        ),
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
         anchor=replace(config.anchor, every=10, skip_below=0.0),
         # The paper does not say how often a rollout is used. With once, as released, the clip and half of the KL are dead.
-        update=replace(config.update, updates_per_rollout=2, repeat=False, permute_steps=True),
+        update=replace(config.update, updates_per_rollout=2, repeat=False, deal="steps", permute_steps=True),
         sentinel=replace(config.sentinel, action="warn"),
     )
 
@@ -54,15 +64,24 @@ def sage_exact(config: TrainConfig) -> TrainConfig:
 
 
 def flow_grpo(config: TrainConfig) -> TrainConfig:
-    """FlowGRPO: Euler-style variance, no step weighting, KL to the initial policy."""
-    return _baseline(config, "flow", region="fixed")
+    """FlowGRPO as released: all steps explore and are trained, a KL to the initial policy; on Wan with the noise of its Wan script."""
+    if "wan" in (config.model.path or "").lower():
+        config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_240P)
+        return _kept(config, 0.004)
+    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=SD3_512, scale="global")
+    # Its KL leaves the step's length out of the variance, and is so ours times that length: 1 / steps in the mean (docs/method.md).
+    return _kept(config, 0.04 / config.rollout.steps)
 
 
 def dance_grpo(config: TrainConfig) -> TrainConfig:
-    """DanceGRPO: constant diffusion, no step weighting, no KL, one initial noise for a group."""
-    config = _baseline(config, "dance", region="none")
-    # All steps explore, so that members share no more than the start: nothing to win from running it once.
-    return replace(config, rollout=replace(config.rollout, same_noise=True, share=False))
+    """DanceGRPO as released: constant diffusion, 0.6 of the steps of a third of the clips (the best and the worst), one initial noise, no KL."""
+    config = _released(config, KernelSpec(name="dance", eta=0.25), clip=1e-4, at=HUNYUAN_480, fraction=0.6)
+    return replace(
+        config,
+        batch=replace(config.batch, trained_fraction=round(8 / 24, 4)),
+        # All steps explore, so that members share no more than the start: nothing to win from running it once.
+        rollout=replace(config.rollout, same_noise=True, share=False),
+    )
 
 
 def cps(config: TrainConfig) -> TrainConfig:
@@ -71,32 +90,39 @@ def cps(config: TrainConfig) -> TrainConfig:
 
 
 def mix_grpo(config: TrainConfig) -> TrainConfig:
-    """MixGRPO: explore and train inside a window that slides from noise to data, one initial noise for a group, no KL."""
-    config = _baseline(config, "flow", region="none")
-    length = max(2, config.rollout.steps // 4)
-    window = Window(kind="sliding", length=length, stride=1, every=max(1, config.iterations // config.rollout.steps))
-    window = replace(window, stop=config.rollout.steps - 1)
+    """MixGRPO as released: explore and train inside a window that slides from noise to data, one initial noise for a group, no KL."""
+    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=FLUX_720, updates=4)
+    steps = config.rollout.steps
+    window = Window(kind="sliding", length=_part(4 / 25, steps), stride=1, every=25, stop=max(1, steps - 1))
     return replace(config, rollout=replace(config.rollout, window=window, same_noise=True))
 
 
 def mix_grpo_flash(config: TrainConfig) -> TrainConfig:
-    """MixGRPO-Flash: MixGRPO with a second-order solver and half of the steps after the window."""
+    """MixGRPO-Flash as released: MixGRPO with a second-order solver and 0.4 of the steps after the window, which moves a little faster."""
     config = mix_grpo(config)
-    return replace(
-        config, rollout=replace(config.rollout, solver="ab2", after_steps=max(1, config.rollout.steps // 2 - 1))
-    )
+    window = replace(config.rollout.window, every=20)
+    return replace(config, rollout=replace(config.rollout, window=window, solver="ab2", after_fraction=0.4))
 
 
 def flow_dppo(config: TrainConfig) -> TrainConfig:
-    """Flow-DPPO (arXiv 2606.11025): FlowGRPO with a mask on the exact KL instead of the ratio clip."""
-    config = _baseline(config, "flow", region="none")
-    return replace(config, surrogate=replace(config.surrogate, kind="kl_mask"))
+    """Flow-DPPO as released (arXiv 2606.11025): 0.3 of the steps, in their first half, and a mask on the exact KL instead of the ratio clip."""
+    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=SD3_512, scale="global")
+    steps = config.rollout.steps
+    length = _part(3 / 10, steps)
+    window = Window(kind="random", length=length, stop=max(length, steps // 2))
+    return replace(
+        config,
+        rollout=replace(config.rollout, window=window),
+        surrogate=replace(config.surrogate, kind="kl_mask", kl_mask_scale=1e-5 * SD3_512),
+    )
 
 
 def grpo_guard(config: TrainConfig) -> TrainConfig:
-    """GRPO-Guard (arXiv 2510.22319): FlowGRPO with ratios centred at 1 and the gradient of every step brought to one scale."""
-    config = _baseline(config, "flow", region="none")
-    return replace(config, surrogate=replace(config.surrogate, equalize=True, centred=True))
+    """GRPO-Guard as released (arXiv 2510.22319): FlowGRPO with ratios centred at 1 and of one width, and the gradient of every step brought to one scale."""
+    # Its ratio is scaled by the step's std, which leaves the step's length as its width, and the clip range goes by that: 2e-6 at ten steps.
+    clip = 2e-6 * 10 / config.rollout.steps
+    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=clip, at=SD3_512)
+    return replace(config, surrogate=replace(config.surrogate, equalize=True, centred="scaled"))
 
 
 def precise(config: TrainConfig) -> TrainConfig:
@@ -106,9 +132,14 @@ def precise(config: TrainConfig) -> TrainConfig:
 
 
 def flash_grpo(config: TrainConfig) -> TrainConfig:
-    """Flash-GRPO (arXiv 2605.15980): one exploring step per prompt, another for each, its gradient's scale divided out."""
-    config = _one_step(_baseline(config, "flow", region="none"), Window(kind="drawn"))
-    return replace(config, surrogate=replace(config.surrogate, equalize=True))
+    """Flash-GRPO as released (arXiv 2605.15980): one exploring step per prompt, drawn from the first half, its gradient's scale divided out."""
+    config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_480P, scale="global")
+    window = Window(kind="drawn", at=list(range(max(1, config.rollout.steps // 2))))
+    return replace(
+        config,
+        rollout=replace(config.rollout, window=window),
+        surrogate=replace(config.surrogate, equalize=True),
+    )
 
 
 def tempflow_grpo(config: TrainConfig) -> TrainConfig:
@@ -146,24 +177,58 @@ def branch_long(config: TrainConfig) -> TrainConfig:
 
 def nft(config: TrainConfig) -> TrainConfig:
     """DiffusionNFT (arXiv 2509.16117): no SDE; clips are noised again and matched, the good ones towards and the bad ones away."""
-    return _without_sde(config, "nft")
+    steps = config.rollout.steps
+    objective = ObjectiveSpec(
+        kind="nft",
+        levels=max(1, int(0.99 * steps)),  # as released: 9 of 10 steps, 24 of 25
+        weight="adaptive",
+        saturation=5.0,
+        old_decay=0.5,
+        old_ramp=500,
+    )
+    config = _without_sde(config, objective)
+    return replace(
+        config,
+        trust_region=TrustRegion(mode="fixed"),
+        kl=replace(config.kl, kind="constant", lambda_max=1e-4),
+    )
 
 
 def awm(config: TrainConfig) -> TrainConfig:
     """Advantage-weighted matching (arXiv 2509.25050): no SDE; the flow-matching loss of clips that are noised again, times advantage."""
-    return _without_sde(config, "awm")
-
-
-def _without_sde(config: TrainConfig, kind: Literal["nft", "awm"]) -> TrainConfig:
-    """Sample with the ODE and learn at noise levels of the same schedule."""
+    objective = ObjectiveSpec(
+        kind="awm",
+        levels=max(1, round(config.rollout.steps * 6 / 14)),
+        draw="strata",
+        weight="ghuber",
+        old_decay=0.3,
+        old_ramp=300,
+        old_samples=False,
+    )
+    config = _without_sde(config, objective)
     return replace(
         config,
+        surrogate=replace(config.surrogate, clip_range=1.0),
+        # To the start and to the average, in the released code's own weights; it divides advantages by 5, so that this is 5 times its loss.
+        trust_region=TrustRegion(mode="fixed_dual", beta_position=1e-4, beta_velocity=1.0),
+        kl=replace(config.kl, kind="constant", lambda_max=5.0),
+    )
+
+
+def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
+    """Sample with the ODE, without guidance, and learn in one update at noise levels of the same schedule.
+
+    Clips are targets of the network's own velocity: guided ones would be of another policy than the one that is trained.
+    """
+    return replace(
+        config,
+        model=replace(config.model, guidance_scale=1.0, guidance_scale_2=None),
         kernel=KernelSpec(name="ode"),
-        objective=ObjectiveSpec(kind=kind, levels=min(4, config.rollout.steps)),
-        surrogate=replace(config.surrogate, equalize=False),
-        trust_region=replace(config.trust_region, mode="none"),
-        kl=replace(config.kl, kind="constant"),
-        update=replace(config.update, step_fraction=1.0),
+        rollout=replace(config.rollout, solver="ab2"),  # both sample with second-order solvers, one pass a step
+        advantage=replace(config.advantage, scale="global", clip=5.0),
+        objective=objective,
+        surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
+        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
     )
 
 
@@ -174,6 +239,54 @@ def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
         rollout=replace(config.rollout, window=window),
         update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
     )
+
+
+SD3_512 = 16 * 64 * 64
+"""Latent dimensions of what authors train: Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)."""
+FLUX_720 = 16 * 90 * 90
+"""FLUX.1 at 720 x 720 (MixGRPO)."""
+HUNYUAN_480 = 16 * 14 * 60 * 60
+"""HunyuanVideo at 480 x 480, 53 frames (DanceGRPO)."""
+WAN_240P = 16 * 9 * 30 * 52
+"""Wan 2.1 at 240 x 416, 33 frames (FlowGRPO)."""
+WAN_480P = 16 * 21 * 60 * 104
+"""Wan 2.1 at 480 x 832, 81 frames (Flash-GRPO)."""
+
+
+def _released(
+    config: TrainConfig,
+    kernel: KernelSpec,
+    *,
+    clip: float,
+    at: int,
+    scale: Scale = "group",
+    updates: int = 2,
+    fraction: float = 1.0,
+) -> TrainConfig:
+    """What released code has in common: the clips of a rollout are dealt out to its updates, no step weights, no KL.
+
+    `clip` is the authors' range `at` their number of latent dimensions: a log-ratio is a mean over these, whose noise falls as 1 / sqrt(D).
+    """
+    return replace(
+        config,
+        kernel=kernel,
+        advantage=AdvantageConfig(scale=scale, clip=5.0),
+        surrogate=SurrogateConfig(clip_scale=clip * math.sqrt(at), equalize=False),
+        trust_region=TrustRegion(mode="none"),
+        kl=replace(config.kl, kind="constant"),
+        update=replace(config.update, updates_per_rollout=updates, step_fraction=fraction, repeat=False, deal="clips"),
+    )
+
+
+def _kept(config: TrainConfig, coefficient: float) -> TrainConfig:
+    """With a KL to the initial policy, of a constant coefficient."""
+    kl = replace(config.kl, kind="constant", lambda_max=coefficient)
+    return replace(config, trust_region=TrustRegion(mode="fixed"), kl=kl)
+
+
+def _part(share: float, steps: int) -> int:
+    """A share of the steps, at least one: authors' numbers are of their own number of steps."""
+    return max(1, round(share * steps))
 
 
 def _baseline(config: TrainConfig, kernel: KernelName, *, region: Mode) -> TrainConfig:

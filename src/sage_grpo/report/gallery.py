@@ -47,7 +47,7 @@ def gallery(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, Pa
                     "runs": [[] for _ in runs],
                 }
                 entry = entries.setdefault(clip.key, fresh)
-                scores = [_short(clip.scores.get(name)) for name in names]
+                scores = [clip.scores.get(name) for name in names]
                 base = bases.index(base_key(run))
                 if iteration > 0:
                     entry["runs"][place].append([iteration, number(place, clip.file), scores])
@@ -93,7 +93,3 @@ def beside(files: Sequence[tuple[int, Path]], folder: Path) -> list[str]:
 def _has_clip(entry: dict[str, Any]) -> bool:
     cells = [*entry["base"], *(cell for run in entry["runs"] for cell in run)]
     return any(cell is not None and cell[1] is not None for cell in cells)
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_grpo.report.run_data import Clip, RunData
+from sage_grpo.student import t_quantile
 from sage_grpo.train.folder.identity import FREE_OF_REWARDS
 
-T975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
-    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""97.5% points of Student's t for 1 to 30 degrees of freedom."""
 NOT_SCORES = ("total_stderr", "failed")
 SAME = ("seed", "out", "resume", "allow_changes", "log.", "keep.", "parallel.", "model.device", "model.cache")
 """Settings (or their beginnings) in which runs of one experiment may differ."""
@@ -59,8 +55,7 @@ def interval(values: Sequence[float], of: str) -> Interval | None:
     if count == 1:
         return Interval(mean, None, 1, of)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    factor = T975[count - 2] if count - 2 < len(T975) else 1.96 + 2.5 / (count - 1)
-    return Interval(mean, factor * deviation / math.sqrt(count), count, of)
+    return Interval(mean, t_quantile(0.975, count - 1) * deviation / math.sqrt(count), count, of)
 
 
 def parts(runs: Sequence[RunData]) -> list[str]:

@@ -24,7 +24,7 @@ def group_advantage(
 
     `groups` holds an integer per rollout; members of a group need not be neighbours. Rollouts that are not valid, or whose
     reward is not finite, count in no statistic and get advantage 0. A group without spread gives 0. `scale` divides by the
-    group's std, by the std of the centred rewards of all groups, or not at all.
+    group's std, by the std of the rewards of all groups together, whose means may differ (global), or not at all.
     """
     r, index, ok, count = _prepare(rewards, groups, valid)
     mean = _group_sum(r, index, len(count)) / count.clamp(min=1)
@@ -33,7 +33,8 @@ def group_advantage(
     if scale == "group":
         advantage = centred / (variance.sqrt()[index] + eps)
     elif scale == "global":
-        advantage = centred / ((centred.square().sum() / ok.sum()).sqrt() + eps)
+        around = torch.where(ok, r - r.sum() / ok.sum(), 0.0)
+        advantage = centred / ((around.square().sum() / ok.sum()).sqrt() + eps)
     elif scale == "none":
         advantage = centred
     else:

@@ -18,18 +18,26 @@ def optimality(advantage: Tensor, *, saturation: float = 1.0) -> Tensor:
 
 
 def nft_loss(
-    v: Tensor, v_old: Tensor, target: Tensor, r: Tensor, *, beta: float, sigma: float, weight: Weighting = "uniform"
+    v: Tensor,
+    v_old: Tensor,
+    target: Tensor,
+    r: Tensor,
+    *,
+    beta: float,
+    sigma: float,
+    weight: Weighting = "uniform",
+    saturation: float = 1.0,
 ) -> SurrogateTerms:
-    """(r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions; u = eps - x0 is the target.
+    """s (r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions; u = eps - x0 is the target, s the saturation of r.
 
     v+ = (1 - beta) v_old + beta v and v- = (1 + beta) v_old - beta v. With equal weights that is, but for a constant,
-    2 (2 r - 1) (v_old - u) (v - v_old) + beta |v - v_old|^2: a step along the advantage, and a leash to the old policy. The
-    division makes the first, and so the learning rate, mean the same for every beta.
+    2 s (2 r - 1) (v_old - u) (v - v_old) + s beta |v - v_old|^2: a step along the advantage, which is s (2 r - 1), and a leash to the
+    old policy. Division and factor make the first, and so the learning rate, mean the same for every beta and every saturation.
     """
     positive = (1.0 - beta) * v_old + beta * v - target
     negative = (1.0 + beta) * v_old - beta * v - target
     loss = (r * _error(positive, sigma, weight) + (1.0 - r) * _error(negative, sigma, weight)) / beta
-    return SurrogateTerms(loss=loss, ratio=None, inactive=torch.zeros_like(r, dtype=torch.bool))
+    return SurrogateTerms(loss=saturation * loss, ratio=None, inactive=torch.zeros_like(r, dtype=torch.bool))
 
 
 def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:

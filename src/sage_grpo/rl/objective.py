@@ -8,8 +8,8 @@ from typing import Literal
 from sage_grpo.ranges import Count, Decay, Natural, Positive, check
 
 Kind = Literal["surrogate", "nft", "awm"]
-Draw = Literal["schedule", "uniform", "logit_normal"]
-Weighting = Literal["uniform", "sigma", "adaptive"]
+Draw = Literal["schedule", "strata", "uniform", "logit_normal"]
+Weighting = Literal["uniform", "sigma", "adaptive", "ghuber"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,25 +22,40 @@ class ObjectiveSpec:
     levels: Count = 4
     """nft, awm: noise levels at which every clip is learned; they are dealt out to the updates of a rollout."""
     draw: Draw = "schedule"
-    """nft, awm: where a prompt's levels lie: at steps of the rollout's schedule, anywhere along it (evenly), or anywhere with more in its
-    middle."""
+    """nft, awm: where a prompt's levels lie: at steps of the rollout's schedule (drawn from all; strata: one from each of equal parts,
+    without the first step and the last tenth), anywhere along it (evenly), or anywhere with more in its middle."""
     weight: Weighting = "uniform"
-    """nft, awm: weight of a level's squared error: 1, sigma, or (nft only) sigma over the mean absolute error, as in that paper."""
+    """nft, awm: weight of a level's squared error: 1, sigma, or what their authors run. adaptive (nft): sigma over the mean absolute error.
+    ghuber (awm): sigma, on the error's fourth root, so that large errors count less."""
     beta: Positive = 1.0
     """nft: how far the positive and negative velocities lie from the old one. The loss holds the policy by beta times the squared way."""
     saturation: Positive = 1.0
-    """nft: the advantage at which a clip counts as wholly good (r = 1), and its negative as wholly bad."""
+    """nft: the advantage at which a clip counts as wholly good (r = 1), and its negative as wholly bad. The loss is multiplied by it, so
+    that the learning rate means the same for every value."""
     old_decay: Decay = 0.0
-    """nft, awm: share of the old policy, which samples, that stays after each rollout's updates; 0 samples with the newest weights."""
+    """nft, awm: share of the old policy that stays after each rollout's updates; 0 makes the newest weights the old policy."""
     old_ramp: Natural = 0
     """nft, awm: iterations over which old_decay is reached, linearly; 0 is at once."""
+    old_samples: bool = True
+    """nft, awm: whether an old policy that lags samples the clips. false: the newest weights do, and the old policy is only what the
+    step-wise KL (and nft's velocities) refer to."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.kind == "awm" and self.weight == "adaptive":
-            raise ValueError("objective.weight adaptive is part of nft: use uniform or sigma with objective.kind awm.")
+            raise ValueError(
+                "objective.weight adaptive is part of nft: use uniform, sigma or ghuber with objective.kind awm."
+            )
+        if self.kind != "awm" and self.weight == "ghuber":
+            raise ValueError(
+                f"objective.weight ghuber is part of awm: use uniform, sigma or adaptive with objective.kind {self.kind}."
+            )
         if self.old_ramp and not self.old_decay:
             raise ValueError(f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0.")
+        if not self.old_samples and not self.old_decay:
+            raise ValueError(
+                "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy."
+            )
 
     @property
     def fresh(self) -> bool:

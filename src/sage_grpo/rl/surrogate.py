@@ -42,6 +42,18 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, *, clip: float) -> S
     return SurrogateTerms(loss=loss, ratio=ratio.detach(), inactive=inactive)
 
 
+def scaled_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, std: Tensor, clip: float) -> SurrogateTerms:
+    """GRPO-Guard: PPO's clip on exp(std (log r + KL(old, new))), the KL with its gradient. (arXiv 2510.22319, as released)
+
+    The scaled ratio is as wide at every step, where the plain one is wide at steps with little noise, so that one clip range serves all.
+    The loss is divided by std again: at ratio 1 its gradient is that of the plain ratio, and step weights stay a matter of their own.
+    """
+    # Ranges of 1e-6 are a few units of float32's last place at 1.
+    scaled = std.double() * (log_ratio + kl).double()
+    terms = clipped_surrogate(scaled, advantage.double(), clip=clip)
+    return SurrogateTerms(loss=(terms.loss / std).to(log_ratio.dtype), ratio=terms.ratio, inactive=terms.inactive)
+
+
 def kl_masked_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, tau: float) -> SurrogateTerms:
     """Flow-DPPO: -ratio A, dropped where KL(old, new) >= tau AND the move is aggressive. (arXiv 2606.11025)"""
     if tau <= 0:

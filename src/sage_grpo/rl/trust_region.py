@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from sage_grpo.gaussian import expanded
 from sage_grpo.ranges import NotNegative, check
 
-Mode = Literal["none", "fixed", "stepwise", "moving", "dual"]
+Mode = Literal["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"]
 
 
 def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
@@ -50,17 +50,18 @@ class TrustRegion:
     """Which KL terms pull the policy back, and how strongly relative to one another."""
 
     mode: Mode = "dual"
-    """none; fixed (anchor = initial policy); stepwise (the rollout's policy); moving (anchor renewed); dual (moving + stepwise)."""
+    """none; fixed (anchor = initial policy); stepwise (the rollout's policy); moving (anchor renewed); dual (moving + stepwise);
+    fixed_dual (fixed + stepwise)."""
     beta_position: NotNegative = 1.0
     """Weight of the anchor term."""
     beta_velocity: NotNegative = 0.1
-    """Weight of the step-wise term in mode dual."""
+    """Weight of the step-wise term in modes dual and fixed_dual."""
     estimator: Literal["closed_form", "log_ratio"] = "closed_form"
     """How the step-wise term is computed: exactly, or by the paper's Eq. 15."""
 
     def __post_init__(self) -> None:
-        if self.mode not in ("none", "fixed", "stepwise", "moving", "dual"):
-            raise ValueError(f"mode must be none, fixed, stepwise, moving or dual, got {self.mode!r}.")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode must be none, fixed, stepwise, moving, dual or fixed_dual, got {self.mode!r}.")
         if self.estimator not in ("closed_form", "log_ratio"):
             raise ValueError(f"estimator must be closed_form or log_ratio, got {self.estimator!r}.")
         check(self)  # a negative weight would reward moving away
@@ -68,12 +69,17 @@ class TrustRegion:
     @property
     def uses_anchor(self) -> bool:
         """Whether a reference pass with the anchor's weights is needed."""
-        return self.mode in ("fixed", "moving", "dual")
+        return self.mode in ("fixed", "moving", "dual", "fixed_dual")
+
+    @property
+    def renews_anchor(self) -> bool:
+        """Whether the anchor follows the policy, instead of staying where the run began."""
+        return self.mode in ("moving", "dual")
 
     @property
     def uses_stepwise(self) -> bool:
         """Whether the rollout's policy is a reference."""
-        return self.mode in ("stepwise", "dual")
+        return self.mode in ("stepwise", "dual", "fixed_dual")
 
     def penalty(
         self,
@@ -97,7 +103,7 @@ class TrustRegion:
                 raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
             position = self.beta_position * kl_to(v_anchor)
         if self.uses_stepwise:
-            weight = self.beta_velocity if self.mode == "dual" else 1.0
+            weight = 1.0 if self.mode == "stepwise" else self.beta_velocity
             if self.estimator == "closed_form":
                 velocity = weight * kl_to(v_old)
             else:

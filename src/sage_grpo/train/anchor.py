@@ -89,12 +89,16 @@ class Ema(Snapshot):
 
 
 class Old(Snapshot):
-    """The policy that samples, for losses at fresh noise levels: the weights before a rollout's updates, or an average that lags behind."""
+    """The old policy of losses at fresh noise levels: the weights before a rollout's updates, or an average that lags behind."""
 
-    def __init__(self, params: Mapping[str, nn.Parameter], *, lags: bool, offload: bool = False) -> None:
+    def __init__(
+        self, params: Mapping[str, nn.Parameter], *, lags: bool, samples: bool = True, offload: bool = False
+    ) -> None:
         super().__init__(params, offload=offload)
         self.lags = lags
         """Whether it differs from the live weights between iterations; then it is part of the training state."""
+        self.samples = samples
+        """Whether it makes the clips, where it lags."""
 
     def begin(self) -> None:
         """Before a rollout's updates."""

@@ -65,6 +65,9 @@ class RolloutConfig:
     """Deterministic steps before those that explore, where there are any; None is as `steps` has them."""
     after_steps: Count | None = None
     """Deterministic steps after those that explore, where there are any; None is as `steps` has them."""
+    after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
+    """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
+    (MixGRPO-Flash)."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: bool = False
@@ -72,9 +75,14 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("before_steps", "after_steps"):
-            if getattr(self, name) is not None and self.window.kind == "all":
+        for name, unused in (("before_steps", None), ("after_steps", None), ("after_fraction", 1.0)):
+            if getattr(self, name) != unused and self.window.kind == "all":
                 raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
+        if self.after_steps is not None and self.after_fraction < 1:
+            raise ValueError(
+                f"rollout.after_fraction {self.after_fraction:g} and rollout.after_steps {self.after_steps} say the same thing twice: leave "
+                "one of them out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +107,9 @@ class SurrogateConfig:
 
     kind: Literal["clipped", "kl_mask"] = "clipped"
     """PPO's clip on the ratio, or Flow-DPPO's mask on the exact KL."""
-    centred: bool = False
-    """Remove the bias of the ratio: log r + KL."""
+    centred: bool | Literal["scaled"] = False
+    """Remove the bias of the ratio: log r + KL, the KL as a constant. "scaled" is GRPO-Guard's released code: the KL with its gradient, and both
+    times the step's std before the ratio is taken, so that one clip range is as tight at every step."""
     clip_scale: Positive = 0.076
     """Clip range as c / sqrt(latent dimensions); the paper's 1e-4 at 480p x 81 frames is c = 0.076."""
     clip_range: Positive | None = None
@@ -114,6 +123,10 @@ class SurrogateConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.kind == "kl_mask" and self.centred == "scaled":
+            raise ValueError(
+                "surrogate.centred scaled is about the clip, which surrogate.kind kl_mask has none of: use true."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +159,7 @@ class AnchorConfig:
     """The reference policy of the position term."""
 
     every: Count = 10
-    """Optimizer updates between renewals (modes moving and dual; fixed never renews)."""
+    """Optimizer updates between renewals (modes moving and dual; fixed and fixed_dual never renew)."""
     offload: bool = False
     """Keep the anchor in CPU memory."""
     skip_below: Annotated[float, Range(0, 1, open_above=True)] = 0.0

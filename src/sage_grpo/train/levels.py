@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 
 import torch
@@ -14,6 +15,9 @@ from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.matching import Matching
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.rl.objective import ObjectiveSpec
+
+FIRST, LAST = 1, 0.9
+"""strata: the first step that is learned, and the share of the schedule after which none is (int(0.9 N), as the authors of AWM count)."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,16 @@ def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], b
     """Levels along the grid where the trained network runs."""
     sigmas = grid.sigmas.tolist()
     steps = [step for step in range(grid.num_steps) if trains(sigmas[step])]
-    if spec.draw == "schedule":
+    if spec.draw in ("schedule", "strata"):
+        if spec.draw == "strata":
+            steps = [step for step in steps if FIRST <= step < int(LAST * grid.num_steps)]
         if spec.levels > len(steps):
+            without = " (without its first step and last tenth)" if spec.draw == "strata" else ""
             raise ValueError(
-                f"objective.levels is {spec.levels}, but the trained network runs at {len(steps)} step(s) of the schedule: use fewer "
-                "levels, more rollout.steps, or objective.draw uniform."
+                f"objective.levels is {spec.levels}, but the trained network runs at {len(steps)} step(s) of the schedule{without}: use "
+                "fewer levels, more rollout.steps, or objective.draw uniform."
             )
-        chosen = sorted(rng.sample(steps, spec.levels))
+        chosen = sorted(rng.sample(steps, spec.levels)) if spec.draw == "schedule" else _strata(spec, steps, rng)
         values = [sigmas[step] for step in chosen]
     else:
         # Between two steps another expert may take over.
@@ -53,6 +60,12 @@ def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], b
         values = [sigmas[step] + place % 1 * (sigmas[step + 1] - sigmas[step]) for step, place in zip(chosen, places)]
     schedule = Schedule(torch.tensor([*values, 0.0]))
     return Levels(schedule, tuple(chosen), Matching(by_sigma=spec.weight == "sigma"))
+
+
+def _strata(spec: ObjectiveSpec, steps: Sequence[int], rng: random.Random) -> list[int]:
+    """One step of each of so many parts of the steps, which are as equal as whole steps allow."""
+    edges = [part * len(steps) // spec.levels for part in range(spec.levels + 1)]
+    return [steps[rng.randrange(first, end)] for first, end in pairwise(edges)]
 
 
 def _places(spec: ObjectiveSpec, rng: random.Random) -> list[float]:

@@ -189,8 +189,6 @@ class Planner:
     def unexplored(self) -> str | None:
         """A sentence on steps that the run's windows cover and that do not explore because they would hold too much noise."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
-        if self.config.objective.fresh:
-            return None
         wanted = [True] * steps
         if window.kind == "fixed":
             wanted = list(window.steps(steps))
@@ -233,8 +231,11 @@ class Planner:
         rollout, key = self.config.rollout, tuple(flags)
         if key not in self._schedules:
             schedule = self._exploring(flags)
-            first = schedule.exploring_range()[0]
-            schedule = schedule.around(rollout.before_steps, rollout.after_steps)
+            first, stop = schedule.exploring_range()
+            after = rollout.after_steps
+            if rollout.after_fraction < 1 and stop < schedule.num_steps:
+                after = max(1, round(rollout.after_fraction * (schedule.num_steps - stop)))
+            schedule = schedule.around(rollout.before_steps, after)
             offset = first - schedule.exploring_range()[0]
             self._schedules[key] = schedule, offset
         return self._schedules[key]

@@ -27,9 +27,9 @@ EVALUATED = ("held_out_exploded", "held_out_fell", "held_out_part_fell", "decoup
 """What is looked for at evaluations, not in every row."""
 AT_ONCE = ("not_finite",)
 """What needs no second look."""
-ONLY_TOLD = ("decoupled", "parted")
+ONLY_TOLD = ("decoupled", "parted", "old_is_new")
 """What is a reason to look, but not to act."""
-OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck")
+OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new")
 """What is wrong with how steps are made; what held-out clips are worth is not in doubt. Any of these may be there all through a run."""
 LOOKS_LEFT = 3.0
 """A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
@@ -77,8 +77,9 @@ class Sentinel:
         clip: float = math.inf,
         witnesses: Witnesses | None = None,
         trained: Mapping[str, float] | None = None,
+        deviates: bool = False,
     ) -> None:
-        self.config, self.clips, self.clip = config, clips, clip
+        self.config, self.clips, self.clip, self.deviates = config, clips, clip, deviates
         self.witnesses = witnesses or Witnesses()
         self.parts = RewardParts(trained or {}, config.window)
         """Of the reward that is trained on."""
@@ -172,6 +173,7 @@ class Sentinel:
             clips=self.clips,
             clip=self.clip,
             deviations=self.config.deviations,
+            deviates=self.deviates,
         )
 
     def evaluated(self, iteration: int, scores: Scores, per_prompt: int = 1) -> list[Finding]:

@@ -54,6 +54,8 @@ class Past:
     clip: float
     """The clip range of the ratio."""
     deviations: float
+    deviates: bool = False
+    """Whether the policy and the old policy of an objective at fresh noise levels are expected to part."""
 
 
 def values(rows: Sequence[Row], name: str) -> list[float]:
@@ -180,6 +182,18 @@ def weights_stuck(row: Row, past: Past) -> str:
     )
 
 
+def old_is_new(row: Row, past: Past) -> str:
+    """An old policy that should lag behind, or be left by a rollout's later updates, and is the policy itself."""
+    moved, norm = row.get("matching/moved"), row.get("gradient/norm")
+    if moved != 0.0 or not norm or not past.deviates or not past.newest:  # a run begins at its old policy
+        return ""
+    return (
+        "matching/moved is exactly 0: the old policy is the newest one, although objective.old_decay or update.updates_per_rollout should part "
+        "them. A leash or a KL to it does nothing then, and nft is awm with a clipped advantage. Raise optimizer.lr if steps are rounded away "
+        "(weights/moved says so)."
+    )
+
+
 def diversity_collapsed(row: Row, past: Past) -> str:
     """Clips of one prompt look alike."""
     known, now = values(past.start, "video/spread"), row.get("video/spread")
@@ -205,6 +219,7 @@ SIGNS = {
         kl_away,
         ran_away,
         weights_stuck,
+        old_is_new,
         diversity_collapsed,
     )
 }

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sage_grpo.inside import printable
+from sage_grpo.rounding import fixed, percent
 from sage_grpo.train.choosing import described
 from sage_grpo.train.config import TrainConfig
 from sage_grpo.train.plan import Plan
@@ -146,7 +147,7 @@ class Terminal:
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
         """One iteration is done."""
-        self._progress.update(self._run, completed=number, note=f"reward {metrics['reward/total']:.3f}")
+        self._progress.update(self._run, completed=number, note=f"reward {fixed(metrics['reward/total'], 3)}")
         self._seconds.append(metrics["time/total"])
         left = sum(self._seconds) / len(self._seconds) * (self.total - number)
         self.say(iteration_line(number, self.total, metrics, left))
@@ -156,7 +157,7 @@ class Terminal:
         shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
         order = sorted(shown, key=lambda name: name != "total")  # the total first
-        parts = [f"{name} {shown[name]:.3f}" for name in order]
+        parts = [f"{name} {fixed(shown[name], 3)}" for name in order]
         self.say("\n".join(lines_of([f"held-out after {number}", *parts])), style="bold")
 
     def failures(self, report: str) -> None:
@@ -167,10 +168,11 @@ class Terminal:
 
 def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """An iteration in one line of a terminal; where figures are long, the least important ones go."""
-    must = [f"{number}/{total}", f"reward {metrics['reward/total']:.3f} ± {metrics['reward/group_std']:.3f}"]
+    reward, spread = (fixed(metrics[name], 3) for name in ("reward/total", "reward/group_std"))
+    must = [f"{number}/{total}", f"reward {reward} ± {spread}"]
     may = [
         f"kl {metrics['kl/total']:.1e}" if "kl/total" in metrics else "kl skipped",
-        *([f"clip {metrics['ratio/clip_fraction']:.0%}"] if "ratio/clip_fraction" in metrics else []),
+        *([f"clip {percent(metrics['ratio/clip_fraction'])}"] if "ratio/clip_fraction" in metrics else []),
         f"grad {metrics['gradient/norm']:.2g}",
     ]
     end = [f"{metrics['time/total']:.1f} s", f"{_minutes(left)} left"]

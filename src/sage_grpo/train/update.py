@@ -14,6 +14,7 @@ from torch import Tensor
 from sage_grpo.gaussian import expanded
 from sage_grpo.models.policy import Step
 from sage_grpo.parallel.world import World
+from sage_grpo.rl.awm import ghuber_log_prob
 from sage_grpo.rl.nft import nft_loss, optimality
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.surrogate import (
@@ -22,6 +23,7 @@ from sage_grpo.rl.surrogate import (
     clip_range,
     clipped_surrogate,
     kl_masked_surrogate,
+    scaled_surrogate,
 )
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.train.config import SurrogateConfig
@@ -67,10 +69,20 @@ class Objective:
     def needs_v_old(self) -> bool:
         """Whether the rollout must keep its velocities."""
         stepwise = self.trust_region.uses_stepwise and self.trust_region.estimator == "closed_form"
-        return stepwise or self.surrogate.centred or self.surrogate.kind == "kl_mask"
+        return stepwise or bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
 
-    def surrogate_terms(self, log_ratio: Tensor, advantage: Tensor, kl_old: Tensor | None) -> SurrogateTerms:
-        """The policy loss per sample; `kl_old` is the exact KL to the rollout's policy where it is needed."""
+    def log_prob(self, step: Step, x_next: Tensor, sigma: float) -> Tensor:
+        """What the ratio is made of, one value per sample: the log-probability of x_next, unless errors are weighted otherwise."""
+        if self.spec.weight == "ghuber":
+            return ghuber_log_prob(step.velocity, x_next, sigma=sigma)
+        return step.gaussian.expand(len(x_next)).log_prob(x_next)
+
+    def surrogate_terms(
+        self, log_ratio: Tensor, advantage: Tensor, kl_old: Tensor | None, std: Tensor
+    ) -> SurrogateTerms:
+        """The policy loss per sample; `kl_old` is the exact KL to the rollout's policy where it is needed, `std` the step's."""
+        if self.surrogate.centred == "scaled" and kl_old is not None:
+            return scaled_surrogate(log_ratio, advantage, kl_old, std=std, clip=self.clip)
         if self.surrogate.centred and kl_old is not None:
             log_ratio = centred_log_ratio(log_ratio, kl_old)
         if self.surrogate.kind == "kl_mask" and kl_old is not None:
@@ -83,7 +95,16 @@ class Objective:
     ) -> SurrogateTerms:
         """DiffusionNFT's loss per sample."""
         r = optimality(advantage, saturation=self.spec.saturation)
-        return nft_loss(v, v_old, target, r, beta=self.spec.beta, sigma=sigma, weight=self.spec.weight)
+        return nft_loss(
+            v,
+            v_old,
+            target,
+            r,
+            beta=self.spec.beta,
+            sigma=sigma,
+            weight=self.spec.weight,
+            saturation=self.spec.saturation,
+        )
 
 
 @dataclass
@@ -168,8 +189,10 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     """
     record, v = item.record, step.velocity
     x_next = to_device(record.x_next, v.device, torch.float32)
-    sensitivity = record.policy.transition(item.step).sensitivity.to(v.device, non_blocking=True)
-    log_prob, log_prob_old = step.gaussian.expand(len(x_next)).log_prob(x_next), record.log_prob_old
+    transition = record.policy.transition(item.step)
+    sensitivity = transition.sensitivity.to(v.device, non_blocking=True)
+    log_prob = objective.log_prob(step, x_next, record.policy.sigma(item.step))
+    log_prob_old = record.log_prob_old
     v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
     if log_prob_old is None:
         log_prob_old = log_prob.detach()
@@ -177,7 +200,8 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     if objective.spec.kind == "nft":
         terms = objective.matching_terms(v, v_old, x_next, item.advantage, record.policy.sigma(item.step))
     else:
-        terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old)
+        std = transition.std.to(v.device, non_blocking=True)
+        terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old, std)
     v_anchor = v.detach() if item.at_anchor else item.v_anchor
     kl = objective.trust_region.penalty(
         v=v, v_old=v_old, v_anchor=v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
@@ -277,12 +301,19 @@ def with_anchor(items: Sequence[Item], device: torch.device, progress: Callable[
 
 
 @torch.no_grad()
-def with_old(items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None) -> list[Item]:
-    """Items at fresh noise levels with what the weights that are in the model now, the rollout's, say there."""
+def with_old(
+    objective: Objective, items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None
+) -> list[Item]:
+    """Items at fresh noise levels with what the weights that are in the model now, the old policy's, say there.
+
+    Where the newest weights sampled, the ratio is theirs: the old policy's log-probability is nobody's.
+    """
     result = []
     for item in items:
         record, step = item.record, replay(item, device)
-        log_prob = step.gaussian.log_prob(to_device(record.x_next, device, torch.float32))
+        x_next = to_device(record.x_next, device, torch.float32)
+        sampled = objective.spec.old_samples
+        log_prob = objective.log_prob(step, x_next, record.policy.sigma(item.step)) if sampled else record.log_prob_old
         v_old = to_storage(step.velocity, record.x.device)
         result.append(dataclasses.replace(item, record=dataclasses.replace(record, v_old=v_old, log_prob_old=log_prob)))
         progress()

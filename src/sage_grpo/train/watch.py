@@ -26,7 +26,14 @@ def sentinel_of(config: TrainConfig, reward: CompositeReward, clip: float) -> Se
     )
     branches = window.branches if window.kind == "drawn" else 1
     clips = config.batch.prompts * branches * config.batch.group_size
-    return Sentinel(config.sentinel, clips=clips, clip=clip, witnesses=witnesses, trained=reward.weights)
+    return Sentinel(
+        config.sentinel,
+        clips=clips,
+        clip=clip,
+        witnesses=witnesses,
+        trained=reward.weights,
+        deviates=any(config.objective.old_passes(config.update.updates_per_rollout)),
+    )
 
 
 class Watch:

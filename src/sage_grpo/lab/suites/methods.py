@@ -21,9 +21,19 @@ from sage_grpo.lab.suites.common import (
 )
 
 EXACT = {"kernel.name": "sage_exact", "kernel.sigma_max": None}
+ALIKE = {
+    "batch.trained_fraction": 1.0,
+    "kernel.eta": 0.5,
+    "advantage.scale": "group",
+    "surrogate.clip_scale": 0.3,
+    "kl.lambda_max": 1e-5,
+    "update.step_fraction": 0.6,
+    "update.deal": "steps",
+}
+"""What the paper's table has in common for all kernels. The recipes are as each method's authors run it, which is another comparison."""
 METHODS = (
-    Arm(name="dance", recipe="shapes/dance_grpo"),
-    Arm(name="flow", recipe="shapes/flow_grpo"),
+    Arm(name="dance", recipe="shapes/dance_grpo", options=ALIKE),
+    Arm(name="flow", recipe="shapes/flow_grpo", options=ALIKE),
     Arm(name="cps", recipe="shapes/cps"),
     Arm(name="sage", recipe="shapes/sage_paper"),
     Arm(name="sage_exact", recipe="shapes/sage_paper", options=EXACT),

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.suites.common import COLUMNS, MEASURED, SEEDS, Size, judged, sized
+
+PLAIN: dict[str, Any] = {
+    "model.guidance_scale": None,
+    "rollout.solver": "euler",
+    "advantage.scale": "group",
+    "objective.levels": 4,
+    "objective.draw": "schedule",
+    "objective.weight": "uniform",
+    "objective.saturation": 1.0,
+    "objective.old_decay": 0.0,
+    "objective.old_ramp": 0,
+    "objective.old_samples": True,
+    "surrogate.clip_range": None,
+    "trust_region.mode": "none",
+    "trust_region.beta_position": 1.0,
+    "trust_region.beta_velocity": 0.1,
+    "kl.lambda_max": 1e-5,
+    "update.updates_per_rollout": 2,
+}
+"""What was measured: both objectives alone, on settings that they share with the others. The presets are as their authors run them now."""
 
 
 def objectives(size: Size) -> Suite:
@@ -11,13 +33,13 @@ def objectives(size: Size) -> Suite:
     arms = (
         Arm(name="branch", recipe="shapes/branch"),
         Arm(name="sage", recipe="shapes/sage_paper"),
-        Arm(name="nft", recipe="shapes/nft"),
-        Arm(name="awm", recipe="shapes/awm"),
-        Arm(name="nft, 2 levels", recipe="shapes/nft", options={"objective.levels": 2}),
-        Arm(name="nft, beta 0.1", recipe="shapes/nft", options={"objective.beta": 0.1}),
-        Arm(name="nft, adaptive", recipe="shapes/nft", options={"objective.weight": "adaptive"}),
-        Arm(name="nft, old 0.5", recipe="shapes/nft", options={"objective.old_decay": 0.5}),
-        Arm(name="awm, uniform draw", recipe="shapes/awm", options={"objective.draw": "uniform"}),
+        Arm(name="nft", recipe="shapes/nft", options=PLAIN),
+        Arm(name="awm", recipe="shapes/awm", options=PLAIN),
+        Arm(name="nft, 2 levels", recipe="shapes/nft", options={**PLAIN, "objective.levels": 2}),
+        Arm(name="nft, beta 0.1", recipe="shapes/nft", options={**PLAIN, "objective.beta": 0.1}),
+        Arm(name="nft, adaptive", recipe="shapes/nft", options={**PLAIN, "objective.weight": "adaptive"}),
+        Arm(name="nft, old 0.5", recipe="shapes/nft", options={**PLAIN, "objective.old_decay": 0.5}),
+        Arm(name="awm, uniform draw", recipe="shapes/awm", options={**PLAIN, "objective.draw": "uniform"}),
     )
     suite = Suite(
         name="objectives",

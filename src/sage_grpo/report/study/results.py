@@ -16,6 +16,7 @@ import numpy as np
 from sage_grpo.report.study.pairs import attentive, comparisons
 from sage_grpo.report.study.statistics import krippendorff_alpha, ranked, win_rate
 from sage_grpo.report.study.store import Store, Study, Vote
+from sage_grpo.rounding import fixed, percent
 
 COLUMNS = (
     "rater", "flagged", "place", "kind", "prompt_number", "prompt", "left", "right", "dimension", "answer", "preferred",
@@ -162,7 +163,8 @@ def to_text(found: Mapping[str, Any]) -> str:
         lines += ["", part["name"], *_table(part["pairs"])]
         lines += [f"  agreement (Krippendorff's alpha): {_number(part['agreement'])}"]
         places = (
-            f"{row['method']} {row['strength']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]" for row in part["ranking"]
+            f"{row['method']} {_signed(row['strength'])} [{_signed(row['low'])}, {_signed(row['high'])}]"
+            for row in part["ranking"]
         )
         lines += [f"  Bradley-Terry log-strength: {', '.join(places) or '-'}"]
     lines += [
@@ -175,8 +177,8 @@ def to_text(found: Mapping[str, Any]) -> str:
 def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
     rows = [("", "win rate", "95% interval", "wins", "ties", "losses")]
     for pair in pairs:
-        interval = "-" if pair["rate"] is None else f"{pair['low']:.1%} to {pair['high']:.1%}"
-        rate = "-" if pair["rate"] is None else f"{pair['rate']:.1%}"
+        interval = "-" if pair["rate"] is None else f"{percent(pair['low'], 1)} to {percent(pair['high'], 1)}"
+        rate = "-" if pair["rate"] is None else percent(pair["rate"], 1)
         wins, ties, losses = (str(pair[name]) for name in ("wins", "ties", "losses"))
         rows.append((f"{pair['first']} vs {pair['second']}", rate, interval, wins, ties, losses))
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -187,4 +189,8 @@ def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else fixed(value, 2)
+
+
+def _signed(value: float) -> str:
+    return fixed(value, 2, signed=True)

@@ -188,7 +188,8 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Finding:
     region, anchor = config.trust_region, trainer.state.anchor
     if region.mode == "none":
         return skipped("trust region", "trust_region.mode is none", why)
-    inert = config.update.updates_per_rollout == 1 and (anchor is None or anchor.every == 1)
+    own = config.update.updates_per_rollout == 1 and not config.objective.lags  # the rollout's policy is the live one
+    inert = own and (anchor is None or anchor.every == 1)
     if inert and region.estimator == "closed_form":
         return Finding(
             name="trust region",
@@ -200,7 +201,7 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Finding:
         )
     if trainer.old is not None:
         with trainer.old.applied():
-            items = with_old(items, trainer.model.device)
+            items = with_old(trainer.objective, items, trainer.model.device)
     if anchor is not None:
         with anchor.applied():
             items = with_anchor(items, trainer.model.device)
@@ -220,6 +221,33 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Finding:
         why=why,
         remedy="the reference pass must use the anchor's weights, and the KL must depend on the velocity",
         number=share,
+    )
+
+
+def old_policy(trainer: Trainer, items: Sequence[Item]) -> Finding:
+    """After an update the policy has left its old one, which DiffusionNFT is made of."""
+    old = trainer.old
+    why = "where the old policy is the policy, its positive and negative velocities are one: beta does nothing, and nft is awm"
+    if old is None:
+        return Finding(
+            name="old policy",
+            status="warn",
+            value="one update a rollout, and the old policy does not lag: both are the same in every update (matching/moved 0)",
+            why=f"{why} with a clipped advantage",
+            remedy="set objective.old_decay 0.5 with objective.old_ramp 500, as its authors do, or update.updates_per_rollout 2",
+            number=0.0,
+        )
+    now = velocities(trainer, items)
+    with old.applied():
+        pairs = list(zip(now, velocities(trainer, items), strict=True))
+    moved = sum(float((new - then).double().square().mean()) for new, then in pairs) / len(pairs)
+    return Finding(
+        name="old policy",
+        status="pass" if moved > 0 and math.isfinite(moved) else "fail",
+        value=f"one update away the mean square of the way from the old policy's velocities is {moved:.2g}",
+        why=why,
+        remedy="the old pass must use the old policy's weights; a learning rate whose steps are rounded away moves nothing",
+        number=moved,
     )
 
 

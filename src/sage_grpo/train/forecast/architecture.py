@@ -19,11 +19,11 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.flux import Flux
 from sage_grpo.models.hunyuan import Hunyuan
 from sage_grpo.models.hunyuan15 import Hunyuan15
-from sage_grpo.models.ltx import Ltx
+from sage_grpo.models.ltx import Ltx, class_of
 from sage_grpo.models.qwen_image import QwenImage
 from sage_grpo.models.safety import read_json
 from sage_grpo.models.sana_video import SanaVideo
-from sage_grpo.models.schedulers import scheduler_shift, sigmas_from
+from sage_grpo.models.schedulers import scheduler_shift
 from sage_grpo.models.sd3 import Sd3
 from sage_grpo.models.sizes import Grid, choose_video, first_given
 from sage_grpo.models.spec import ModelSpec
@@ -108,6 +108,8 @@ class Architecture:
     """The transformer's config.json."""
     vae: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The VAE's config.json."""
+    model: type[FamilyModel] | None = None
+    """What runs it; None for a family of your own."""
     folder: Path | None = None
     """Where its files are; None where they are not on this machine."""
 
@@ -129,10 +131,9 @@ class Architecture:
     def grid(self, steps: int, shift: float | None = None) -> Schedule:
         """The sigmas that the model is sampled on."""
         shift = self.shift if shift is None else shift
-        if not self.scheduler:
+        if not self.scheduler or self.model is None:
             return Schedule.shifted(steps, shift)
-        even = FAMILIES[self.family].traits.even_sigmas
-        return Schedule(sigmas_from(self.scheduler, steps, shift, even=even))
+        return Schedule(self.model.sigmas_of(self.scheduler, steps, shift))
 
 
 def find_architecture(spec: ModelSpec) -> Architecture:
@@ -202,21 +203,45 @@ def _from_folder(spec: ModelSpec, folder: Path) -> Architecture:
 
 
 def _unmeasured(spec: ModelSpec, folder: Path, family: str) -> Architecture:
-    """As far as config files tell; a shift that depends on the number of tokens they do not."""
-    traits, scheduler = UNMEASURED[family].traits, _json(folder / "scheduler" / "scheduler_config.json")
+    """As far as config files tell."""
+    model = class_of(str(read_index(folder)["_class_name"])) if family == "ltx" else UNMEASURED[family]
+    traits, scheduler, defaults = (
+        model.traits,
+        _json(folder / "scheduler" / "scheduler_config.json"),
+        read_defaults(folder),
+    )
     scale = float(first_given(spec.guidance_scale, 1.0 if traits.embeds_guidance else traits.guidance_scale))
     if traits.embeds_guidance and read_config(folder, "transformer").get("guidance_embeds"):
         scale = 1.0  # an input of the network: one pass
-    shift = None if scheduler.get("use_dynamic_shifting") else scheduler_shift(scheduler, 0)
+    video = choose_video(spec, defaults, traits.video)
+    shift = scheduler_shift(scheduler, _tokens(family, folder, video) if scheduler.get("use_dynamic_shifting") else 0)
     return Architecture(
         family=family,
+        model=model,
+        scheduler=scheduler,
         source=f"the config files of {folder}; its costs are not known",
         spec=spec,
         folder=folder,
         video=None,
         guidance_scale=scale,
-        shift=float(first_given(spec.shift, read_defaults(folder).get("shift"), shift, 1.0)),
+        shift=float(first_given(spec.shift, defaults.get("shift"), shift, 1.0)),
     )
+
+
+def _tokens(family: str, folder: Path, video: VideoSpec) -> int:
+    """Tokens of a clip of a family whose shift grows with them, as its pipeline counts."""
+    vae, frames = read_config(folder, "vae"), 1
+    if family == "ltx":
+        halvings = 2 ** sum(vae.get("spatio_temporal_scaling", (True, True, True, False)))
+        side = vae.get("spatial_compression_ratio") or vae.get("patch_size", 4) * halvings
+        frames = (video.frames - 1) // (
+            vae.get("temporal_compression_ratio") or vae.get("patch_size_t", 1) * halvings
+        ) + 1
+    elif family == "qwen_image":
+        side = 2 * 2 ** len(vae.get("temperal_downsample", (False, True, True)))
+    else:
+        side = 2 ** len(vae.get("block_out_channels", (0, 0, 0, 0)))  # one halving less, and tokens of 2 x 2
+    return frames * (video.height // side) * (video.width // side)
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -233,6 +258,7 @@ def build_architecture(spec: ModelSpec, known: Published, *, source: str) -> Arc
     Grid(channels=1, temporal=temporal, spatial=spatial).check(video)
     return Architecture(
         family=known.family,
+        model=FAMILIES[known.family],
         source=source,
         spec=spec,
         video=video,

@@ -1,0 +1,54 @@
+"""How figures are printed: rounded once, from all of their digits, and in one way on every page.
+
+A figure that is stored, compared, ranked or subtracted keeps its digits; only what a person reads is rounded, here. Halves go away from
+zero, as `toFixed` does in the scripts of the pages: Python's own format takes them to the even digit, so that 6.25% would be 6.2% in a
+terminal and 6.3% in a browser.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_HALF_UP, Context, Decimal
+
+NONE = "–"
+"""In the place of a figure that there is not."""
+_EXACT = Context(prec=800)
+"""Digits enough for every float as it is."""
+
+
+def fixed(value: float, digits: int, *, signed: bool = False, grouped: bool = False) -> str:
+    """So many digits after the point. signed: with a plus. grouped: 12,345."""
+    if not math.isfinite(value):
+        return f"{value:+}" if signed else f"{value}"
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _EXACT)
+    return f"{rounded:{'+' if signed else ''}{',' if grouped else ''}f}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share as per cent."""
+    return f"{fixed(100 * share, digits)}%"
+
+
+def within(share: float, digits: int = 0) -> str:
+    """A bound as per cent, rounded up: what is said to be within it is."""
+    if not math.isfinite(share):
+        return f"{share}%"
+    # the shortest decimal of the float: 0.02 is a bound of 2%, though its float is a little more
+    hundred = _EXACT.multiply(Decimal(repr(share)), Decimal(100))
+    return f"{hundred.quantize(Decimal(1).scaleb(-digits), ROUND_CEILING, _EXACT):f}%"
+
+
+def number(value: float | None) -> str:
+    """Three digits after the point, four below 0.1; a dash where there is none."""
+    return NONE if value is None or math.isnan(value) else fixed(value, _digits(value))
+
+
+def plus_minus(mean: float, half: float, *, signed: bool = False) -> str:
+    """A mean ± half of its interval, with the digits of `number`; no half where it is NaN. A signed one has three digits always."""
+    digits = 3 if signed else _digits(mean)
+    text = fixed(mean, digits, signed=signed)
+    return text if math.isnan(half) else f"{text} ± {fixed(half, digits)}"
+
+
+def _digits(value: float) -> int:
+    return 3 if abs(value) >= 0.1 else 4

@@ -1,0 +1,227 @@
+"""A printed figure is the true one, rounded once: laws of the helper, and pages whose figures are made from it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import sys
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sage_grpo import rounding
+from sage_grpo.lab import leaderboard, measure
+from sage_grpo.lab import report as lab_report
+from sage_grpo.lab.design import Arm, Column, Suite
+from sage_grpo.lab.statistics import Interval
+from sage_grpo.lab.summary import summarize
+from sage_grpo.report.study.results import to_text
+from sage_grpo.report.study.statistics import win_rate
+from sage_grpo.rounding import fixed, number, percent, plus_minus, within
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import pages
+import views
+
+FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
+
+
+@given(value=FIGURES, digits=st.integers(0, 6), signed=st.booleans(), grouped=st.booleans())
+def test_a_printed_figure_is_the_true_one_rounded_once(value: float, digits: int, signed: bool, grouped: bool) -> None:
+    printed = fixed(value, digits, signed=signed, grouped=grouped)
+    assert len(printed.partition(".")[2]) == digits
+    assert (printed[0] in "+-") or not signed
+    shown, unit = Fraction(Decimal(printed.replace(",", ""))), Fraction(1, 10**digits)
+    gap = shown - Fraction(value)
+    assert abs(gap) <= unit / 2
+    if abs(gap) == unit / 2:  # a half goes away from zero
+        assert abs(shown) > abs(Fraction(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "printed"),
+    # what (value).toFixed(digits) is in a browser; Python's own format differs in the halves
+    [(0.125, 2, "0.13"), (-0.125, 2, "-0.13"), (2.5, 0, "3"), (0.5, 0, "1"), (6.25, 1, "6.3"), (1.005, 2, "1.00"), (8.345, 2, "8.35"), (1e21, 0, "1000000000000000000000")],
+)  # fmt: skip
+def test_pages_of_python_and_of_scripts_round_alike(value: float, digits: int, printed: str) -> None:
+    assert fixed(value, digits) == printed
+
+
+@given(share=st.floats(0, 100, allow_nan=False), digits=st.integers(0, 4))
+def test_a_bound_holds_and_is_the_least_of_its_digits_that_does(share: float, digits: int) -> None:
+    said = Fraction(Decimal(within(share, digits).removesuffix("%"))) / 100
+    true, unit = Fraction(Decimal(repr(share))), Fraction(1, 100 * 10**digits)
+    assert true <= said < true + unit
+
+
+def test_bounds_and_shares_by_hand() -> None:
+    assert within(0.0144) == within(0.0101) == within(0.02) == "2%"
+    assert (within(0.0), within(0.0144, 1), within(1e-9)) == ("0%", "1.5%", "1%")
+    assert (percent(0.0144), percent(0.125), percent(-0.125, 0), percent(0.0625, 1)) == ("1%", "13%", "-13%", "6.3%")
+
+
+def test_digits_of_small_and_missing_figures() -> None:
+    assert (number(1.23456), number(0.05786), number(None), number(math.nan)) == ("1.235", "0.0579", "–", "–")
+    assert plus_minus(0.0579, 0.00123) == "0.0579 ± 0.0012"
+    assert plus_minus(0.0579, 0.00123, signed=True) == "+0.058 ± 0.001"
+    assert plus_minus(1.5, math.nan) == "1.500"
+    assert (fixed(math.nan, 3), fixed(math.inf, 2, signed=True)) == ("nan", "+inf")
+
+
+def runs(arm: str, scores: list[float], base: dict[str, float] | None = None) -> list[dict[str, Any]]:
+    return [
+        {
+            **{"arm": arm, "recipe": "shapes/branch", "seed": 1000 + place, "key": f"{arm}-{place}", "kind": "train"},
+            **{"status": "done", "error": None, "iterations": 2, "updates": 2, "commit": "", "steps": {}},
+            "settings": {"evaluate.prompts": 128, "evaluate.steps": 20},
+            "evaluations": {
+                "0": base or {"Overall": 1.25, "total": 1.25, "drift": 0.07},
+                "2": {"Overall": score, "total": score, "drift": 0.06},
+            },
+            "passes": {"0": 0, "2": leaderboard.BUDGET},
+            "seconds": {"iteration": 1.0, "evaluate": 1.0, "total": 3.0},
+        }
+        for place, score in enumerate(scores)
+    ]
+
+
+def suite(*arms: str) -> Suite:
+    made = tuple(Arm(name=name, recipe="shapes/branch") for name in arms)
+    columns = (Column(key="Overall"), Column(key="drift"))
+    seeds = tuple(range(1000, 1008))
+    return Suite(name="s", title="", question="", arms=made, baseline=arms[0], seeds=seeds, columns=columns)
+
+
+@settings(max_examples=25)
+@given(scores=st.lists(st.floats(0.5, 2.0), min_size=8, max_size=8))
+def test_the_leaderboard_keeps_what_was_measured_and_its_page_rounds_it_once(
+    scores: list[float], tmp_path_factory
+) -> None:
+    (entry,) = leaderboard.board(suite("a"), runs("a", scores))["entries"]
+    assert entry["final"]["Overall"]["mean"] == fmean(scores)
+    assert entry["at_budget"]["mean"] == pytest.approx(fmean(scores), rel=1e-12)  # read from a line between two points
+    gain = fmean(score - 1.25 for score in scores)
+    assert entry["gain_true"]["mean"] == gain
+    file = tmp_path_factory.getbasetemp() / "board.json"
+    file.write_bytes(leaderboard.encoded({"rules": {"budget": 1}, "entries": [entry]}))
+    cells = [cell.strip() for cell in views.leaderboard(file).splitlines()[-1].split("|")]
+    assert cells[5].split(" ± ")[0] == fixed(fmean(scores), 3)
+    assert cells[9].split(" ± ")[0] == fixed(gain, 3, signed=True)
+    # the page of the comparison says the same of the same runs
+    assert cells[5] in lab_report.tables(summarize(suite("a"), runs("a", scores)))
+
+
+def test_a_figure_just_below_a_half_is_not_lifted_by_a_rounding_before() -> None:
+    """1.23549999 is 1.235; six digits first would make 1.2355 and then 1.236 of it."""
+    (entry,) = leaderboard.board(suite("a"), runs("a", [1.23549999] * 8))["entries"]
+    assert fixed(entry["final"]["Overall"]["mean"], 3) == "1.235"
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_places_are_decided_on_all_digits(order: tuple[str, str]) -> None:
+    both = [*runs("a", [1.5] * 8), *runs("b", [1.5 + 1e-9] * 8)]
+    found = leaderboard.board(suite(*order), both)["entries"]
+    assert [entry["name"] for entry in found] == ["s: b", "s: a"]
+
+
+def test_a_place_goes_to_the_score_at_the_budget_though_it_prints_alike() -> None:
+    entries = [
+        {"name": name, "at_budget": {"mean": budget}, "final": {"Overall": {"mean": final}}}
+        for name, budget, final in (("late", 1.5, 2.0), ("first", 1.5 + 1e-9, 1.6))
+    ]
+    assert [entry["name"] for entry in leaderboard.ranked(entries)] == ["first", "late"]
+
+
+def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:
+    """0.0500 and 0.0504 are printed with four digits: two rows, though they agree in three."""
+    bases = [{"Overall": 1.25, "total": 1.25, "drift": drift} for drift in (0.05, 0.0504)]
+    both = [*runs("a", [1.5, 1.6], bases[0]), *runs("b", [1.5, 1.6], bases[1])]
+    lines = [line for line in lab_report.tables(summarize(suite("a", "b"), both)).splitlines() if "| base" in line]
+    assert ["0.0500" in lines[0], "0.0504" in lines[-1], len(lines)] == [True, True, 2]
+
+
+@given(value=st.floats(-1e6, 1e6))
+def test_rows_of_a_comparison_keep_every_digit(value: float) -> None:
+    assert json.loads(json.dumps(measure.figure(value))) == value
+
+
+@given(wins=st.integers(0, 40), losses=st.integers(0, 40))
+@example(wins=1, losses=15)
+def test_win_rates_of_a_study_are_rounded_as_its_page_does(wins: int, losses: int) -> None:
+    found = win_rate(wins, 0, losses)
+    pair = {"first": "a", "second": "b", "rate": found.rate, "low": found.low, "high": found.high}
+    pair |= {"wins": wins, "ties": 0, "losses": losses}
+    part = {"name": "motion", "pairs": [pair], "agreement": 0.125, "ranking": []}
+    facts = {
+        "title": "t",
+        "votes": 1,
+        "voters": 1,
+        "prompts": 1,
+        "flagged": [],
+        "excluded": False,
+        "dimensions": [part],
+    }
+    text = to_text(facts)
+    assert "alpha): 0.13" in text
+    if found.rate is not None:
+        share = Fraction(100 * found.rate) * 10
+        half_up = math.floor(share + Fraction(1, 2))
+        assert f"  {half_up // 10}.{half_up % 10}%  " in text
+
+
+def test_views_do_not_round_what_was_rounded(tmp_path: Path, monkeypatch) -> None:
+    import branch_iteration
+
+    row = branch_iteration.Row("branch", 1, 0, 1, 10.0, 4.4499)  # 4.45 in the table; 4.5 if it were read from there
+    monkeypatch.setattr(branch_iteration, "rows", lambda file: [row])
+    assert branch_iteration.cells(row)[-1] == "4.45"
+    assert views.iteration_speed(tmp_path, "branch") == "4.4"
+    ceiling = tmp_path / "ceiling.json"
+    ceiling.write_text(json.dumps({"after_vae": {"Overall": 1.0}}))
+    curve = {"0": {"total": 0.0}, "5": {"total": 0.0149999996}}  # with six digits it would be 0.015, and 2%
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"method": "m", "seed": 0, "curve": curve}))
+    assert views.method_way(file, "m", "5", str(ceiling)) == "1%"
+    peak = {"formula_gib": {"weights": 100.0}, "plain": {"gib_peak": 101.44}, "fsdp": {"gib_peak": 98.8}}
+    (tmp_path / "peaks.json").write_text(json.dumps({"lora": peak}))
+    assert views.peaks(tmp_path / "peaks.json") == "2%"
+
+
+def test_the_check_of_the_leaderboard_forgives_last_digits_only() -> None:
+    board = {"entries": [{"name": "a", "mean": 1.5, "half": None, "count": 8}]}
+
+    def changed(**fields: Any) -> dict[str, Any]:
+        return {"entries": [{**board["entries"][0], **fields}]}
+
+    assert pages.alike(board, changed(mean=1.5 * (1 + 1e-12)))
+    for other in (changed(mean=1.5000001), changed(half=0.1), changed(count=9), changed(name="b"), {"entries": []}):
+        assert not pages.alike(board, other)
+
+
+PACKAGE = Path(rounding.__file__).parent
+
+
+@pytest.mark.parametrize("folder", ["lab", "report", "commands"])
+def test_nothing_is_read_back_from_its_printed_form(folder: str) -> None:
+    """float(f"{value:.6g}") is a figure that will be rounded again, compared or ranked."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in (PACKAGE / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
+        if any(isinstance(part, ast.JoinedStr) for part in node.args)
+    ]
+    assert not found
+
+
+def test_an_interval_is_printed_like_its_mean() -> None:
+    assert lab_report.plus_minus(Interval(0.0625, 0.0005, 3)) == "0.0625 ± 0.0005"
+    assert lab_report.percent(Interval(0.125, 0.005, 3)) == "13% ± 1%"
+    assert lab_report.plus_minus(None) == lab_report.plus_minus(Interval(math.nan, math.nan, 0)) == "–"

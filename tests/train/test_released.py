@@ -1,0 +1,398 @@
+"""Presets against the code that their authors released: its formulas written out here, with the constants that it ships (docs/method.md).
+
+Everything is float64. `theirs` is what the released code computes of one denoising step; ours is the surrogate, the step weight and the KL that the
+preset's settings make of the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from double import CLOSE, in_double
+from sage_grpo import recipes
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.transition import Transition
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.recipes.targets import TARGETS
+from sage_grpo.rl.equalizer import equalizing_weights
+from sage_grpo.rl.surrogate import clip_range
+from sage_grpo.rl.trust_region import closed_form_kl
+from sage_grpo.train.choosing import foresee
+from sage_grpo.train.config import TrainConfig
+from sage_grpo.train.planner import Planner
+from sage_grpo.train.update import Objective
+
+SD3 = 16 * 64 * 64
+WAN = 16 * 21 * 60 * 104
+
+
+def preset(method: str, target: str = "hunyuan15", *, steps: int, group: int = 4) -> TrainConfig:
+    """A preset at the authors' number of steps and clips."""
+    base = TARGETS[target]()
+    base = replace(
+        base, rollout=replace(base.rollout, steps=steps), batch=replace(base.batch, prompts=4, group_size=group)
+    )
+    return METHODS[method](base)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Three clips at one step of a grid, a policy that has moved from the rollout's, and the initial one."""
+
+    x: Tensor
+    x_next: Tensor
+    v: Tensor
+    v_old: Tensor
+    v_ref: Tensor
+    advantage: Tensor
+    sigma: Tensor
+    sigma_next: Tensor
+    ours: Transition
+    weight: float
+    """Of the step, among all that explore."""
+
+    @property
+    def dt(self) -> Tensor:
+        return self.sigma_next - self.sigma
+
+
+def steps_of(config: TrainConfig, grid: Schedule, *, moved: float = 0.02) -> list[Step]:
+    """All steps but the last, at the laws of a preset."""
+    kernel = config.kernel.build(grid)
+    generator = torch.Generator().manual_seed(0)
+    laws = [kernel(*grid.pair(index)) for index in range(grid.num_steps - 1)]
+    sensitivity = torch.stack([law.sensitivity for law in laws])
+    weights = equalizing_weights(sensitivity) if config.surrogate.equalize else torch.ones(len(laws))
+    found = []
+    for index, law in enumerate(laws):
+        x, v_old, noise = (torch.randn(3, 48, generator=generator) for _ in range(3))
+        v = (v_old + moved * torch.randn(3, 48, generator=generator)).requires_grad_()
+        v_ref = v_old + 0.1 * torch.randn(3, 48, generator=generator)
+        x_next = law.a * x + law.b * v_old + law.std * noise
+        advantage = torch.tensor([1.2, -0.7, 0.4])
+        found.append(Step(x, x_next, v, v_old, v_ref, advantage, *grid.pair(index), law, float(weights[index])))
+    return found
+
+
+def ours(config: TrainConfig, step: Step) -> Tensor:
+    """The policy loss of a step, as `loss_of` makes it."""
+    objective = Objective(config.surrogate, config.trust_region, dims=48)
+    law, old = step.ours(step.x, step.v), step.ours(step.x, step.v_old)
+    sensitivity = step.ours.sensitivity.expand(3)
+    kl = closed_form_kl(step.v, step.v_old, sensitivity)
+    log_ratio = law.log_prob(step.x_next) - old.log_prob(step.x_next)
+    return step.weight * objective.surrogate_terms(log_ratio, step.advantage, kl, step.ours.std).loss.mean()
+
+
+def flow_noise(config: TrainConfig, grid: Schedule, step: Step) -> Tensor:
+    """FlowGRPO's std_dev_t (sd3_sde_with_logprob.py), without the root of the step's length; noise level 0.7."""
+    sigma = grid.sigmas[1] if float(step.sigma) == 1.0 else step.sigma
+    return torch.sqrt(step.sigma / (1 - sigma)) * 0.7
+
+
+def wan_noise(config: TrainConfig, grid: Schedule, step: Step) -> Tensor:
+    """FlowGRPO's and Flash-GRPO's on Wan (wan_pipeline_with_logprob.py)."""
+    least, most = grid.sigmas[-1], grid.sigmas[1]
+    return least + (most - least) * step.sigma
+
+
+def dance_noise(config: TrainConfig, grid: Schedule, step: Step) -> Tensor:
+    """DanceGRPO's eta, whose step has eta sqrt(delta_t) (train_grpo_hunyuan.py); 0.25 in its script."""
+    return torch.tensor(0.25)
+
+
+def their_mean(step: Step, noise: Tensor, v: Tensor) -> Tensor:
+    """FlowGRPO's mean of the next state; DanceGRPO's is the same in other words (see below)."""
+    sigma = step.sigma
+    return step.x * (1 + noise**2 / (2 * sigma) * step.dt) + v * (1 + noise**2 * (1 - sigma) / (2 * sigma)) * step.dt
+
+
+def their_log_prob(step: Step, noise: Tensor, v: Tensor) -> Tensor:
+    std = noise * torch.sqrt(-step.dt)
+    log_prob = -((step.x_next - their_mean(step, noise, v)) ** 2) / (2 * std**2) - torch.log(std)
+    return (log_prob - math.log(math.sqrt(2 * math.pi))).mean(1)
+
+
+def their_clipped(step: Step, ratio: Tensor, clip: float) -> Tensor:
+    """PPO's clip as all of them write it, one value per clip."""
+    return torch.maximum(-step.advantage * ratio, -step.advantage * torch.clamp(ratio, 1 - clip, 1 + clip))
+
+
+def their_ratio(step: Step, noise: Tensor) -> Tensor:
+    return torch.exp(their_log_prob(step, noise, step.v) - their_log_prob(step, noise, step.v_old))
+
+
+def same_loss(theirs: Tensor, mine: Tensor, step: Step, factor: float = 1.0) -> None:
+    """Equal in value and in gradient, up to a factor that is the same for every clip and step."""
+    (expected,) = torch.autograd.grad(theirs, step.v, retain_graph=True)
+    (found,) = torch.autograd.grad(mine, step.v, retain_graph=True)
+    assert float(expected.abs().max()) > 0
+    torch.testing.assert_close(factor * mine, theirs, rtol=CLOSE, atol=1e-12)
+    torch.testing.assert_close(factor * found, expected, rtol=CLOSE, atol=1e-12)
+
+
+CLIPPED = {
+    "flow_grpo": ("hunyuan15", 10, flow_noise),
+    "flow_grpo on Wan": ("wan", 20, wan_noise),
+    "dance_grpo": ("hunyuan15", 16, dance_noise),
+    "mix_grpo": ("hunyuan15", 25, flow_noise),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+@in_double
+def test_the_clipped_losses(name: str) -> None:
+    target, steps, noise_of = CLIPPED[name]
+    config = preset(name.split()[0], target, steps=steps)
+    config = replace(config, surrogate=replace(config.surrogate, clip_range=0.004))  # binds for some of these clips
+    grid = Schedule.shifted(steps, 3.0)
+    bound = 0
+    for step in steps_of(config, grid):
+        noise = noise_of(config, grid, step)
+        torch.testing.assert_close(step.ours.std, noise * torch.sqrt(-step.dt), rtol=CLOSE, atol=0)
+        ratio = their_ratio(step, noise)
+        same_loss(their_clipped(step, ratio, 0.004).mean(), ours(config, step), step)
+        bound += int(((ratio - 1).abs() > 0.004).sum())
+    assert 0 < bound < 3 * (steps - 1)
+
+
+@in_double
+def test_dance_grpos_step_in_its_own_words() -> None:
+    """An Euler step with half of eta^2 times the score, which it writes with the predicted clean clip."""
+    grid = Schedule.shifted(16, 5.0)
+    for step in steps_of(preset("dance_grpo", steps=16), grid):
+        clean = step.x - step.sigma * step.v
+        score = -(step.x - clean * (1 - step.sigma)) / step.sigma**2
+        mean = step.x + step.dt * step.v - 0.5 * 0.25**2 * score * step.dt
+        torch.testing.assert_close(step.ours(step.x, step.v).mean, mean, rtol=CLOSE, atol=1e-12)
+
+
+@in_double
+def test_flow_grpos_kl_is_ours_times_the_steps_length() -> None:
+    """(mu - mu_ref)^2 / (2 std_dev_t^2): its variance has no length, so that beta 0.04 is 0.04 dt, and 0.04 / steps in the mean."""
+    config, grid = preset("flow_grpo", steps=10), Schedule.shifted(10, 3.0)
+    assert (config.trust_region.mode, config.kl.kind) == ("fixed", "constant")
+    for step in steps_of(config, grid):
+        noise = flow_noise(config, grid, step)
+        moved = their_mean(step, noise, step.v) - their_mean(step, noise, step.v_ref)
+        theirs = (moved**2).mean(1) / (2 * noise**2)
+        mine = closed_form_kl(step.v, step.v_ref, step.ours.sensitivity.expand(3))
+        torch.testing.assert_close(theirs, -step.dt * mine, rtol=CLOSE, atol=0)
+    lengths = -grid.sigmas.diff()
+    assert config.kl.lambda_max == pytest.approx(0.04 * float(lengths.mean()), rel=CLOSE)
+
+
+@in_double
+def test_flow_grpos_kl_on_wan_is_ours() -> None:
+    """There it divides by (std_dev_t sqrt(dt))^2, the whole variance: beta 0.004 is our coefficient."""
+    config, grid = preset("flow_grpo", "wan", steps=20), Schedule.shifted(20, 3.0)
+    for step in steps_of(config, grid):
+        noise = wan_noise(config, grid, step)
+        moved = their_mean(step, noise, step.v) - their_mean(step, noise, step.v_ref)
+        theirs = 0.004 * (moved**2).mean(1) / (2 * (noise * torch.sqrt(-step.dt)) ** 2)
+        mine = config.kl.lambda_max * closed_form_kl(step.v, step.v_ref, step.ours.sensitivity.expand(3))
+        torch.testing.assert_close(theirs, mine, rtol=CLOSE, atol=0)
+
+
+@in_double
+def test_flow_dppos_mask() -> None:
+    """flowdppo.py: -ratio A, dropped where the mean squared move over 2 sigma_t^2 is at least 1e-5 and aggressive.
+
+    The first step of a grid from 1 is not compared: its code has sigma clamped at 0.99 for this KL, which is not the law that it samples.
+    """
+    config, grid = preset("flow_dppo", steps=10), Schedule.shifted(10, 3.0)
+    assert config.surrogate.kl_mask_scale / SD3 == pytest.approx(1e-5, rel=CLOSE)
+    dropped = []
+    for step in steps_of(config, grid, moved=1.0)[1:]:
+        noise = torch.sqrt(step.sigma / (1 - step.sigma.clamp(max=0.99))) * 0.7
+        ratio = their_ratio(step, noise)
+        moved = their_mean(step, noise, step.v) - their_mean(step, noise, step.v_old)
+        kl = (moved**2 / (2 * (noise * torch.sqrt(-step.dt)) ** 2)).mean(1)
+        far = kl >= config.surrogate.kl_mask_scale / 48
+        aggressive = ((ratio > 1) & (step.advantage > 0)) | ((ratio < 1) & (step.advantage < 0))
+        loss = torch.where(far & aggressive, 0.0, -step.advantage * ratio).mean()
+        dropped += (far & aggressive).tolist()
+        if not bool((far & aggressive).all()):
+            same_loss(loss, ours(config, step), step)
+    assert 0 < sum(dropped) < len(dropped)
+
+
+@in_double
+def test_grpo_guards_ratio_and_step_weights() -> None:
+    """train_sd3_GRPO_Guard.py: exp((log r + KL) std), the KL with its gradient, and the loss over dt.
+
+    Ours has the same loss and gradient at every step, times one number for all: 1 + eta^2 / 2 over the median sensitivity. At the first
+    step of a grid from 1, where noise has no drift along v, it lacks the 1 + eta^2 / 2.
+    """
+    config, grid = preset("grpo_guard", steps=10), Schedule.shifted(10, 3.0)
+    assert clip_range(SD3, config.surrogate.clip_scale) == pytest.approx(2e-6, rel=CLOSE)
+    config = replace(config, surrogate=replace(config.surrogate, clip_range=2e-4))
+    steps = steps_of(config, grid)
+    median = float(torch.stack([step.ours.sensitivity for step in steps]).median())
+    bound = 0
+    for index, step in enumerate(steps):
+        noise = flow_noise(config, grid, step)
+        width = noise * torch.sqrt(-step.dt)
+        moved = their_mean(step, noise, step.v) - their_mean(step, noise, step.v_old)
+        bias = moved.pow(2).mean(1) / (2 * width**2)
+        log_ratio = their_log_prob(step, noise, step.v) - their_log_prob(step, noise, step.v_old)
+        ratio = torch.exp((log_ratio + bias) * width)
+        theirs = their_clipped(step, ratio, 2e-4).mean() / -step.dt
+        same_loss(theirs, ours(config, step), step, factor=(1 + 0.7**2 / 2 if index else 1.0) / median)
+        bound += int(((ratio - 1).abs() > 2e-4).sum())
+    assert 0 < bound < 3 * len(steps)
+
+
+@in_double
+def test_grpo_guards_ratio_is_as_wide_at_every_step() -> None:
+    """Per unit of the step's length: what makes one clip range serve all steps, and the preset's go by 1 / steps."""
+    for steps in (10, 40):
+        config, grid = preset("grpo_guard", steps=steps), Schedule.shifted(steps, 1.0)
+        wide = []
+        for step in steps_of(config, grid)[1:]:
+            law, old = step.ours(step.x, step.v), step.ours(step.x, step.v_old)
+            log_ratio = law.log_prob(step.x_next) - old.log_prob(step.x_next)
+            kl = closed_form_kl(step.v, step.v_old, step.ours.sensitivity.expand(3))
+            wide.append(float(((log_ratio + kl) * step.ours.std).abs().mean().detach()) * steps)
+        assert max(wide) < 12 * min(wide)
+        assert float(torch.tensor(wide).mean()) == pytest.approx(0.0025, rel=0.3)
+
+
+@in_double
+def test_flash_grpos_step_weights() -> None:
+    """train_wanx2_1_flash.py: 1 / (sqrt(dt) / std + std sqrt(dt) (1 - sigma) / (2 sigma)) over its mean in the batch.
+
+    That is the equaliser, whose weights are over the median of the steps that may be drawn: one factor for all clips of a batch.
+    """
+    config, grid = preset("flash_grpo", "wan", steps=20), Schedule.shifted(20, 3.0)
+    assert clip_range(WAN, config.surrogate.clip_scale) == pytest.approx(1e-3, rel=CLOSE)
+    config = replace(config, surrogate=replace(config.surrogate, clip_range=0.004))
+    steps = steps_of(config, grid)
+    values = []
+    for step in steps:
+        noise, root = wan_noise(config, grid, step), torch.sqrt(-step.dt)
+        values.append(1 / (root / noise + noise * root * (1 - step.sigma) / (2 * step.sigma)))
+    drawn = [0, 3, 7, 9]  # a batch
+    mean = sum(float(values[index]) for index in drawn) / len(drawn)
+    median = float(torch.stack([step.ours.sensitivity for step in steps]).quantile(0.5))
+    for index in drawn:
+        step = steps[index]
+        theirs = values[index] / mean * their_clipped(step, their_ratio(step, wan_noise(config, grid, step)), 0.004)
+        same_loss(theirs.mean(), ours(config, step), step, factor=1 / (median * mean))
+
+
+def test_flash_grpos_table_of_weights_is_one_over_our_sensitivity() -> None:
+    """The numbers that its code has written down for the first ten timesteps of Wan at 20 steps (UniPC, shift 3)."""
+    even = (1 - torch.linspace(1, 1 / 1000, 21, dtype=torch.float64)).flip(0)[:-1]
+    grid = Schedule(torch.cat([3 * even / (1 + 2 * even), torch.zeros(1)]))
+    kernel = preset("flash_grpo", "wan", steps=20).kernel.build(grid)
+    table = [7.4770, 7.0414, 6.6112, 6.1867, 5.7682, 5.3559, 4.9502, 4.5513, 4.1596, 3.7754]
+    found = [1 / float(kernel(*grid.pair(index)).sensitivity) for index in range(10)]
+    assert found == pytest.approx(table, rel=2e-5)
+
+
+def planned(config: TrainConfig, iteration: int = 0):
+    grid = Schedule.shifted(config.rollout.steps, 3.0)
+    planner = Planner(config, grid, config.kernel.build(grid), trains=lambda sigma: True)
+    planner.check()
+    return foresee(config, planner.plan(iteration, [Prompt(str(place)) for place in range(config.batch.prompts)]))
+
+
+@pytest.mark.parametrize("steps", [10, 20])
+def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates(steps: int) -> None:
+    for target, kernel, eta, scale, clip, dims in (
+        ("hunyuan15", "flow", 0.7, "global", 1e-4, SD3),
+        ("wan", "linear", 1.0, "group", 1e-3, 16 * 9 * 30 * 52),
+    ):
+        config = preset("flow_grpo", target, steps=steps)
+        assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == (kernel, eta, scale)
+        assert clip_range(dims, config.surrogate.clip_scale) == pytest.approx(clip, rel=CLOSE)
+        assert config.surrogate.clip_range is None
+        assert not config.surrogate.equalize
+        plan = planned(config)
+        assert sorted(plan.groups[0].trained[0]) == sorted(plan.groups[0].trained[1]) == list(range(steps - 1))
+        assert [len(part) for part in plan.chosen] == [8, 8]
+
+
+def test_dance_grpo_trains_nine_of_fifteen_steps_of_the_best_and_the_worst_four_of_24() -> None:
+    config = preset("dance_grpo", steps=16, group=24)
+    assert (config.kernel.eta, config.rollout.same_noise, config.trust_region.mode) == (0.25, True, "none")
+    assert clip_range(16 * 14 * 60 * 60, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
+    plan = planned(config)
+    assert [len(part) for part in plan.groups[0].trained] == [int(15 * 0.6)] * 2
+    assert config.batch.trained == 8
+    assert [len(part) for part in plan.chosen] == [4 * 4, 4 * 4]  # four prompts; an optimizer step every four clips
+
+
+def test_mix_grpos_window_is_4_of_25_and_stays_for_25_iterations() -> None:
+    config = preset("mix_grpo", steps=25, group=12)
+    assert (config.kernel.name, config.kernel.eta, config.trust_region.mode) == ("flow", 0.7, "none")
+    assert clip_range(16 * 90 * 90, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
+    starts = [planned(config, iteration).groups[0].trained for iteration in (0, 24, 25, 50)]
+    assert [sorted(parts[0]) for parts in starts] == [[0, 1, 2, 3]] * 2 + [[1, 2, 3, 4], [2, 3, 4, 5]]
+    assert len(starts[0]) == 12 // 3  # an optimizer step every three clips
+
+
+def test_mix_grpo_flash_keeps_two_fifths_of_the_later_steps() -> None:
+    config = preset("mix_grpo_flash", steps=25)
+    assert config.rollout.solver == "ab2"
+    for iteration in (0, 20, 100):
+        schedule = planned(config, iteration).groups[0].schedule
+        first, stop = schedule.exploring_range()
+        assert (first, stop - first) == (iteration // 20, 4)
+        assert schedule.num_steps - stop == round(0.4 * (25 - stop))
+
+
+def test_flow_dppo_explores_three_of_ten_steps_in_the_first_half() -> None:
+    config = preset("flow_dppo", steps=10)
+    assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == ("flow", 0.7, "global")
+    seen = set()
+    for iteration in range(30):
+        plan = planned(config, iteration)
+        trained = plan.groups[0].trained
+        assert len(trained) == 2
+        assert len(trained[0]) == 3
+        assert {group.trained for group in plan.groups} == {trained}
+        seen |= set(trained[0])
+    assert seen == set(range(5))
+
+
+def test_flash_grpo_draws_one_step_of_the_first_half_for_every_prompt() -> None:
+    config = preset("flash_grpo", "wan", steps=20)
+    assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == ("linear", 1.0, "global")
+    assert (config.surrogate.equalize, config.trust_region.mode) == (True, "none")
+    seen = set()
+    for iteration in range(12):
+        plan = planned(config, iteration)
+        assert [len(part) for group in plan.groups for part in group.trained] == [1, 1] * 4
+        assert sum(map(len, plan.chosen)) == 16  # each clip is trained once
+        seen |= {group.label(group.trained[0][0]) for group in plan.groups}
+    assert seen == set(range(10))
+
+
+def test_grpo_guard_is_without_a_kl_and_divides_by_the_groups_std() -> None:
+    config = preset("grpo_guard", steps=10)
+    assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == ("flow", 0.7, "group")
+    assert (config.surrogate.centred, config.surrogate.equalize, config.trust_region.mode) == ("scaled", True, "none")
+
+
+RELEASED = ("flow_grpo", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_dppo", "grpo_guard", "flash_grpo")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("method", RELEASED)
+def test_targets_keep_what_is_theirs(method: str, target: str) -> None:
+    """Steps, clips, learning rate, size and rewards are the target's, whoever's method it is."""
+    config, base = recipes.recipe(f"{target}/{method}"), TARGETS[target]()
+    assert config.model == base.model
+    assert config.optimizer == base.optimizer
+    assert (config.rewards, config.iterations, config.rollout.steps) == (
+        base.rewards, base.iterations, base.rollout.steps,
+    )  # fmt: skip
+    assert replace(config.batch, trained_fraction=1.0) == base.batch
