@@ -117,7 +117,7 @@ def test_runs_that_start_alike_share_their_base(job_of: MakeJob) -> None:
     bases: dict[str, Any] = {}
     first = run(job_of("sage"), bases)
     (known,) = bases
-    bases[known] = {"total": 77.0}, []
+    bases[known] = replace(bases[known], metrics={"eval/total": 77.0})
     row = run(job_of("branch"), bases)  # learns otherwise, starts from the same
     assert row["evaluations"]["0"] == {"total": 77.0}
     assert row["evaluations"]["2"]["total"] != first["evaluations"]["2"]["total"]
