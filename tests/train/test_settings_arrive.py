@@ -231,7 +231,7 @@ def test_advantages_are_clipped_and_scaled_as_asked(make_config, make_trainer) -
     for config, expected in (
         (AdvantageConfig(scale="none", clip=None), centred),
         (AdvantageConfig(scale="none", clip=1.5), centred.clamp(-1.5, 1.5)),
-        (AdvantageConfig(scale="global", clip=None), centred / both),
+        (AdvantageConfig(scale="global", clip=None), centred / float(total.std(correction=0))),
         (AdvantageConfig(clip=0.8), one_reward.clamp(-0.8, 0.8)),
         (AdvantageConfig(decoupled=True, clip=None), one_reward),
         (AdvantageConfig(decoupled=True, clip=0.8), one_reward.clamp(-0.8, 0.8)),
