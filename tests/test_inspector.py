@@ -129,9 +129,8 @@ def test_other_dangers_are_named() -> None:
 def test_a_harmless_choice_gives_no_warning() -> None:
     assert warnings(Ode(), _schedule(20, 5.0)) == []
     assert warnings(Sage(eta=0.5), _schedule(20, 5.0, last=True)) == []
-    later = Schedule.shifted(10, 3.0).exploring(
-        [False] + [True] * 9
-    )  # its first step renews all of the noise, which is told
+    # Its first step renews all of the noise, which is told.
+    later = Schedule.shifted(10, 3.0).exploring([False] + [True] * 9)
     assert warnings(SageExact(eta=0.5), later) == []
 
 

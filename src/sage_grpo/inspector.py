@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.flow.exploring import swallowed
 from sage_grpo.flow.kernels import KERNELS, Cps, Flow, Kernel, Ode, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
@@ -213,7 +214,11 @@ def _listed(flags: Tensor) -> str:
 def _clamped(kernel: Kernel, step: Transition, schedule: Schedule) -> str | None:
     if not isinstance(kernel, Sage | SageExact) or kernel.sigma_max is None:
         return None
-    inside = (step.std == 0) & torch.tensor(schedule.stochastic) & (schedule.sigmas[1:] > 0)
+    explored = [index for index, flag in enumerate(schedule.stochastic) if flag and float(step.std[index]) > 0]
+    # Those that the window reaches: whoever explores a step after them meant them, too.
+    inside = torch.zeros(schedule.num_steps, dtype=torch.bool)
+    for index in swallowed(kernel, schedule):
+        inside[index] = schedule.stochastic[index] or index + 1 in {*explored, *swallowed(kernel, schedule)}
     if not bool(inside.any()):
         return None
     return (

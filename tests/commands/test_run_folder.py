@@ -66,7 +66,7 @@ def finished(checkpoint, tmp_path_factory) -> Run:
             max_failed_fraction=0.5,
             data=DataConfig(prompts=str(root / "train.txt"), eval_prompts=str(root / "held_out.csv")),
             batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
-            rollout=RolloutConfig(steps=3),
+            rollout=RolloutConfig(steps=3, deterministic_last=True),
             optimizer=OptimizerConfig(lr=1e-2 if kind == "full" else 0.3, ema=0.5 if kind == "full" else None),
             evaluate=EvalConfig(every=1, prompts=2, per_prompt=2, steps=3, seed=5, show=1),
             keep=KeepConfig(checkpoint_every=1, videos_every=0),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import law
-from sage_grpo.flow.exploring import HELD_LIMIT, explore, held_noise, left_out, overfull
+from sage_grpo.flow.exploring import HELD_LIMIT, explore, held_noise, left_out, overfull, swallowed
 from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, KernelSpec, Linear, Ode, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inspector import CLOSE, PROPORTION, final_variance, transitions, variances, warnings
@@ -269,3 +269,18 @@ def test_the_documents_table_of_held_noise_is_computed_here() -> None:
                 title,
                 cell,
             )
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_steps_above_the_clamp_do_not_explore_and_are_told(asked: bool | None) -> None:
+    """With shift 12 and 29 steps the first steps of sage lie above sigma_max: nothing is drawn there, so nobody parts there."""
+    grid = Schedule.shifted(29, 12.0)
+    inside = [step for step in range(29) if float(grid.sigmas[step + 1]) > Sage().sigma_max]
+    assert inside == swallowed(Sage(), grid) == [0]
+    schedule = explore(grid, [True] * 29, Sage(), asked)
+    assert schedule.exploring_range()[0] == 1
+    assert any("swallows step 0" in text for text in warnings(Sage(), schedule))
+    later = explore(grid, [index > 5 for index in range(29)], Sage(), asked)
+    assert not any("swallows" in text for text in warnings(Sage(), later))
+    assert swallowed(SageExact(), grid) == []
+    assert explore(grid, [True] * 29, SageExact(), None).stochastic == (True,) * 29

@@ -127,7 +127,7 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     assert (off > 0).float().mean() < 2e-3
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, "ltx_condition", "sd3_two"])
+@pytest.mark.parametrize("kind", slow_but([*FAMILIES, "ltx_condition", "sd3_two"], *FAMILIES, "ltx_condition"))
 @pytest.mark.usefixtures("in_double")
 def test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it(kind: str, checkpoint, model) -> None:
     """A pipeline's own encoding may allow more than its call does."""
@@ -342,6 +342,24 @@ def test_ltx_conditions_own_grid_is_shifted_when_asked(model) -> None:
     scheduler = build_solver(ours, "checkpoint", 6, 3.0)._scheduler
     torch.testing.assert_close(scheduler.sigmas, shifted)
     torch.testing.assert_close(scheduler.timesteps, 1000 * shifted[:-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("wan_i2v", "image_encoder"),
+        ("hunyuan15_i2v", "feature_extractor"),
+        ("flux", "tokenizer_2"),
+        ("ltx", "text_encoder"),
+    ],
+)
+def test_a_null_component_that_the_network_needs_is_refused_by_name(kind: str, name: str, checkpoint, tmp_path) -> None:
+    """Before weights are read; those that a pipeline can do without are SD3's third encoder and Wan 2.2's image encoder."""
+    folder = tiny.variant(checkpoint(kind), tmp_path / kind)
+    index = json.loads((folder / "model_index.json").read_text())
+    tiny.write(folder / "model_index.json", {**index, name: [None, None]})
+    with pytest.raises(ModelError, match=f'lacks its component "{name}"'):
+        ModelSpec(path=str(folder), cache=None).load("cpu")
 
 
 def test_sd3_needs_the_third_tokenizer_with_the_third_encoder(checkpoint, tmp_path) -> None:

@@ -63,7 +63,7 @@ def configure(
         rewards=[RewardSpec(name="video_stats", weights={"brightness": 1.0, "saturation": 0.5})],
         data=c.DataConfig(prompts=str(prompts), eval_prompts=str(prompts)),
         batch=c.BatchConfig(prompts=2, group_size=3, micro_batch=2),
-        rollout=c.RolloutConfig(steps=3),
+        rollout=c.RolloutConfig(steps=3, deterministic_last=True),
         update=c.UpdateConfig(updates_per_rollout=2),
         anchor=c.AnchorConfig(every=3),
         kl=KlCoefficient(kind="share", share=0.1),

@@ -40,11 +40,13 @@ def test_failed_clips_are_never_chosen() -> None:
     assert best_and_worst(values, valid, 2) == [2, 5]
     assert best_and_worst(values, valid, 4) == best_and_worst(values, valid, 6) == [2, 3, 4, 5]
     assert best_and_worst(values, [False] * 6, 2) == []
+    assert best_and_worst(values, [True] + [False] * 5, 4) == [0]
 
 
 def test_equal_clips_are_chosen_in_order_and_so_alike_everywhere() -> None:
     assert best_and_worst([1.0] * 6, [True] * 6, 4) == [0, 1, 4, 5]
     assert best_and_worst([0.0, 1.0, 1.0, 1.0], [True] * 4, 2) == [0, 3]
+    assert best_and_worst([3.0, 2.0, 1.0, 0.0], [True] * 4, 2) == [0, 3]
 
 
 def test_less_than_a_pair_is_refused() -> None:

@@ -17,6 +17,7 @@ from sage_grpo.rl.surrogate import (
     clip_range,
     clipped_surrogate,
     kl_masked_surrogate,
+    scaled_surrogate,
 )
 
 
@@ -152,3 +153,30 @@ def test_the_masked_loss_by_hand() -> None:
         assert terms.loss.tolist() == pytest.approx([0.0 if gone else value for gone, value in zip(inactive, plain)])
         assert terms.ratio is not None
         assert not terms.ratio.requires_grad
+
+
+def test_the_scaled_loss_by_hand() -> None:
+    """exp(std (log r + KL)) is clipped; the loss is divided by std; the KL has a gradient of its own."""
+    std = torch.tensor(0.5)
+    wanted = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.125])  # the scaled ratio
+    advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0])
+    kl = torch.full((5,), 0.25).requires_grad_()
+    log_ratio = (wanted.log() / 0.5 - 0.25).requires_grad_()
+    terms = scaled_surrogate(log_ratio, advantage, kl, std=std, clip=0.25)
+    assert terms.loss.tolist() == pytest.approx([-5.0, 6.0, -2.0, 3.0, -4.5], abs=1e-5)
+    assert terms.inactive.tolist() == [True, False, False, True, False]
+    assert terms.ratio is not None
+    assert terms.ratio.tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+    terms.loss.sum().backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.tolist() == pytest.approx([0.0, 3.0, -1.0, 0.0, -2.25], abs=1e-5)
+    assert torch.equal(log_ratio.grad, kl.grad)
+
+
+def test_the_scaled_loss_tells_ratios_apart_that_float32_does_not() -> None:
+    """Clip ranges of full size are 1e-7: three of float32's last places at 1."""
+    log_ratio = torch.tensor([0.9e-7, 1.1e-7, -0.9e-7, -1.1e-7])
+    terms = scaled_surrogate(
+        log_ratio, torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.zeros(4), std=torch.tensor(1.0), clip=1e-7
+    )
+    assert terms.inactive.tolist() == [False, True, False, True]

@@ -23,7 +23,6 @@ from sage_grpo import recipes
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.rl.awm import ghuber_log_prob
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.train.anchor import Old
 from sage_grpo.train.config import BatchConfig, OptimizerConfig, UpdateConfig
@@ -190,17 +189,6 @@ def test_strata_are_the_authors_discrete_steps_without_the_first() -> None:
         assert seen == allowed
     with pytest.raises(ValueError, match=r"levels is 12, but .* 11 step\(s\) .*without its first step and last tenth"):
         draw_levels(replace(spec, levels=12), Schedule.shifted(14, 3.0), lambda sigma: True, rng)
-
-
-def test_ghuber_has_no_slope_where_the_error_is_0_and_less_where_it_is_large() -> None:
-    target = torch.zeros(3, 4, dtype=torch.float64)
-    v = torch.tensor([0.0, 0.1, 10.0], dtype=torch.float64).view(3, 1).expand(3, 4).clone().requires_grad_()
-    value = ghuber_log_prob(v, target, sigma=0.5)
-    (slope,) = torch.autograd.grad(value.sum(), v)
-    assert value[0] == 0
-    assert slope[0].abs().max() == 0
-    assert slope[1].abs().max() > slope[2].abs().max() > 0  # the square's would be a hundred times larger for the last
-    torch.testing.assert_close(value[2:], torch.tensor([-0.5 / 0.25 * (100**0.25 - 1e-10**0.25)], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

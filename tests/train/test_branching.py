@@ -27,6 +27,7 @@ SURROGATES = (
     SurrogateConfig(clip_range=2e-3),
     SurrogateConfig(kind="kl_mask", kl_mask_scale=1e-2),
     SurrogateConfig(clip_range=2e-3, centred=True),
+    SurrogateConfig(clip_range=1e-3, centred="scaled"),
 )
 FAILING = RewardSpec(name="trainer_toys:bright_but", options={"bad": [1, 6]}, batch_size=0, try_out=False)
 STRONG = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=3.0)
@@ -83,7 +84,7 @@ def assert_same_run(shared, plain) -> None:
 
 @pytest.mark.parametrize("updates", [1, 3])
 @pytest.mark.parametrize(("kernel", "eta"), KERNELS)
-@pytest.mark.parametrize("surrogate", SURROGATES, ids=["clip", "mask", "centred"])
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=["clip", "mask", "centred", "scaled"])
 @pytest.mark.usefixtures("in_double")
 def test_shared_replay_equals_the_plain_path(surrogate, kernel, eta, updates, make_config, make_trainer) -> None:
     """Every kernel and surrogate, on and off policy, with masked members and both KL terms."""

@@ -15,7 +15,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.train.choosing import choose, foresee
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.train.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.train.update import Item, accumulate
 
 CPU = torch.device("cpu")
@@ -193,3 +193,16 @@ def test_what_is_foreseen_costs_what_is_chosen(make_config, make_trainer) -> Non
 def test_what_cannot_be_dealt_out_is_refused(update, message, make_config) -> None:
     with pytest.raises(ValueError, match=message):
         make_config(batch=HALF, update=update)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SurrogateConfig(kind="kl_mask", centred="scaled"), "kl_mask has none of"),
+        (lambda: RolloutConfig(after_fraction=0.4), "rollout.after_fraction needs a window"),
+        (lambda: RolloutConfig(window=Window(kind="drawn"), after_fraction=0.4, after_steps=3), "the same thing twice"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

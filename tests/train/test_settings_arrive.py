@@ -143,14 +143,17 @@ def test_clips_of_a_rollout_are_scored_with_their_own_prompts(
 def test_the_clip_range_is_the_one_that_was_asked_for(surrogate, clip, make_config, make_trainer) -> None:
     objective = make_trainer(make_config(surrogate=surrogate)).objective
     log_ratio = torch.log1p(torch.tensor([0.9, 1.1]) * clip)
-    assert objective.surrogate_terms(log_ratio, torch.ones(2), None).inactive.tolist() == [False, True]
+    assert objective.surrogate_terms(log_ratio, torch.ones(2), None, torch.ones(())).inactive.tolist() == [False, True]
 
 
 def test_the_threshold_of_the_kl_mask_falls_with_the_number_of_dimensions(make_config, make_trainer) -> None:
     surrogate = SurrogateConfig(kind="kl_mask", kl_mask_scale=0.7)
     objective = make_trainer(make_config(surrogate=surrogate)).objective
     kl = torch.tensor([0.9, 1.1]) * 0.7 / DIMS
-    assert objective.surrogate_terms(torch.full((2,), 0.1), torch.ones(2), kl).inactive.tolist() == [False, True]
+    assert objective.surrogate_terms(torch.full((2,), 0.1), torch.ones(2), kl, torch.ones(())).inactive.tolist() == [
+        False,
+        True,
+    ]
 
 
 def test_the_centred_ratio_is_the_ratio_times_the_exponential_of_the_kl(make_config, make_trainer) -> None:
@@ -228,7 +231,7 @@ def test_advantages_are_clipped_and_scaled_as_asked(make_config, make_trainer) -
     for config, expected in (
         (AdvantageConfig(scale="none", clip=None), centred),
         (AdvantageConfig(scale="none", clip=1.5), centred.clamp(-1.5, 1.5)),
-        (AdvantageConfig(scale="global", clip=None), centred / both),
+        (AdvantageConfig(scale="global", clip=None), centred / float(total.std(correction=0))),
         (AdvantageConfig(clip=0.8), one_reward.clamp(-0.8, 0.8)),
         (AdvantageConfig(decoupled=True, clip=None), one_reward),
         (AdvantageConfig(decoupled=True, clip=0.8), one_reward.clamp(-0.8, 0.8)),

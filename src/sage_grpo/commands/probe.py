@@ -179,7 +179,7 @@ def snippet(finding: Finding, options: Options) -> str | None:
         "kernel": {"name": options.kernel.name, "eta": advice.eta},
         "rollout": {"steps": options.rollout.steps, "same_noise": True, "share": True, "window": window},
         "update": {"updates_per_rollout": 1, "step_fraction": 1.0},
-        "objective": {"kind": "surrogate"},  # others do not explore
+        "objective": {"kind": "surrogate", "weight": "uniform"},  # others do not explore
     }
     return "# What `sage-grpo probe` recommends.\n" + yaml.safe_dump(document, sort_keys=False)
 

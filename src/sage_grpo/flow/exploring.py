@@ -43,28 +43,32 @@ def overfull(kernel: Kernel, schedule: Schedule) -> list[int]:
     return list(range(first, last))
 
 
+def swallowed(kernel: Kernel, schedule: Schedule) -> list[int]:
+    """The steps, before the very last, in which the kernel has no noise: those above a clamp. Members of a group do not part there."""
+    sigmas = schedule.sigmas.to(torch.float64)
+    quiet = (kernel(sigmas[:-1], sigmas[1:]).std == 0) & (sigmas[1:] > 0)
+    return quiet.nonzero()[:, 0].tolist()
+
+
 def explore(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministic_last: bool | None) -> Schedule:
     """The grid with the wanted steps stochastic, but for those at its end that had better not be.
 
     None asks the kernel: where it leaves noise, the last step is deterministic, and so are those before it that hold too much. True makes
     the last step deterministic and no other; false leaves all as wanted (the paper's way).
     """
-    if deterministic_last is not None:
-        return grid.exploring(wanted, deterministic_last=deterministic_last)
-    schedule = grid.exploring(wanted, deterministic_last=kernel.leaves_noise)
-    if not kernel.leaves_noise:
-        return schedule
-    left_out = set(overfull(kernel, grid))
-    flags = [flag and index not in left_out for index, flag in enumerate(schedule.stochastic)]
+    last = kernel.leaves_noise if deterministic_last is None else deterministic_last
+    schedule = grid.exploring(wanted, deterministic_last=last)
+    quiet = set(swallowed(kernel, grid))
+    if deterministic_last is None and kernel.leaves_noise:
+        quiet |= set(overfull(kernel, grid))
+    flags = [flag and index not in quiet for index, flag in enumerate(schedule.stochastic)]
     return replace(schedule, stochastic=tuple(flags))
 
 
 def left_out(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministic_last: bool | None) -> str | None:
     """A sentence on the wanted steps before the last that do not explore because they would hold too much noise; None where there are none."""
-    chosen = explore(grid, wanted, kernel, deterministic_last).stochastic
-    last = grid.num_steps - 1
-    steps = [index for index in range(last) if wanted[index] and not chosen[index]]
-    if not steps:
+    steps = [index for index in overfull(kernel, grid) if wanted[index]]
+    if not steps or deterministic_last is not None or not kernel.leaves_noise:
         return None
     held = held_noise(kernel, grid)[steps]
     which = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"

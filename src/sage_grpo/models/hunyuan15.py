@@ -38,6 +38,7 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15
     traits = Hunyuan15.traits
     encoders = [name for name in traits.encoders if name in index]
     names = ["transformer", "vae", "scheduler", "guider", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"]
+    names += ["image_encoder", "feature_extractor"] if "ImageToVideo" in index["_class_name"] else []
     check_components(folder, index, names, ["transformer", "vae"])
     check_scheduler(folder, index, even=traits.even_sigmas)
     check_guidance(spec, folder, index)

@@ -48,6 +48,8 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
             f'"{folder}" is a Wan first-and-last-frame model (FLF2V), which is not supported: it needs two images per '
             "prompt. Use the image-to-video checkpoint (I2V)."
         )
+    if index["_class_name"] == "WanImageToVideoPipeline" and read_config(folder, "transformer").get("image_dim"):
+        check_components(folder, index, ["image_encoder", "image_processor"], [])  # 2.2 does without both
     encoders = [name for name in Wan.traits.encoders if name in index]
     # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
     name = "WanImageToVideoPipeline" if index.get("expand_timesteps") else index["_class_name"]

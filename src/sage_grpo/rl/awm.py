@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 POWER = 0.25
@@ -17,4 +19,4 @@ def ghuber_log_prob(v: Tensor, target: Tensor, *, sigma: float) -> Tensor:
     Gaussian, so that a KL stays what it is for the weight 1, the mean square of the way between two velocities.
     """
     error = (v - target).square().flatten(1).mean(1)
-    return -(sigma / POWER) * ((error + SMALLEST).pow(POWER) - SMALLEST**POWER)
+    return -(sigma / POWER) * ((error + SMALLEST).pow(POWER) - math.pow(SMALLEST, POWER))

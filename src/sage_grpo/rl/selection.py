@@ -15,7 +15,5 @@ def best_and_worst(advantage: Sequence[float], valid: Sequence[bool], count: int
     if count < 2:
         raise ValueError(f"count must be at least 2, one of the best and one of the worst, got {count}.")
     order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
-    if len(order) <= count:
-        return sorted(order)
     worst = count // 2
-    return sorted(order[:worst] + order[worst - count :])
+    return sorted({*order[:worst], *order[worst - count :]})

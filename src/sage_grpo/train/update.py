@@ -217,7 +217,8 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     squares = policy.square().sum(), trust.square().sum()
     if len(v) < len(x_next):
         (slope,) = torch.autograd.grad(objective.scale * item.equalizer * value, log_prob, retain_graph=True)
-        squares = _by_member(slope, step, x_next, sensitivity), _shared_out(trust, item.weight)
+        moved = sensitivity * (v.detach() - v_old) if objective.surrogate.centred == "scaled" else None
+        squares = _by_member(slope, step, x_next, sensitivity, moved), _shared_out(trust, item.weight)
     matching = {}
     if objective.spec.fresh:
         for name, other in (("matching/error", x_next), ("matching/moved", v_old)):
@@ -225,10 +226,15 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares, matching)
 
 
-def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor) -> Tensor:
-    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next - mean) / (std D)."""
+def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor, moved: Tensor | None) -> Tensor:
+    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next - mean) / (std D).
+
+    Where the KL to the rollout's policy has a gradient beside it, sensitivity^2 (v - v_old) / D, `moved` is sensitivity (v - v_old).
+    """
     law = step.gaussian.expand(len(x_next))
     noise = ((x_next - law.mean.detach()) / law.std.to(x_next.device)).flatten(1)
+    if moved is not None:
+        noise = noise - expanded(moved, len(x_next)).flatten(1)  # b is negative: the two point against one another
     return (slope * sensitivity / noise.shape[1]).square().dot(noise.square().sum(1))
 
 
