@@ -15,11 +15,8 @@ from safetensors.torch import load_file
 from sage_grpo.cli import COMMANDS, main
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
-<<<<<<< HEAD
-from sage_grpo.session import run as train
-=======
 from sage_grpo.rounding import number
->>>>>>> main
+from sage_grpo.session import run as train
 from sage_grpo.train.config import (
     BatchConfig,
     DataConfig,
