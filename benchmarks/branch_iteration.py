@@ -18,9 +18,9 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.recipes import recipe
 from sage_grpo.rounding import fixed
-from sage_grpo.train.choosing import foresee
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.planner import Planner
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.planning.choosing import foresee
+from sage_grpo.training.planning.planner import Planner
 
 
 def configurations() -> dict[str, TrainConfig]:

@@ -20,15 +20,15 @@ from typing import Any
 
 from torch import Tensor
 
+from sage_grpo.folder.journal import read_rows
 from sage_grpo.lab.suites.common import SETTING_B, judged, proxied
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.sentinel.sentinel import Sentinel, Witnesses
 from sage_grpo.session import run as train
 from sage_grpo.shapes.judge import ShapesJudge
-from sage_grpo.train import trainer as trainer_module
-from sage_grpo.train.config import SentinelConfig, TrainConfig
-from sage_grpo.train.folder.journal import read_rows
-from sage_grpo.train.sentinel import Sentinel, Witnesses
+from sage_grpo.training import trainer as trainer_module
+from sage_grpo.training.config import SentinelConfig, TrainConfig
 
 FILE = Path(__file__).parent / "results" / "broken_runs.jsonl"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/decode.py --out benchmarks/results/decode_h200.json            # a CUDA GPU, about 3 minutes
     PYTHONPATH=src python benchmarks/decode.py --device cpu --small --frames 9 --height 32 --width 48 --dtypes float32   # a trial
 
-For each VAE and dtype: diffusers' own decode of the whole clip, and the package's (sage_grpo.models.decoding) with several sizes of chunks,
+For each VAE and dtype: diffusers' own decode of the whole clip, and the package's (sage_grpo.models.network.decoding) with several sizes of chunks,
 with weights as they are loaded and in the channels-last layout. A row has the seconds of the quickest of two, the peak GiB above the
 weights, and how far its uint8 clip is, in grey levels, from the stock decode and from the package's in one chunk ("once"), both in the
 same dtype, and from float32 without TF32. The last convolution is
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.models.decoding import hunyuan15_pixels, to_uint8, wan_pixels
-from sage_grpo.models.hunyuan15 import causal_mask, vae_attention
+from sage_grpo.models.families.hunyuan15 import causal_mask, vae_attention
+from sage_grpo.models.network.decoding import hunyuan15_pixels, to_uint8, wan_pixels
 
 SPREAD = 0.4
 """Standard deviation of pixels in [-1, 1]."""

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.blocks import keep_activations
-from sage_grpo.models.gradients import one_after_another
-from sage_grpo.models.hunyuan15 import PackedTransformer, _pack
+from sage_grpo.models.families.hunyuan15 import PackedTransformer, _pack
+from sage_grpo.models.network.blocks import keep_activations
+from sage_grpo.models.network.gradients import one_after_another
 from sage_grpo.parallel import checkpoint, fsdp
 from sage_grpo.parallel.memory import Job, Memory, Network, memory
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World, start
-from sage_grpo.train.anchor import Anchor
+from sage_grpo.training.anchor import Anchor
 
 LORA = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
 LORA += ("attn.to_add_out", "ff.net.*", "ff_context.net.*")

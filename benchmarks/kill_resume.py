@@ -25,9 +25,9 @@ from pathlib import Path
 PRELOAD = [
     "sage_grpo.cli",
     "sage_grpo.session",
-    "sage_grpo.models.hunyuan15",
-    "sage_grpo.models.wan",
-    "sage_grpo.rewards.video_stats",
+    "sage_grpo.models.families.hunyuan15",
+    "sage_grpo.models.families.wan",
+    "sage_grpo.rewards.built_in.video_stats",
     "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "transformers.models.t5.modeling_t5",

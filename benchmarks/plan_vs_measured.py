@@ -22,21 +22,21 @@ from typing import Any
 import torch
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.models.random_weights import random_model
+from sage_grpo.forecast import hardware
+from sage_grpo.forecast.architecture import PUBLISHED, Architecture, build_architecture, find_architecture
+from sage_grpo.forecast.costs import Forecast, forecast
+from sage_grpo.forecast.fitting import choose_levels
+from sage_grpo.forecast.measure import fitted
+from sage_grpo.models.checkpoints.random_weights import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.memory import GIB
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train import config as c
-from sage_grpo.train.build import Parts
-from sage_grpo.train.forecast import hardware
-from sage_grpo.train.forecast.architecture import PUBLISHED, Architecture, build_architecture, find_architecture
-from sage_grpo.train.forecast.costs import Forecast, forecast
-from sage_grpo.train.forecast.fitting import choose_levels
-from sage_grpo.train.forecast.measure import fitted
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training import config as c
+from sage_grpo.training.build import Parts
+from sage_grpo.training.trainer import Trainer
 
 PATHS = {
     "wan": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",

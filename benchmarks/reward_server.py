@@ -22,8 +22,8 @@ import torch
 
 SERVE = """
 import sys, time, torch, uvicorn
-from sage_grpo.rewards.batching import PartScores
-from sage_grpo.rewards.server import ServerLimits, create_app
+from sage_grpo.rewards.serving.batching import PartScores
+from sage_grpo.rewards.serving.server import ServerLimits, create_app
 
 def score(videos, prompts, fps):
     time.sleep({seconds})
@@ -59,7 +59,7 @@ def serve(seconds: float, clips: int, port: int) -> subprocess.Popen[bytes]:
 
 def measure(urls: list[str], videos: torch.Tensor, prompts: list[str], clips: int) -> tuple[torch.Tensor, float]:
     """The scores of all clips, and the seconds that they took after a first request."""
-    from sage_grpo.rewards.remote import RemoteReward
+    from sage_grpo.rewards.serving.remote import RemoteReward
 
     client = RemoteReward(urls=urls, parts=["level"], clips_per_request=clips)
     client(videos[:clips], prompts[:clips], 16.0)

@@ -22,18 +22,18 @@ from typing import Any
 import torch
 from broken_runs import short
 
+from sage_grpo.folder.journal import read_rows
 from sage_grpo.lab.prepare import MINIATURE
 from sage_grpo.lab.suites.common import SETTING_B, judged, proxied
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.sentinel import sentinel as sentinel_module
+from sage_grpo.sentinel.agreement import agreements
+from sage_grpo.sentinel.paired import Change, by_prompt
+from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
-from sage_grpo.train import sentinel as sentinel_module
-from sage_grpo.train import trainer as trainer_module
-from sage_grpo.train.agreement import agreements
-from sage_grpo.train.config import SentinelConfig, TrainConfig
-from sage_grpo.train.folder.journal import read_rows
-from sage_grpo.train.paired import Change, by_prompt
-from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.training import trainer as trainer_module
+from sage_grpo.training.config import SentinelConfig, TrainConfig
 
 FILE = Path(__file__).parent / "results" / "sentinel_early_cpu.jsonl"
 WITNESSES: Mapping[str, Mapping[str, Mapping[str, float]]] = {

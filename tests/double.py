@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.models import decoding, devices, family
+from sage_grpo.models import devices, family
+from sage_grpo.models.network import decoding
 from sage_grpo.models.spec import ModelSpec
 
 CLOSE = 1e-9

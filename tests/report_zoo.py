@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import yaml
 
+from sage_grpo.folder import diary, identity
 from sage_grpo.recipes import recipe
-from sage_grpo.train.folder import diary, identity
-from sage_grpo.train.samples import Samples
+from sage_grpo.telling.samples import Samples
 
 PROMPTS = (
     "a red circle moves left",

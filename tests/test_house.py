@@ -19,59 +19,39 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "sage_grpo"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
-# Imports point from a higher rank to a lower one. Units of one rank are siblings and do not import one another.
-RANKS = {
-    "ranges": -2,
-    "documents": -1,
-    "secrecy": -1,
-    "hints": -1,
-    "inside": -1,
-    "named": -1,
-    "captions": -1,
-    "tables": -1,
-    "rounding": -1,
-    "student": -1,
-    "manual": 0,
-    "types": 0,
-    "gaussian": 0,
-    "video": 0,
-    "pretrained": 0,
-    "configure": 0,
-    "objects": 0,
-    "hub": 0,
-    "flow": 1,
-    "rl": 1,
-    "models": 2,
-    "rewards": 2,
-    "shapes": 2,
-    "data": 2,
-    "parallel": 2,
-    "inspector": 2,
-    "train.config": 3,
-    "train": 4,
-    "train.trainer": 5,
-    "train.loop": 6,
-    "train.checkup": 6,
-    "train.observers": 7,
-    "session": 8,
-    "lab": 9,
-    "report": 9,
-    "recipes": 10,
-    "commands": 11,
-    "api": 12,
-    "cli": 12,
-    "__main__": 13,
-}
+# The house from the ground up: imports point down. Units of one floor are siblings and do not import one another. A unit is a room, or a
+# module of one that stands on another floor than the rest of its room.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("ranges", "version"),
+    ("documents", "secrecy", "hints", "inside", "named", "captions", "tables", "rounding", "student"),
+    ("manual", "types", "gaussian", "video", "pretrained", "configure", "objects", "hub", "telling.events"),
+    ("flow", "rl", "sentinel.spec"),
+    ("models", "rewards", "shapes", "data", "parallel", "inspector"),
+    ("training.config", "sentinel", "folder", "telling.samples"),
+    ("recipes", "telling"),
+    ("training",),
+    ("forecast", "sentinel.watch", "telling.terminal", "folder.identity", "session.preflight", "probe"),
+    ("folder.found", "training.trainer"),
+    ("training.loop", "doctor", "report"),
+    ("lab", "telling.observers"),
+    ("session",),
+    ("commands",),
+    ("api", "cli"),
+    ("__main__",),
+)
+RANKS = {unit: rank for rank, units in enumerate(FLOORS) for unit in units}
 QUARANTINE = {
     "diffusers": ("models/", "rewards/", "shapes/"),
     "transformers": ("models/", "rewards/", "shapes/"),
     "peft": ("models/", "rewards/", "shapes/"),
     "torch.distributed": ("parallel/",),
-    "tensorboard": ("train/metrics.py", "train/loggers.py"),
-    "torch.utils.tensorboard": ("train/metrics.py", "train/loggers.py"),
-    "wandb": ("train/metrics.py", "train/loggers.py"),
-    "trackio": ("train/metrics.py", "train/loggers.py"),
+    "tensorboard": ("telling/metrics.py",),
+    "torch.utils.tensorboard": ("telling/metrics.py",),
+    "wandb": ("telling/metrics.py",),
+    "trackio": ("telling/metrics.py",),
 }
+MOST_FILES = 16
+"""Modules that a room shows; a list of commands is one."""
 FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 FRAMEWORK_METHODS = ("forward", "backward")  # documented by the class whose contract they fill
 PRIVATE_PLACES = re.compile(r"(?<![\w.])/(?:work|home|root|Users|opt)/\w|\b(?:pypi|devpi|registry)[\w.-]*\.internal\b")
@@ -113,13 +93,25 @@ def _imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
+        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith("import_module"):
+            if name := _leading(node.args[0]):
+                yield name, node.lineno
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
-            yield base, node.lineno
+            if not (base == "sage_grpo" and all(f"{base}.{alias.name}" in _modules() for alias in node.names)):
+                yield base, node.lineno
             for alias in node.names:
                 yield f"{base}.{alias.name}", node.lineno
+
+
+def _leading(argument: ast.expr) -> str:
+    """The part of a module's name that stands in a call of import_module: all of it, or what comes before its first variable."""
+    if isinstance(argument, ast.JoinedStr):
+        argument = argument.values[0]
+    text = argument.value if isinstance(argument, ast.Constant) else ""
+    return text.rstrip(".") if isinstance(text, str) else ""
 
 
 def _unit(module: str) -> str | None:
@@ -127,9 +119,7 @@ def _unit(module: str) -> str | None:
     parts = module.split(".")[1:]
     if not parts:
         return None
-    if parts[0] == "train" and len(parts) > 1 and f"train.{parts[1]}" in RANKS:
-        return f"train.{parts[1]}"
-    return parts[0]
+    return ".".join(parts[:2]) if ".".join(parts[:2]) in RANKS else parts[0]
 
 
 @cache
@@ -163,11 +153,24 @@ def test_imports_point_down_and_siblings_do_not_import_one_another() -> None:
         own = _unit(_module_name(path))
         for name, line in _package_imports(path):
             other = _unit(name)
-            if other is None or other == own or own not in RANKS or other not in RANKS:
+            if own is None or other == own:  # the package's own file hands out names of every floor
                 continue
-            if own is None or RANKS[other] >= RANKS[own]:
-                problems.append(f"{_relative(path)}:{line}: {own or 'the package'} must not import {other} ({name})")
+            if other is None:
+                problems.append(f"{_relative(path)}:{line}: {own} must not import the package itself: name the module")
+            elif RANKS[other] >= RANKS[own]:
+                problems.append(f"{_relative(path)}:{line}: {own} must not import {other} ({name})")
     _report(problems)
+
+
+def test_a_room_is_seen_at_a_glance() -> None:
+    rooms = {path.parent for path in FILES} - {PACKAGE, PACKAGE / "commands"}
+    crowded = {_relative(room): len(list(room.glob("*.py"))) for room in rooms}
+    _report([f"{room} has {count} modules" for room, count in sorted(crowded.items()) if count > MOST_FILES])
+
+
+def test_every_room_says_what_it_is() -> None:
+    doors = [path for path in FILES if path.name == "__init__.py"]
+    _report([f"{_relative(path)}: say what the room is for" for path in doors if not ast.get_docstring(_tree(path))])
 
 
 def _circle(graph: dict[str, set[str]]) -> str:

@@ -58,7 +58,7 @@ def test_inspect_draws_no_heavy_library_in_unless_it_draws() -> None:
 
 def test_configs_are_light() -> None:
     """A spec is a frozen dataclass whose load() imports the heavy thing."""
-    modules = ("sage_grpo.train.config", "sage_grpo.models.spec", "sage_grpo.rewards.spec")
+    modules = ("sage_grpo.training.config", "sage_grpo.models.spec", "sage_grpo.rewards.spec")
     assert not _modules_after("\n".join(f"import {module}" for module in modules)) & set(HEAVY)
 
 

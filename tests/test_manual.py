@@ -13,7 +13,7 @@ from sage_grpo.hints import leaves
 from sage_grpo.manual import entries, manual
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -19,7 +19,7 @@ from sage_grpo.configure import ConfigError, parse
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.ranges import Count, Finite, Range, Seed, check
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.config import OptimizerConfig, TrainConfig
+from sage_grpo.training.config import OptimizerConfig, TrainConfig
 
 
 def dataclasses_in(hint: Any) -> Iterator[type]:

@@ -19,13 +19,13 @@ from job import PROMPT, Job, choose_level
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.models import hunyuan15
+from sage_grpo.models.families import hunyuan15
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.build import build
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training.build import build
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.trainer import Trainer
 
 RECIPES = {"wan": "wan/flow_grpo", "hunyuan15": "hunyuan15_lora/flow_grpo"}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ import torch
 import weights
 from job import Job
 
-from sage_grpo.models import hunyuan15, wan
+from sage_grpo.models.families import hunyuan15, wan
 from sage_grpo.models.lora import match_targets
 
 TEXT_TOKENS = 100

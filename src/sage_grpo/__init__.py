@@ -7,10 +7,10 @@ yours hands over or listens to. Each name is imported when it is first used, so 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from sage_grpo.version import __version__ as __version__
 
 _HOMES = {
-    "api": ("Clips", "Pairs", "TrainResult", "evaluate", "evaluate_pairs", "generate"),
+    "api": ("Clips", "Pairs", "TrainResult", "evaluate", "evaluate_pairs", "generate", "train"),
     "configure": ("ConfigError",),
     "data.prompts": ("Prompt", "load_prompts"),
     "flow.kernels": ("KernelSpec",),
@@ -24,8 +24,9 @@ _HOMES = {
     "rewards.spec": ("RewardSpec",),
     "rl.kl_control": ("KlCoefficient",),
     "rl.trust_region": ("TrustRegion",),
-    "train": ("train",),
-    "train.config": (
+    "sentinel.spec": ("SentinelConfig",),
+    "telling.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "SentinelEvent", "StopRequest"),
+    "training.config": (
         "AdvantageConfig",
         "AnchorConfig",
         "BatchConfig",
@@ -35,12 +36,10 @@ _HOMES = {
         "LogConfig",
         "OptimizerConfig",
         "RolloutConfig",
-        "SentinelConfig",
         "SurrogateConfig",
         "TrainConfig",
         "UpdateConfig",
     ),
-    "train.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "SentinelEvent", "StopRequest"),
     "types": ("Conditioning", "Reward", "VideoSpec"),
 }
 """Public names by the modules that they live in."""
@@ -69,25 +68,25 @@ if TYPE_CHECKING:
     from sage_grpo.rewards.given import own_reward as own_reward
     from sage_grpo.rewards.spec import RewardSpec as RewardSpec
     from sage_grpo.rl.kl_control import KlCoefficient as KlCoefficient
-    from sage_grpo.rl.sentinel_spec import SentinelConfig as SentinelConfig
     from sage_grpo.rl.trust_region import TrustRegion as TrustRegion
-    from sage_grpo.train.config import AdvantageConfig as AdvantageConfig
-    from sage_grpo.train.config import AnchorConfig as AnchorConfig
-    from sage_grpo.train.config import BatchConfig as BatchConfig
-    from sage_grpo.train.config import DataConfig as DataConfig
-    from sage_grpo.train.config import EvalConfig as EvalConfig
-    from sage_grpo.train.config import KeepConfig as KeepConfig
-    from sage_grpo.train.config import LogConfig as LogConfig
-    from sage_grpo.train.config import OptimizerConfig as OptimizerConfig
-    from sage_grpo.train.config import RolloutConfig as RolloutConfig
-    from sage_grpo.train.config import SurrogateConfig as SurrogateConfig
-    from sage_grpo.train.config import TrainConfig as TrainConfig
-    from sage_grpo.train.config import UpdateConfig as UpdateConfig
-    from sage_grpo.train.events import CheckpointEvent as CheckpointEvent
-    from sage_grpo.train.events import EvaluationEvent as EvaluationEvent
-    from sage_grpo.train.events import IterationEvent as IterationEvent
-    from sage_grpo.train.events import SentinelEvent as SentinelEvent
-    from sage_grpo.train.events import StopRequest as StopRequest
+    from sage_grpo.sentinel.spec import SentinelConfig as SentinelConfig
+    from sage_grpo.telling.events import CheckpointEvent as CheckpointEvent
+    from sage_grpo.telling.events import EvaluationEvent as EvaluationEvent
+    from sage_grpo.telling.events import IterationEvent as IterationEvent
+    from sage_grpo.telling.events import SentinelEvent as SentinelEvent
+    from sage_grpo.telling.events import StopRequest as StopRequest
+    from sage_grpo.training.config import AdvantageConfig as AdvantageConfig
+    from sage_grpo.training.config import AnchorConfig as AnchorConfig
+    from sage_grpo.training.config import BatchConfig as BatchConfig
+    from sage_grpo.training.config import DataConfig as DataConfig
+    from sage_grpo.training.config import EvalConfig as EvalConfig
+    from sage_grpo.training.config import KeepConfig as KeepConfig
+    from sage_grpo.training.config import LogConfig as LogConfig
+    from sage_grpo.training.config import OptimizerConfig as OptimizerConfig
+    from sage_grpo.training.config import RolloutConfig as RolloutConfig
+    from sage_grpo.training.config import SurrogateConfig as SurrogateConfig
+    from sage_grpo.training.config import TrainConfig as TrainConfig
+    from sage_grpo.training.config import UpdateConfig as UpdateConfig
     from sage_grpo.types import Conditioning as Conditioning
     from sage_grpo.types import Reward as Reward
     from sage_grpo.types import VideoSpec as VideoSpec
@@ -96,9 +95,7 @@ else:  # type checkers must not see this, or every misspelt name would be fine w
     def __getattr__(name: str) -> Any:
         for home, names in _HOMES.items():
             if name in names:
-                module = import_module(f"{__name__}.{home}")
-                # A package and a function cannot share a name: sage_grpo.train is the package, which can be called.
-                value = module if name == "train" else getattr(module, name)
+                value = getattr(import_module(f"{__name__}.{home}"), name)
                 globals()[name] = value
                 return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

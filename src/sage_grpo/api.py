@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
     from sage_grpo.rewards.given import RewardLike
-    from sage_grpo.train.config import EvalConfig, TrainConfig
-    from sage_grpo.train.evaluate import Evaluation
-    from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
-    from sage_grpo.train.own import Own
+    from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
+    from sage_grpo.training.config import EvalConfig, TrainConfig
+    from sage_grpo.training.evaluate import Evaluation
+    from sage_grpo.training.own import Own
 
 
 class WeightsSettings(TypedDict, total=False):
@@ -137,11 +137,11 @@ def train(
     quiet: print nothing; callbacks, metrics.jsonl and warnings remain.
     """
     from sage_grpo import session
+    from sage_grpo.folder.journal import read_rows
     from sage_grpo.report.build import leave_report
-    from sage_grpo.train.config import TrainConfig
-    from sage_grpo.train.events import Hooks
-    from sage_grpo.train.folder.journal import read_rows
-    from sage_grpo.train.own import adopt
+    from sage_grpo.telling.events import Hooks
+    from sage_grpo.training.config import TrainConfig
+    from sage_grpo.training.own import adopt
 
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"train needs a TrainConfig, got {config!r:.100}: sage_grpo.recipe('shapes/sage') makes one.")
@@ -209,8 +209,8 @@ def _evaluation(
 ) -> tuple[EvaluateOptions, Own]:
     """The command's options, and what takes the place of what they name."""
     from sage_grpo.commands import evaluate as command
-    from sage_grpo.train.config import TrainConfig
-    from sage_grpo.train.own import adopt
+    from sage_grpo.training.config import TrainConfig
+    from sage_grpo.training.own import adopt
 
     _check_names(function, options, EvaluateSettings.__annotations__)
     trust = bool(options.get("trust_run", False))
@@ -243,7 +243,7 @@ def generate(
     from sage_grpo.commands import generate as command
     from sage_grpo.commands.export import read_config
     from sage_grpo.data.rows import prompts_of
-    from sage_grpo.train.own import check_model
+    from sage_grpo.training.own import check_model
 
     _check_names("generate", options, GenerateSettings.__annotations__)
     spec, thing = _either(model)

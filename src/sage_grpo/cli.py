@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from sage_grpo import __version__
 from sage_grpo.commands import COMMANDS
 from sage_grpo.hints import did_you_mean
 from sage_grpo.inside import printable
 from sage_grpo.secrecy import hide
+from sage_grpo.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -159,7 +159,7 @@ def test_what_a_machine_lacks_is_stood_in_for(modules: None, monkeypatch: pytest
     monkeypatch.undo()
     import ftfy
 
-    from sage_grpo.models.checkpoint import require_ftfy
+    from sage_grpo.models.checkpoints.checkpoint import require_ftfy
 
     assert ftfy.fix_text("a fox") == "a fox"
     require_ftfy()  # which looks for the package only

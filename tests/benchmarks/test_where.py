@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sage_grpo.recipes import recipe
-from sage_grpo.train.anchor import Snapshot
-from sage_grpo.train.sources import shapes_prompts
+from sage_grpo.training.anchor import Snapshot
+from sage_grpo.training.sources import shapes_prompts
 
 
 @pytest.fixture

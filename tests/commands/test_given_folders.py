@@ -13,7 +13,7 @@ from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.configure import ConfigError, parse
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 
 @pytest.fixture

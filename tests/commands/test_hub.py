@@ -145,7 +145,7 @@ def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub, tmp_path: Path) -> 
 
 def test_loaders_take_names_of_the_hub(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from sage_grpo.models import lora
-    from sage_grpo.rewards.videoalign import VideoAlign
+    from sage_grpo.rewards.built_in.videoalign import VideoAlign
 
     class Asked(Exception):
         pass
@@ -154,7 +154,7 @@ def test_loaders_take_names_of_the_hub(fake: FakeHub, monkeypatch: pytest.Monkey
         raise Asked(value)
 
     monkeypatch.setattr(lora, "pinned_folder", seen)
-    monkeypatch.setattr("sage_grpo.rewards.videoalign.pinned_folder", seen)
+    monkeypatch.setattr("sage_grpo.rewards.built_in.videoalign.pinned_folder", seen)
     with pytest.raises(Asked, match="me/lora@"):
         lora.load_into(None, f"me/lora@{COMMIT}")
     with pytest.raises(Asked, match="me/reward@"):
@@ -259,7 +259,7 @@ def test_a_reward_in_safetensors_is_read_whole(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from sage_grpo.rewards.videoalign_io import read_state
+    from sage_grpo.rewards.built_in.videoalign_io import read_state
 
     save_file({"rm_head.weight": torch.ones(1, 2)}, tmp_path / "model.safetensors")
     state, whole = read_state(tmp_path)

@@ -20,16 +20,16 @@ from sage_grpo.commands.export import read_config
 from sage_grpo.commands.push import complete
 from sage_grpo.commands.run_folder import Choice, find_checkpoint
 from sage_grpo.configure import ConfigError, parse
+from sage_grpo.folder.lock import FolderLock
+from sage_grpo.folder.owned import KEPT, owned
 from sage_grpo.inside import CONTROL, LeadsOut
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.report.build import leave_report, write_report
 from sage_grpo.report.run_data import read_run
 from sage_grpo.report.watch import Watcher
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.folder.lock import FolderLock
-from sage_grpo.train.folder.owned import KEPT, owned
-from sage_grpo.train.terminal import Terminal
+from sage_grpo.telling.terminal import Terminal
+from sage_grpo.training.config import TrainConfig
 
 SECRET = b"what nobody was to see or to lose " * 3
 

@@ -34,9 +34,9 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Whatever takes time, writes or listens fails the test instead; the current folder has a few useless files."""
     for place in (
         "sage_grpo.session.run",
-        "sage_grpo.models.hunyuan15.load",
-        "sage_grpo.models.wan.load",
-        "sage_grpo.models.checkpoint._download",
+        "sage_grpo.models.families.hunyuan15.load",
+        "sage_grpo.models.families.wan.load",
+        "sage_grpo.models.checkpoints.checkpoint._download",
         "sage_grpo.shapes.making.pretrain.pretrain",
         "sage_grpo.shapes.making.pretrain.score",
         "sage_grpo.video.contact_sheet",

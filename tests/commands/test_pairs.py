@@ -10,7 +10,7 @@ import torch
 
 from sage_grpo.cli import main
 from sage_grpo.commands.pairs import compare, document, table
-from sage_grpo.train.evaluate import Evaluation
+from sage_grpo.training.evaluate import Evaluation
 
 
 def result(rows: list[tuple[str, float | None]], **changed: str) -> Evaluation:

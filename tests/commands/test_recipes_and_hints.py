@@ -112,7 +112,9 @@ def test_a_missing_model_needs_all_its_files_named_at_once(tmp_path: Path, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("sage_grpo.models.spec.ModelSpec.load", lambda *_, **__: pytest.fail("a model was loaded"))
-    monkeypatch.setattr("sage_grpo.models.checkpoint._download", lambda *_: pytest.fail("a model was downloaded"))
+    monkeypatch.setattr(
+        "sage_grpo.models.checkpoints.checkpoint._download", lambda *_: pytest.fail("a model was downloaded")
+    )
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     command = readme.split("sage-grpo train --recipe hunyuan15_lora")[1].split("```")[0].replace("\\\n", " ").split()
     assert main(["train", "--recipe", "hunyuan15_lora", *command]) == 2

@@ -20,7 +20,7 @@ from sage_grpo.commands.run_folder import Choice
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
-from sage_grpo.train.config import (
+from sage_grpo.training.config import (
     BatchConfig,
     DataConfig,
     EvalConfig,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.data.prompts import SETS, Prompt, load_prompts
-from sage_grpo.train.config import DataConfig, TrainConfig
-from sage_grpo.train.preflight import check_files
-from sage_grpo.train.sources import load_sources, prompts_from
+from sage_grpo.session.preflight import check_files
+from sage_grpo.training.config import DataConfig, TrainConfig
+from sage_grpo.training.sources import load_sources, prompts_from
 
 SMALL = {
     "a",

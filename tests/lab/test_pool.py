@@ -13,7 +13,7 @@ from sage_grpo.lab import pool as module
 from sage_grpo.lab.pool import Pool, Worker
 from sage_grpo.lab.prepare import Job
 from sage_grpo.lab.worker import request
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 FAKE = """
 import json, os, sys, time

@@ -13,8 +13,8 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
 from sage_grpo.lab.world import CEILING
 from sage_grpo.recipes import recipe
-from sage_grpo.train.config import EvalConfig, TrainConfig
-from sage_grpo.train.preflight import preflight
+from sage_grpo.session.preflight import preflight
+from sage_grpo.training.config import EvalConfig, TrainConfig
 
 
 def suite(*arms: Arm, **fields: Any) -> Suite:

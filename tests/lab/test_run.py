@@ -19,7 +19,7 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, head, prepare
 from sage_grpo.lab.worker import read
 from sage_grpo.recipes import recipe
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 
 class Here:

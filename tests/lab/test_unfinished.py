@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import sage_grpo.train.sentinel as sentinel_module
+import sage_grpo.sentinel.sentinel as sentinel_module
 from sage_grpo.lab import measure as lab
 from sage_grpo.lab import unfinished
 from sage_grpo.lab.design import Arm, Suite

@@ -12,10 +12,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sage_grpo.models import attention, blocks
-from sage_grpo.models.adapted import AdaptedLinear, adapted_linear
-from sage_grpo.models.attention import AttentionBackendName, PlainAttention, attend
-from sage_grpo.models.blocks import WORTH, keep_activations, keep_one_graph, worth_compiling
+from sage_grpo.models.network import attention, blocks
+from sage_grpo.models.network.adapted import AdaptedLinear, adapted_linear
+from sage_grpo.models.network.attention import AttentionBackendName, PlainAttention, attend
+from sage_grpo.models.network.blocks import WORTH, keep_activations, keep_one_graph, worth_compiling
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 
 SIGMA = torch.tensor(0.7)
@@ -43,8 +43,8 @@ def test_blocks_share_what_was_compiled(monkeypatch) -> None:
     """One compilation for the first block, whose input has no gradient, and one for all others."""
     from diffusers import WanTransformer3DModel
 
+    from sage_grpo.models.families.wan import Wan
     from sage_grpo.models.lora import add_lora, match_targets
-    from sage_grpo.models.wan import Wan
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
@@ -197,7 +197,7 @@ def test_an_adapted_product_is_the_sum_of_both(inputs: int, outputs: int, bias: 
 
 
 def test_adapters_compute_in_the_dtype_of_their_input(fresh_model, monkeypatch) -> None:
-    from sage_grpo.models import adapted
+    from sage_grpo.models.network import adapted
 
     seen = set()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.models.cache import EncodingCache
+from sage_grpo.models.checkpoints.cache import EncodingCache
 
 TRUTH = {"text": torch.tensor([[0.5, -1.0], [2.0, 3.5]]), "mask": torch.tensor([True, False])}
 

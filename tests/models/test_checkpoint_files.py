@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from sage_grpo.models import cache
-from sage_grpo.models.checkpoint import read_defaults
+from sage_grpo.models.checkpoints import cache
+from sage_grpo.models.checkpoints.checkpoint import read_defaults
+from sage_grpo.models.checkpoints.whole import check_lengths, length_fault
 from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.whole import check_lengths, length_fault
 from sage_grpo.recipes import recipe
 from sage_grpo.types import VideoSpec
 
@@ -170,7 +170,7 @@ def test_ftfy_is_required_and_pinned() -> None:
 def test_wan_encodes_cleaned_prompts_and_refuses_to_do_without(model, checkpoint, monkeypatch) -> None:
     wide, plain = model("wan_t2v", guidance_scale=1.0).encode(["色调艳丽，过曝", "色调艳丽,过曝"])
     assert torch.equal(wide.tensors["text"], plain.tensors["text"])  # ftfy makes the wide comma a plain one
-    from sage_grpo.models import checkpoint as module
+    from sage_grpo.models.checkpoints import checkpoint as module
 
     found = importlib.util.find_spec
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "ftfy" else found(name))

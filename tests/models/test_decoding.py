@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sage_grpo.models import decoding
-from sage_grpo.models.decoding import hunyuan15_pixels, rms_norm, to_uint8, wan_pixels
 from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.network import decoding
+from sage_grpo.models.network.decoding import hunyuan15_pixels, rms_norm, to_uint8, wan_pixels
 from sage_grpo.models.spec import ModelSpec
 
 CHUNKED = {"hunyuan15_t2v": hunyuan15_pixels, "wan_t2v": wan_pixels}

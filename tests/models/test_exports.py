@@ -168,8 +168,8 @@ def test_a_family_without_such_modules_is_stored_in_one_dtype(fresh_model, tmp_p
 def exported(checkpoint, tmp_path, monkeypatch):
     """(spec fields, options) -> the folder that `sage-grpo export` writes for a run whose weights are those of a fresh model."""
     from sage_grpo.parallel import checkpoint as checkpoints
-    from sage_grpo.train import state
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.training import state
+    from sage_grpo.training.config import TrainConfig
 
     def run(fields: dict, **options: object) -> Path:
         spec = ModelSpec(path=str(checkpoint("wan_t2v")), cache=None, device="cpu", **fields)

@@ -12,7 +12,7 @@ import double
 import tiny
 from sage_grpo.flow.kernels import Ode, Sage
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.models import ltx
+from sage_grpo.models.families import ltx
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec

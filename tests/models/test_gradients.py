@@ -11,9 +11,9 @@ from torch import nn
 import tiny
 from sage_grpo.models import family
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.gradients import one_after_another, without_gradient
 from sage_grpo.models.guidance import TOGETHER, runs_together
 from sage_grpo.models.lora import match_targets
+from sage_grpo.models.network.gradients import one_after_another, without_gradient
 from sage_grpo.models.spec import ModelSpec
 
 SIGMA = torch.tensor(0.9)

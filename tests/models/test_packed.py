@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.models import attention
-from sage_grpo.models.attention import PackedAttention, choose_backend, set_backend
-from sage_grpo.models.batching import in_equal_batches
-from sage_grpo.models.hunyuan15 import PackedTransformer, _dead, _pack, causal_mask
+from sage_grpo.models.families.hunyuan15 import PackedTransformer, _dead, _pack, causal_mask
+from sage_grpo.models.network import attention
+from sage_grpo.models.network.attention import PackedAttention, choose_backend, set_backend
+from sage_grpo.models.network.batching import in_equal_batches
 from sage_grpo.models.spec import ModelError
 
 PROMPTS = ["a cat", 'a dog holds "hi" up']

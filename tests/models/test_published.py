@@ -12,9 +12,9 @@ import torch
 
 import double
 from published import TABLE, Published
+from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
 from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.train.forecast.architecture import PUBLISHED, find_architecture
 from slowly import slow_but
 
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}

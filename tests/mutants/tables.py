@@ -3,7 +3,7 @@
 An entry of such a file:
 
     - what: the error in one line
-      in: train/sentinel.py::Sentinel._before      # file under src/sage_grpo, and symbol
+      in: sentinel/sentinel.py::Sentinel._before      # file under src/sage_grpo, and symbol
       from: Python that stands in that symbol once # an expression or statements; see pattern.py
       to: what stands there instead                # `pass` takes statements away
       tests: train/test_sentinel.py::test_name     # under tests/; or a list, the most specific first

@@ -21,7 +21,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from double import in_double
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.gaussian import expanded
-from sage_grpo.models import blocks
+from sage_grpo.models.network import blocks
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import checkpoint, heartbeat
 from sage_grpo.parallel.spec import ParallelSpec
@@ -30,14 +30,14 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.sentinel.watch import Watch
 from sage_grpo.session import run
-from sage_grpo.train import config as c
-from sage_grpo.train.build import build
-from sage_grpo.train.distribute import distribute
-from sage_grpo.train.events import CallbackFailed, Hooks, IterationEvent
-from sage_grpo.train.own import adopt
-from sage_grpo.train.trainer import Trainer
-from sage_grpo.train.watch import Watch
+from sage_grpo.telling.events import CallbackFailed, Hooks, IterationEvent
+from sage_grpo.training import config as c
+from sage_grpo.training.build import build
+from sage_grpo.training.own import adopt
+from sage_grpo.training.placing.distribute import distribute
+from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Scores
 
 PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a boat on a lake at night")

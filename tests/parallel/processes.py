@@ -19,10 +19,10 @@ from sage_grpo.parallel.world import World, start
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        "sage_grpo.train.trainer",
-        "sage_grpo.models.hunyuan15",
-        "sage_grpo.models.wan",
-        "sage_grpo.rewards.video_stats",
+        "sage_grpo.training.trainer",
+        "sage_grpo.models.families.hunyuan15",
+        "sage_grpo.models.families.wan",
+        "sage_grpo.rewards.built_in.video_stats",
         "diffusers.models.transformers.transformer_hunyuan_video15",
         "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
         "diffusers.pipelines.wan.pipeline_wan",

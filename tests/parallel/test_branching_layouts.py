@@ -12,7 +12,7 @@ from test_equal_runs import check_learning, check_metrics, check_real_rewards
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
 from sage_grpo.parallel.spec import ParallelSpec
-from sage_grpo.train import config as c
+from sage_grpo.training import config as c
 
 pytestmark = pytest.mark.slow
 

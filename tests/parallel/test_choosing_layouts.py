@@ -10,7 +10,7 @@ import pytest
 from test_equal_runs import check_learning, check_metrics, check_real_rewards
 
 from sage_grpo.parallel.spec import ParallelSpec
-from sage_grpo.train import config as c
+from sage_grpo.training import config as c
 
 pytestmark = pytest.mark.slow
 

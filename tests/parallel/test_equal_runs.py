@@ -18,7 +18,7 @@ import pytest
 from double import CLOSE
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.config import SentinelConfig
+from sage_grpo.training.config import SentinelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from torch.distributed import HashStore
 from sage_grpo.parallel.heartbeat import Heartbeat, Sign, condition_of, own_place
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.config import KeepConfig
+from sage_grpo.training.config import KeepConfig
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ import processes
 import pytest
 from test_branching_layouts import configure
 
+from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.hardware import find
 from sage_grpo.parallel.spec import ParallelSpec
-from sage_grpo.train.forecast.costs import forecast
-from sage_grpo.train.forecast.hardware import find
 
 pytestmark = pytest.mark.slow
 

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 
 from sage_grpo.commands import launch
 from sage_grpo.configure import parse
+from sage_grpo.folder.identity import plain
 from sage_grpo.parallel.checkpoint import newest_good
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.folder.identity import plain
+from sage_grpo.training.config import TrainConfig
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_grpo.models.blocks import keep_activations
-from sage_grpo.models.hunyuan15 import Hunyuan15, PackedTransformer, _pack
+from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedTransformer, _pack
 from sage_grpo.models.lora import add_lora, match_targets
+from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.memory import (
     GIB,

@@ -13,7 +13,7 @@ from double import CLOSE
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.train import config as c
+from sage_grpo.training import config as c
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import uvicorn
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.batching import composite_scorer
-from sage_grpo.rewards.connections import guarded_config
-from sage_grpo.rewards.server import ServerLimits, create_app
+from sage_grpo.rewards.serving.batching import composite_scorer
+from sage_grpo.rewards.serving.connections import guarded_config
+from sage_grpo.rewards.serving.server import ServerLimits, create_app
 
 
 @contextlib.contextmanager

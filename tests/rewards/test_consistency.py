@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tiny_reward_checkpoints import write_clip, write_dino
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.consistency import (
+from sage_grpo.rewards.built_in.consistency import (
     BackgroundConsistency,
     SubjectConsistency,
     consistency,
@@ -157,7 +157,7 @@ def test_a_still_scores_one_and_many_frames_go_in_several_passes(dino, monkeypat
     still = clips(1, 1).expand(-1, 7, -1, -1, -1)
     assert reward(still, ["a"], 8.0)["subject_consistency"].item() == pytest.approx(1, abs=1e-5)
     whole = reward(clips(), ["a", "b"], 8.0)["subject_consistency"]
-    monkeypatch.setattr("sage_grpo.rewards.consistency.FRAMES_A_PASS", 3)
+    monkeypatch.setattr("sage_grpo.rewards.built_in.consistency.FRAMES_A_PASS", 3)
     torch.testing.assert_close(reward(clips(), ["a", "b"], 8.0)["subject_consistency"], whole)
 
 

@@ -12,9 +12,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import naive_patches, qwen_tokenizer, write_qwen_base
 
+from sage_grpo.rewards.built_in.hpsv3 import Hpsv3, read_template
+from sage_grpo.rewards.built_in.videoalign_io import CLIP_MEAN, CLIP_STD
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.hpsv3 import Hpsv3, read_template
-from sage_grpo.rewards.videoalign_io import CLIP_MEAN, CLIP_STD
 
 INSTRUCTION = "\nJudge the picture.\nTextual prompt - {text_prompt}\n\n\n"
 ENDING = "\nThe rating: <|Reward|>\n\nEND\n"
@@ -106,7 +106,7 @@ def reference(trained, frame: torch.Tensor, prompt: str, pixels: int) -> float:
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A sixteenth of the real size, to be quick."""
-    monkeypatch.setattr("sage_grpo.rewards.hpsv3.PIXELS", 16 * 28 * 28)
+    monkeypatch.setattr("sage_grpo.rewards.built_in.hpsv3.PIXELS", 16 * 28 * 28)
 
 
 def options(checkpoint: Path, base: Path, template: Path) -> dict[str, str]:
@@ -123,7 +123,7 @@ def test_scores_equal_the_reference_in_both_namings(checkpoint, base, template, 
     ours = reward(videos, PROMPTS, 8.0)["HPSv3"]
     torch.testing.assert_close(ours, torch.tensor(expected), atol=1e-4, rtol=0)
     assert (ours[0] - ours[1]).abs() > 1e-3
-    monkeypatch.setattr("sage_grpo.rewards.hpsv3.FRAMES_A_PASS", 3)  # other padding, the same scores
+    monkeypatch.setattr("sage_grpo.rewards.built_in.hpsv3.FRAMES_A_PASS", 3)  # other padding, the same scores
     torch.testing.assert_close(reward(videos, PROMPTS, 8.0)["HPSv3"], ours, atol=1e-4, rtol=0)
 
 

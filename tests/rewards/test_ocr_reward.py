@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.built_in.ocr import OcrReward, edit_distance, quoted_text, reading_order, text_score
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.ocr import OcrReward, edit_distance, quoted_text, reading_order, text_score
 
 WORDS = {10: "OPEN", 20: "OPEM", 30: "nothing alike"}
 
@@ -98,7 +98,7 @@ def test_the_reward_reads_in_that_order():
 
 
 def test_a_prompt_without_text_cannot_be_scored_and_says_why(monkeypatch):
-    monkeypatch.setattr("sage_grpo.rewards.ocr._rapid_ocr", lambda: fake_engine)
+    monkeypatch.setattr("sage_grpo.rewards.built_in.ocr._rapid_ocr", lambda: fake_engine)
     composite = CompositeReward([RewardSpec(name="ocr")])
     scores, report = composite.score(torch.cat([clip(10), clip(10)]), ['"open"', "no text"], 1.0)
     assert scores.valid.tolist() == [True, False]

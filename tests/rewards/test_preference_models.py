@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from tiny_reward_checkpoints import write_clip
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.clip import clip_pixels
+from sage_grpo.rewards.built_in.clip import clip_pixels
+from sage_grpo.rewards.built_in.hpsv2 import Hpsv2
+from sage_grpo.rewards.built_in.imagereward import ImageReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.hpsv2 import Hpsv2
-from sage_grpo.rewards.imagereward import ImageReward
 
 PROMPTS = ["a red ball", "two squares that move"]
 CHOSEN = [2, 6]  # 8 frames at 8 fps: the centres of two slices of half a second
@@ -113,7 +113,7 @@ def test_prompts_and_frames_matter_batches_do_not_and_long_prompts_are_cut(image
     reward, videos = ImageReward(**image_reward), clips()
     whole = reward(videos, PROMPTS, 8.0)["ImageReward"]
     assert (whole - reward(videos, PROMPTS[::-1], 8.0)["ImageReward"]).abs().min() > 1e-5
-    monkeypatch.setattr("sage_grpo.rewards.imagereward.FRAMES_A_PASS", 3)
+    monkeypatch.setattr("sage_grpo.rewards.built_in.imagereward.FRAMES_A_PASS", 3)
     torch.testing.assert_close(reward(videos, PROMPTS, 8.0)["ImageReward"], whole, atol=1e-5, rtol=1e-5)
     long = "a b c d e " * 10
     cut = reward(videos[:1], [long], 8.0)["ImageReward"]

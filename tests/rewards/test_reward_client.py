@@ -14,11 +14,11 @@ import torch
 import toy_rewards
 from reward_servers import thread_server
 
-from sage_grpo.rewards import pool as pool_module
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
-from sage_grpo.rewards.pool import Pool
-from sage_grpo.rewards.remote import RemoteReward
-from sage_grpo.rewards.wire import ScoreRequest, encode_response
+from sage_grpo.rewards.serving import pool as pool_module
+from sage_grpo.rewards.serving.pool import Pool
+from sage_grpo.rewards.serving.remote import RemoteReward
+from sage_grpo.rewards.serving.wire import ScoreRequest, encode_response
 
 FPS = 8.0
 TEXTS = [f"prompt {index}" for index in range(12)]

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import write_clip
 
-from sage_grpo.rewards.clip import CLIP_MEAN, CLIP_STD, Aesthetic, ClipScore, PickScore, clip_pixels
+from sage_grpo.rewards.built_in.clip import CLIP_MEAN, CLIP_STD, Aesthetic, ClipScore, PickScore, clip_pixels
 from sage_grpo.rewards.functions import RewardConfigError
 
 PROMPTS = ["a red ball", "two squares", "a prompt that is far longer than the forty tokens of this tiny model" * 2]

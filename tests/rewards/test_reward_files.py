@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_reward_checkpoints import TEMPLATE, reference_model, write_clip, write_qwen_base, write_videoalign
 
-from sage_grpo.rewards.clip import Aesthetic, ClipScore, PickScore
+from sage_grpo.rewards.built_in.clip import Aesthetic, ClipScore, PickScore
+from sage_grpo.rewards.built_in.videoalign import VideoAlign
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.videoalign import VideoAlign
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 

@@ -15,10 +15,10 @@ import torch
 import toy_rewards
 from reward_servers import call, thread_server
 
-from sage_grpo.rewards import server
 from sage_grpo.rewards.functions import PartScores
-from sage_grpo.rewards.server import ServerLimits
-from sage_grpo.rewards.wire import WireError, content_checksum, decode_request, decode_response, encode_request
+from sage_grpo.rewards.serving import server
+from sage_grpo.rewards.serving.server import ServerLimits
+from sage_grpo.rewards.serving.wire import WireError, content_checksum, decode_request, decode_response, encode_request
 
 HEAD = b"POST /score HTTP/1.1\r\nHost: x\r\n"
 
@@ -199,7 +199,7 @@ def test_every_malformed_payload_is_answered_400() -> None:
 def test_malformed_answers_are_the_wires_errors(reasons: str) -> None:
     from safetensors.torch import load, save
 
-    from sage_grpo.rewards.wire import encode_response
+    from sage_grpo.rewards.serving.wire import encode_response
 
     request = decode_request(crafted())
     answer = encode_response(request, {"x": torch.zeros(1)}, {})

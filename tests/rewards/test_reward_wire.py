@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from sage_grpo.rewards.wire import (
+from sage_grpo.rewards.serving.wire import (
     WireError,
     content_checksum,
     decode_request,

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sage_grpo.rewards.built_in.video_stats import NEEDED_FRAMES, STATISTICS, VideoStats
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.video_stats import NEEDED_FRAMES, STATISTICS, VideoStats
 
 
 def picture(height: int = 64, width: int = 64, seed: int = 0) -> torch.Tensor:

@@ -20,9 +20,8 @@ from tiny_reward_checkpoints import (
 )
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.videoalign import VideoAlign
-from sage_grpo.rewards.videoalign_io import (
+from sage_grpo.rewards.built_in.videoalign import VideoAlign
+from sage_grpo.rewards.built_in.videoalign_io import (
     CLIP_MEAN,
     CLIP_STD,
     find_checkpoint,
@@ -33,6 +32,7 @@ from sage_grpo.rewards.videoalign_io import (
     read_template,
     target_size,
 )
+from sage_grpo.rewards.functions import RewardConfigError
 
 TOLERANCE = 2e-4
 PROMPTS = ["a red ball", "a much longer prompt about two blue squares that cross each other", "x"]
@@ -372,7 +372,7 @@ def test_pixels_are_rounded_to_whole_values_before_normalising():
 
 
 def read_config_like():
-    from sage_grpo.rewards.videoalign_io import VideoAlignConfig
+    from sage_grpo.rewards.built_in.videoalign_io import VideoAlignConfig
 
     return VideoAlignConfig(
         output_dim=1, fps=2, num_frames=None, max_pixels=200704, template="", lora_scale=None, normalization=None

@@ -13,9 +13,9 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.shapes.making.imperfect import clean_clips
-from sage_grpo.train.config import EvalConfig
-from sage_grpo.train.evaluate import evaluate
-from sage_grpo.train.sources import shapes_prompts
+from sage_grpo.training.config import EvalConfig
+from sage_grpo.training.evaluate import evaluate
+from sage_grpo.training.sources import shapes_prompts
 
 FOLDER = Path(str(files("sage_grpo") / "shapes" / "assets"))
 CEILING = 2.0

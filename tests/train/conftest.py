@@ -13,8 +13,8 @@ import torch
 import double
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.build import build
-from sage_grpo.train.config import (
+from sage_grpo.training.build import build
+from sage_grpo.training.config import (
     BatchConfig,
     DataConfig,
     EvalConfig,
@@ -24,7 +24,7 @@ from sage_grpo.train.config import (
     RolloutConfig,
     TrainConfig,
 )
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training.trainer import Trainer
 
 MakeConfig = Callable[..., TrainConfig]
 MakeTrainer = Callable[[TrainConfig], Trainer]

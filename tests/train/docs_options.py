@@ -54,7 +54,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def section() -> str:
     """The whole generated section."""
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.training.config import TrainConfig
 
     return tables(TrainConfig).rstrip() + "\n"
 

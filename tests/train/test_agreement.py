@@ -14,11 +14,11 @@ from test_runner_resume import assert_same_run, interrupt, rows
 from watching import names
 
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.sentinel.agreement import agreements, correlation
+from sage_grpo.sentinel.paired import by_prompt, shortfall
+from sage_grpo.sentinel.sentinel import MOST_LOOKS, Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
-from sage_grpo.train.agreement import agreements, correlation
-from sage_grpo.train.config import EvalConfig, SentinelConfig
-from sage_grpo.train.paired import by_prompt, shortfall
-from sage_grpo.train.sentinel import MOST_LOOKS, Finding, Sentinel, Witnesses
+from sage_grpo.training.config import EvalConfig, SentinelConfig
 
 WATCHED = Witnesses(scores={"judge": {"true": 1.0}})
 MEAN, STDERR = "reward/agreement/judge", "reward/agreement_stderr/judge"

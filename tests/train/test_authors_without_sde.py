@@ -24,11 +24,11 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.train.anchor import Old
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.train.levels import draw_levels
-from sage_grpo.train.preflight import objective_remarks
-from sage_grpo.train.signs import SIGNS, Past
+from sage_grpo.sentinel.signs import SIGNS, Past
+from sage_grpo.session.preflight import objective_remarks
+from sage_grpo.training.anchor import Old
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.planning.levels import draw_levels
 
 PROMPTS, SIZE = 2, 3
 MOST = 5.0

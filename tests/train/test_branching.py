@@ -18,8 +18,8 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
-from sage_grpo.train.update import loss_of, replay
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.update import loss_of, replay
 from slowly import slow_but
 
 KERNELS = (("flow", 0.7), ("dance", 0.4), ("sage", 0.5), ("cps", 0.5), ("sage_exact", math.sqrt(2)))

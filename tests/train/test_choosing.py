@@ -14,9 +14,9 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.choosing import choose, foresee
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
-from sage_grpo.train.update import Item, accumulate
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.planning.choosing import choose, foresee
+from sage_grpo.training.update import Item, accumulate
 
 CPU = torch.device("cpu")
 HALF = BatchConfig(prompts=2, group_size=4, micro_batch=1, trained_fraction=0.5)

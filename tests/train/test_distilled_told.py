@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import tiny
-from sage_grpo.train.checkup import examine, sampling
-from sage_grpo.train.checkup.spec import DoctorSpec
-from sage_grpo.train.forecast import hardware, show
-from sage_grpo.train.forecast.costs import forecast
+from sage_grpo.doctor import examine, sampling
+from sage_grpo.doctor.spec import DoctorSpec
+from sage_grpo.forecast import hardware, show
+from sage_grpo.forecast.costs import forecast
 
 SIZE = {"frames": 5, "height": 32, "width": 32}
 

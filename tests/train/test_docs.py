@@ -17,8 +17,8 @@ from sage_grpo import api
 from sage_grpo.configure import leaves, parse
 from sage_grpo.recipes import recipe
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import OptimizerConfig, TrainConfig
-from sage_grpo.train.events import CheckpointEvent, EvaluationEvent, IterationEvent
+from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, IterationEvent
+from sage_grpo.training.config import OptimizerConfig, TrainConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from sage_grpo.cli import main
+from sage_grpo.doctor import examine
+from sage_grpo.doctor.finding import Finding, worst
+from sage_grpo.doctor.spec import DoctorSpec
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.anchor import Snapshot
-from sage_grpo.train.build import Parts, build
-from sage_grpo.train.checkup import examine
-from sage_grpo.train.checkup.finding import Finding, worst
-from sage_grpo.train.checkup.spec import DoctorSpec
-from sage_grpo.train.config import DataConfig
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training.anchor import Snapshot
+from sage_grpo.training.build import Parts, build
+from sage_grpo.training.config import DataConfig
+from sage_grpo.training.trainer import Trainer
 from slowly import slow_but
 
 NAMES = [

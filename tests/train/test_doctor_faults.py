@@ -19,37 +19,37 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.doctor import conditioning, examine, learning, machine, reward, sampling, signal
+from sage_grpo.doctor.finding import Finding
+from sage_grpo.doctor.sampling import Sample
+from sage_grpo.doctor.spec import DoctorSpec
 from sage_grpo.flow import kernels
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models import family, lora
-from sage_grpo.models.cache import EncodingCache
-from sage_grpo.models.checkpoint import load_pipeline
+from sage_grpo.models.checkpoints.cache import EncodingCache
+from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.errors import ModelError
-from sage_grpo.models.hunyuan15 import Hunyuan15
+from sage_grpo.models.families.hunyuan15 import Hunyuan15
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
+from sage_grpo.probe.estimate import Estimate
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train import update
-from sage_grpo.train.anchor import Anchor, Old
-from sage_grpo.train.build import build
-from sage_grpo.train.checkup import conditioning, examine, learning, machine, reward, sampling, signal
-from sage_grpo.train.checkup.finding import Finding
-from sage_grpo.train.checkup.sampling import Sample
-from sage_grpo.train.checkup.spec import DoctorSpec
-from sage_grpo.train.config import OptimizerConfig, SurrogateConfig, UpdateConfig
-from sage_grpo.train.optim import Optimizer
-from sage_grpo.train.planner import Planner
-from sage_grpo.train.preflight import preflight
-from sage_grpo.train.probe import Estimate
-from sage_grpo.train.rollout import NoiseKeys, Storage
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.session.preflight import preflight
+from sage_grpo.training import update
+from sage_grpo.training.anchor import Anchor, Old
+from sage_grpo.training.build import build
+from sage_grpo.training.config import OptimizerConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.optim import Optimizer
+from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.rollout import NoiseKeys, Storage
+from sage_grpo.training.trainer import Trainer
 from slowly import slow_but
 
 SMALL = DoctorSpec(prompts=2, members=2, probe=False)
@@ -728,7 +728,7 @@ def test_prompts_that_are_not_apart() -> None:
 
 
 def test_numbers_that_json_cannot_hold() -> None:
-    from sage_grpo.train.checkup import show
+    from sage_grpo.doctor import show
 
     finding = Finding(name="x", status="fail", value="inf", why="w", remedy="r", number=math.inf)
     assert json.loads(json.dumps(show.document([finding]), allow_nan=False))["status"] == "fail"

@@ -16,11 +16,11 @@ from typing import IO
 import pytest
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.folder import lock as lock_module
+from sage_grpo.folder.lock import FolderLock, FolderLocked
 from sage_grpo.session import run as train
-from sage_grpo.train.folder import lock as lock_module
-from sage_grpo.train.folder.lock import FolderLock, FolderLocked
 
-HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.train.folder.lock import FolderLock\n"
+HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.folder.lock import FolderLock\n"
 HOLD += "FolderLock(Path(sys.argv[1])).acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
 
 

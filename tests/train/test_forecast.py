@@ -14,6 +14,11 @@ from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
 
 from sage_grpo.cli import main
 from sage_grpo.flow.windows import Window
+from sage_grpo.forecast import fitting, hardware, show
+from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
+from sage_grpo.forecast.changes import changes, way_to_fit
+from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.measure import fitted, measured
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import GIB, HUNYUAN15, LEVELS, Job, decoding_memory, memory, sampling_memory, trainable
@@ -23,13 +28,8 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.train.config import BatchConfig, TrainConfig
-from sage_grpo.train.forecast import fitting, hardware, show
-from sage_grpo.train.forecast.architecture import PUBLISHED, find_architecture
-from sage_grpo.train.forecast.changes import changes, way_to_fit
-from sage_grpo.train.forecast.costs import forecast
-from sage_grpo.train.forecast.measure import fitted, measured
-from sage_grpo.train.plan import Plan
+from sage_grpo.training.config import BatchConfig, TrainConfig
+from sage_grpo.training.planning.plan import Plan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200 = hardware.find("h200")

@@ -12,18 +12,18 @@ import torch
 from trainer_helpers import plan_of
 
 from sage_grpo.flow.windows import Window
+from sage_grpo.forecast.architecture import latent_elements
+from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.hardware import find
+from sage_grpo.forecast.kinds import kinds
+from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
-from sage_grpo.train.forecast.architecture import latent_elements
-from sage_grpo.train.forecast.costs import forecast
-from sage_grpo.train.forecast.hardware import find
-from sage_grpo.train.forecast.kinds import kinds
-from sage_grpo.train.forecast.passes import PHASES, Guiding, Passes, count, evaluations
-from sage_grpo.train.plan import Plan
+from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
+from sage_grpo.training.planning.plan import Plan
 from slowly import slow_but
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from sage_grpo.commands.run_folder import Choice
+from sage_grpo.folder.diary import read_events
+from sage_grpo.folder.identity import differences
+from sage_grpo.folder.journal import read_rows
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.checkpoint import CheckpointError, continuing, read_meta
-from sage_grpo.train.folder.diary import read_events
-from sage_grpo.train.folder.identity import differences
-from sage_grpo.train.folder.journal import read_rows
-from sage_grpo.train.state import _useless
+from sage_grpo.training.state import _useless
 
 META = {"format": 1, "tensors": ["weights/a"], "iteration": 1, "config": {"iterations": 3}, "best": {"iteration": 1}}
 KINDS = {"config": dict, "iteration": int, "best": dict}

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from sage_grpo.folder import journal
+from sage_grpo.folder.journal import Journal, read_rows, reopen
 from sage_grpo.session import run as train
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.folder import journal
-from sage_grpo.train.folder.journal import Journal, read_rows, reopen
+from sage_grpo.training.config import TrainConfig
 
 
 def lines(data: bytes) -> list[bytes]:

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import needs
-from sage_grpo.train.config import LogConfig
-from sage_grpo.train.folder.journal import Journal, read_rows
-from sage_grpo.train.metrics import Clips, Metrics, TensorBoard
-from sage_grpo.train.samples import Samples
+from sage_grpo.folder.journal import Journal, read_rows
+from sage_grpo.telling.metrics import Clips, Metrics, TensorBoard
+from sage_grpo.telling.samples import Samples
+from sage_grpo.training.config import LogConfig
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:

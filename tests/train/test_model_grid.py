@@ -12,7 +12,7 @@ from trainer_zoo import toy
 from sage_grpo.commands.generate import Options, run
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.train.config import EvalConfig
+from sage_grpo.training.config import EvalConfig
 
 
 class Bent(toy.ToyModel):

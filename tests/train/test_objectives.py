@@ -20,9 +20,9 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
-from sage_grpo.train.levels import draw_levels
-from sage_grpo.train.planner import Planner
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.planning.levels import draw_levels
+from sage_grpo.training.planning.planner import Planner
 
 PROMPTS, SIZE, STEPS, CLIP, DECAY = 2, 3, 4, 2e-3, 0.4
 

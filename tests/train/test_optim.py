@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from double import CLOSE
-from sage_grpo.train.config import OptimizerConfig
-from sage_grpo.train.optim import Optimizer, learning_rate
+from sage_grpo.training.config import OptimizerConfig
+from sage_grpo.training.optim import Optimizer, learning_rate
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.train.optim import Optimizer
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.optim import Optimizer
 
 SMALL = {"frames": 1, "height": 16, "width": 16}
 LARGE = {"frames": 9, "height": 64, "width": 64}

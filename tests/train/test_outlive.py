@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import trainer_toys
 
-import sage_grpo.train.samples as samples_module
+import sage_grpo.telling.samples as samples_module
+from sage_grpo.folder.journal import read_rows
 from sage_grpo.session import run as train
-from sage_grpo.train.config import KeepConfig, LogConfig
-from sage_grpo.train.folder.journal import read_rows
-from sage_grpo.train.metrics import TensorBoard
-from sage_grpo.train.terminal import Outlet, outliving_output
+from sage_grpo.telling.metrics import TensorBoard
+from sage_grpo.telling.terminal import Outlet, outliving_output
+from sage_grpo.training.config import KeepConfig, LogConfig
 
 
 class Closing(io.StringIO):

@@ -15,9 +15,9 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
-from sage_grpo.train.plan import Plan
-from sage_grpo.train.planner import Planner
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
+from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.planning.planner import Planner
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
 EXACT = KernelSpec(name="sage_exact", eta=math.sqrt(2))

@@ -13,8 +13,8 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelError
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.preflight import check_plan, needs, preflight
-from sage_grpo.train.terminal import Terminal, iteration_line, lines_of, model_rows
+from sage_grpo.session.preflight import check_plan, needs, preflight
+from sage_grpo.telling.terminal import Terminal, iteration_line, lines_of, model_rows
 
 ROW = {
     "reward/total": 1.175, "reward/group_std": 0.256, "kl/total": 6.7e-4, "ratio/clip_fraction": 0.12,

@@ -23,11 +23,7 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.parallel.world import World
-from sage_grpo.recipes import names, recipe
-from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.train.config import BatchConfig, TrainConfig
-from sage_grpo.train.planner import Planner
-from sage_grpo.train.probe import (
+from sage_grpo.probe.estimate import (
     CORRELATION,
     Advice,
     Effect,
@@ -38,9 +34,13 @@ from sage_grpo.train.probe import (
     effect,
     split_variance,
 )
-from sage_grpo.train.prober import ProbeKeys, Prober, ProbeSpec, passes
-from sage_grpo.train.scoring import load_rewards
-from sage_grpo.train.sources import prompts_from
+from sage_grpo.probe.prober import ProbeKeys, Prober, ProbeSpec, passes
+from sage_grpo.recipes import names, recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.config import BatchConfig, TrainConfig
+from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.scoring import load_rewards
+from sage_grpo.training.sources import prompts_from
 
 PROMPTS = 24
 

@@ -13,10 +13,10 @@ import torch
 from torch.profiler import profile
 
 from sage_grpo.session import run as train
-from sage_grpo.train.clock import Clock
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.observers import Profile
-from sage_grpo.train.profiler import Recorder
+from sage_grpo.telling.clock import Clock
+from sage_grpo.telling.observers import Profile
+from sage_grpo.telling.profiler import Recorder
+from sage_grpo.training.config import TrainConfig
 
 PHASES = ["rollout", "decode", "reward", "update"]
 

@@ -10,10 +10,10 @@ from trainer_helpers import assert_resumes_to_the_bit, same, weights_of
 
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train import reference as reference_module
-from sage_grpo.train.anchor import Anchor
-from sage_grpo.train.config import AnchorConfig
-from sage_grpo.train.reference import REST, Reference
+from sage_grpo.training import reference as reference_module
+from sage_grpo.training.anchor import Anchor
+from sage_grpo.training.config import AnchorConfig
+from sage_grpo.training.reference import REST, Reference
 
 WEAK = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=1e-9)
 

@@ -23,10 +23,10 @@ from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.surrogate import clip_range
 from sage_grpo.rl.trust_region import closed_form_kl
-from sage_grpo.train.choosing import foresee
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.planner import Planner
-from sage_grpo.train.update import Objective
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.planning.choosing import foresee
+from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.update import Objective
 
 SD3 = 16 * 64 * 64
 WAN = 16 * 21 * 60 * 104

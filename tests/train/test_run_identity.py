@@ -21,12 +21,12 @@ import sage_grpo
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.prompts import Prompt, load_prompts
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.folder import identity
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
-from sage_grpo.train.config import DataConfig, KeepConfig, LogConfig, TrainConfig
-from sage_grpo.train.folder import identity
-from sage_grpo.train.own import Own
+from sage_grpo.training.config import DataConfig, KeepConfig, LogConfig, TrainConfig
+from sage_grpo.training.own import Own
 
 
 @pytest.fixture

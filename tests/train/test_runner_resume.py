@@ -16,15 +16,15 @@ import torch
 import trainer_toys
 from safetensors.torch import load_file
 
-import sage_grpo.train.trainer as trainer_module
-from sage_grpo.models import hunyuan15
+import sage_grpo.training.trainer as trainer_module
+from sage_grpo.models.families import hunyuan15
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.checkpoint import CheckpointError
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
-from sage_grpo.train.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
-from sage_grpo.train.state import load_weights
+from sage_grpo.training.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
+from sage_grpo.training.state import load_weights
 from slowly import slow_but
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo.train.samples import Samples
+from sage_grpo.telling.samples import Samples
 
 
 def clips(count: int, seed: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def test_a_budget_below_one_clip_keeps_nothing_and_does_not_fail(tmp_path: Path)
 
 def test_a_run_keeps_within_its_budget(make_config, make_trainer, tmp_path: Path) -> None:
     from sage_grpo.session import run as train
-    from sage_grpo.train.config import KeepConfig
+    from sage_grpo.training.config import KeepConfig
 
     keep = KeepConfig(checkpoint_every=10, videos_every=1, videos=2, video_megabytes=0.01)
     train(make_config(keep=keep, iterations=4))

@@ -24,7 +24,7 @@ from sage_grpo.parallel.checkpoint import SaveFailed
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.session import run as train
-from sage_grpo.train.config import KeepConfig, TrainConfig
+from sage_grpo.training.config import KeepConfig, TrainConfig
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

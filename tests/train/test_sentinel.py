@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 from watching import clips, curves, healthy_row, names, recorded, replay
 
-from sage_grpo.train.config import SentinelConfig
-from sage_grpo.train.paired import change
-from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.sentinel.paired import change
+from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.training.config import SentinelConfig
 
 Break = Callable[[dict[str, float]], dict[str, float]]
 FROM, LONG = 30, 60

@@ -16,16 +16,16 @@ from test_parts import evaluation, judged_by, rows_of, two
 from trainer_helpers import same, weights_of
 from watching import clips, healthy_row, names
 
+from sage_grpo.folder.diary import read_events
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.sentinel.paired import by_prompt, change, weighted
+from sage_grpo.sentinel.parts import RewardParts
+from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.sentinel.signs import EXPLODED, SIGNS, Past, robust
 from sage_grpo.session import run as train
-from sage_grpo.train.config import EvalConfig, KeepConfig, SentinelConfig, UpdateConfig
-from sage_grpo.train.evaluate import Evaluation
-from sage_grpo.train.folder.diary import read_events
-from sage_grpo.train.paired import by_prompt, change, weighted
-from sage_grpo.train.parts import RewardParts
-from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
-from sage_grpo.train.signs import EXPLODED, SIGNS, Past, robust
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training.config import EvalConfig, KeepConfig, SentinelConfig, UpdateConfig
+from sage_grpo.training.evaluate import Evaluation
+from sage_grpo.training.trainer import Trainer
 
 
 def watched(figures, *, count: int = 60, seed: int = 0, **options) -> tuple[Sentinel, list[Finding]]:

@@ -11,19 +11,19 @@ import trainer_toys
 from test_runner_resume import assert_same_run, interrupt, rows
 from trainer_helpers import same, weights_of
 
-import sage_grpo.train.sentinel as sentinel_module
+import sage_grpo.sentinel.sentinel as sentinel_module
+from sage_grpo.folder.diary import read_events
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.fsdp import Engine
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.pace import Pace
+from sage_grpo.sentinel.looks import describe, look_at, thumbnails
+from sage_grpo.sentinel.travel import Travel
 from sage_grpo.session import run
-from sage_grpo.train.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
-from sage_grpo.train.events import Hooks, SentinelEvent
-from sage_grpo.train.folder.diary import read_events
-from sage_grpo.train.looks import describe, look_at, thumbnails
-from sage_grpo.train.travel import Travel
-from sage_grpo.train.update import Diverged
+from sage_grpo.telling.events import Hooks, SentinelEvent
+from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
+from sage_grpo.training.update import Diverged
 
 QUICK = {"patience": 1, "window": 5}
 

@@ -26,8 +26,8 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
-from sage_grpo.train.build import build
-from sage_grpo.train.config import (
+from sage_grpo.training.build import build
+from sage_grpo.training.config import (
     AdvantageConfig,
     BatchConfig,
     DataConfig,
@@ -36,10 +36,10 @@ from sage_grpo.train.config import (
     SurrogateConfig,
     UpdateConfig,
 )
-from sage_grpo.train.evaluate import Evaluation
-from sage_grpo.train.scoring import Scored
-from sage_grpo.train.trainer import Trainer
-from sage_grpo.train.update import Tally, summarize
+from sage_grpo.training.evaluate import Evaluation
+from sage_grpo.training.scoring import Scored
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.update import Tally, summarize
 from sage_grpo.types import Conditioning
 
 DIMS = math.prod(toy.SHAPE)

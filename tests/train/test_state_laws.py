@@ -15,9 +15,9 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train import update as update_module
-from sage_grpo.train.config import AnchorConfig, BatchConfig, EvalConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.train.update import Tally, mean_of, summarize
+from sage_grpo.training import update as update_module
+from sage_grpo.training.config import AnchorConfig, BatchConfig, EvalConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.update import Tally, mean_of, summarize
 
 
 def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:

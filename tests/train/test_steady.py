@@ -11,7 +11,7 @@ import torch
 
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import DataConfig, KeepConfig, LogConfig, OptimizerConfig
+from sage_grpo.training.config import DataConfig, KeepConfig, LogConfig, OptimizerConfig
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.windows import Window
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.anchor import Snapshot
-from sage_grpo.train.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.train.stride import path_kl
-from sage_grpo.train.terminal import plan_table
-from sage_grpo.train.update import Diverged
+from sage_grpo.telling.terminal import plan_table
+from sage_grpo.training.anchor import Snapshot
+from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.stride import path_kl
+from sage_grpo.training.update import Diverged
 
 FREE = TrustRegion(mode="none")
 BRANCH = {"steps": 5, "same_noise": True, "window": Window(kind="drawn", at=[2])}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.commands.train import run
-from sage_grpo.train.config import EvalConfig
-from sage_grpo.train.folder.diary import read_events
+from sage_grpo.folder.diary import read_events
+from sage_grpo.training.config import EvalConfig
 
 
 def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsys, monkeypatch) -> None:

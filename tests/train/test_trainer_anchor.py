@@ -9,8 +9,8 @@ from trainer_helpers import same, weights_of
 
 from double import CLOSE
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.anchor import Anchor, Ema, Snapshot
-from sage_grpo.train.config import AnchorConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.anchor import Anchor, Ema, Snapshot
+from sage_grpo.training.config import AnchorConfig, OptimizerConfig, UpdateConfig
 
 
 def history(trainer, iterations: int) -> tuple[list[dict], list[dict]]:

@@ -7,8 +7,8 @@ import torch
 from trainer_helpers import same, weights_of
 
 from sage_grpo.cli import main
-from sage_grpo.train.config import UpdateConfig
-from sage_grpo.train.update import Diverged
+from sage_grpo.training.config import UpdateConfig
+from sage_grpo.training.update import Diverged
 
 
 def poison(trainer, step: int, value: float) -> None:

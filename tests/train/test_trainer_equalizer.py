@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import BatchConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, SurrogateConfig, UpdateConfig
 
 
 def norms(metrics: dict[str, float], kind: str) -> list[float]:

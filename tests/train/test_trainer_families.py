@@ -12,7 +12,7 @@ from trainer_zoo import toy
 
 from sage_grpo.flow.kernels import Flow, KernelSpec
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.train.config import BatchConfig
+from sage_grpo.training.config import BatchConfig
 
 FAMILIES = ("wan_t2v", "ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
 

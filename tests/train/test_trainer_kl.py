@@ -9,7 +9,7 @@ from trainer_helpers import same, weights_of
 
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import SurrogateConfig, UpdateConfig
+from sage_grpo.training.config import SurrogateConfig, UpdateConfig
 
 STRONG = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=10.0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.train.config import BatchConfig, EvalConfig, OptimizerConfig
+from sage_grpo.training.config import BatchConfig, EvalConfig, OptimizerConfig
 from slowly import slow_but
 
 EVAL = EvalConfig(prompts=5, per_prompt=4, steps=6)

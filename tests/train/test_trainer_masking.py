@@ -17,8 +17,8 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.advantage import group_advantage
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import AdvantageConfig, BatchConfig, UpdateConfig
-from sage_grpo.train.update import Item, accumulate, with_anchor
+from sage_grpo.training.config import AdvantageConfig, BatchConfig, UpdateConfig
+from sage_grpo.training.update import Item, accumulate, with_anchor
 
 BAD = 5
 ONE_BY_ONE = BatchConfig(prompts=2, group_size=4, micro_batch=1)

@@ -8,9 +8,9 @@ from trainer_helpers import plan_of
 
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
-from sage_grpo.train.build import build
-from sage_grpo.train.config import BatchConfig
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training.build import build
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.trainer import Trainer
 
 
 def test_text_encoders_are_dropped_before_training_and_not_needed_again(make_config, make_trainer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.train.config import BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
 
 KERNELS = ("flow", "dance", "sage", "cps", "sage_exact")
 

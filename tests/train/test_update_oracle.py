@@ -20,7 +20,7 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.train.config import AnchorConfig, BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.types import Conditioning
 
 GUIDANCE, SHIFT, ETA, STEPS = 6.0, 4.0, 0.6, 5

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sage_grpo.models.devices import Home
-from sage_grpo.train.vae_place import VaePlace
+from sage_grpo.training.placing.vae_place import VaePlace
 
 GIB = 2**30
 

@@ -22,9 +22,11 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import lay_out
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.train import metrics, same_bits, trainer
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.watch import Watch
+from sage_grpo.sentinel.watch import Watch
+from sage_grpo.telling import metrics
+from sage_grpo.training import trainer
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.placing import same_bits
 from slowly import slow_but
 
 _KNOWN: dict[str, Any] = {}
@@ -282,7 +284,7 @@ def layout(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
 
 
 def sharding(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
-    from sage_grpo.train import distribute
+    from sage_grpo.training.placing import distribute
 
     calls = _catch(patch, distribute, "shard")
     with pytest.raises(Caught):

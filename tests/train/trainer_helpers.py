@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.plan import Plan
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.trainer import Trainer
 
 
 def plan_of(trainer: Trainer, iteration: int = 0) -> Plan:

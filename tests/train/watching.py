@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.train.config import SentinelConfig
-from sage_grpo.train.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.training.config import SentinelConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

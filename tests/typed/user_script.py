@@ -21,7 +21,7 @@ from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.train.metrics import Clips, Metrics, Sink
+from sage_grpo.telling.metrics import Clips, Metrics, Sink
 
 WORDS = ["a cat", "a red dog", "the sea"]
 

@@ -72,7 +72,7 @@ def _models(options: Options) -> dict[str, Found]:
 
 def _claim(out: Path, options: Options, clips: Mapping[Clip, str], models: Mapping[str, Found]) -> dict[str, Any]:
     """What the clips of this folder are made with; refuses a folder of other clips."""
-    from sage_grpo.train.folder.identity import FREE, differences, plain
+    from sage_grpo.folder.identity import FREE, differences, plain
 
     rows = [[clip.file, clip.prompt, clip.seed, _content(clip.image)] for clip in clips]
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
@@ -117,8 +117,8 @@ def _write_record(out: Path, record: Mapping[str, Any]) -> None:
 
 def _print_of(found: Found) -> list[str]:
     """Fingerprints of the weights, wherever they lie."""
-    from sage_grpo.models.checkpoint import fingerprint
-    from sage_grpo.train.folder.identity import of_base
+    from sage_grpo.folder.identity import of_base
+    from sage_grpo.models.checkpoints.checkpoint import fingerprint
 
     start = None if found.spec.lora is None else found.spec.lora.path
     folders = [Path(folder) for folder in (start, found.lora, found.checkpoint) if folder is not None]

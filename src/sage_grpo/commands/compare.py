@@ -107,7 +107,7 @@ def run(options: Options) -> int:
     from sage_grpo.lab.report import REPORT
     from sage_grpo.lab.store import KEPT, SUITE
     from sage_grpo.recipes import recipe
-    from sage_grpo.train.preflight import preflight
+    from sage_grpo.session.preflight import preflight
 
     suites, out = suites_of(options), options.folder
     arms = chosen(suites, options.arms)

@@ -45,7 +45,7 @@ def run(options: Options) -> int:
         raise ValueError(f"{out} exists already: choose another --out, or remove it.")
     import torch
 
-    from sage_grpo.models.convert import diffusers_to_original, original_to_diffusers
+    from sage_grpo.models.checkpoints.convert import diffusers_to_original, original_to_diffusers
 
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     if options.to == "diffusers":

@@ -35,12 +35,12 @@ ENOUGH = {"shapes/branch": 33}
 
 def run(options: Options) -> int:
     """Train, draw, and say what to try next."""
+    from sage_grpo.folder.journal import read_rows
     from sage_grpo.recipes import recipe
     from sage_grpo.report.build import leave_report
     from sage_grpo.report.picture import draw_run
     from sage_grpo.session import run as train
-    from sage_grpo.train.folder.journal import read_rows
-    from sage_grpo.train.preflight import preflight
+    from sage_grpo.session.preflight import preflight
 
     start, out = time.perf_counter(), Path(options.out)
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed)

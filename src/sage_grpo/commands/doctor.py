@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass
 
 from sage_grpo.commands import train
+from sage_grpo.doctor.spec import DoctorSpec
 from sage_grpo.recipes import meanings, remarks
-from sage_grpo.train.checkup.spec import DoctorSpec
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 __all__ = ["Options", "defaults", "meanings", "remarks", "run"]
 
@@ -40,10 +40,10 @@ def run(options: Options) -> int:
     """Examine and print."""
     from rich.console import Console
 
+    from sage_grpo.doctor import show
+    from sage_grpo.doctor.examine import examine, over_ranks
     from sage_grpo.parallel.world import RankLost
     from sage_grpo.session import session
-    from sage_grpo.train.checkup import show
-    from sage_grpo.train.checkup.examine import examine, over_ranks
 
     config = train.plain(options)
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sage_grpo.commands import train
 from sage_grpo.recipes import meanings, remarks
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from sage_grpo.hub import Listing
@@ -39,7 +39,7 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 def run(options: Options) -> int:
     """List, fetch, check."""
     from sage_grpo.hub import in_words, listing, table
-    from sage_grpo.train.preflight import needs
+    from sage_grpo.session.preflight import needs
 
     every = list(needs(options))
     wanted: list[tuple[Need, Listing, dict[str, Any]]] = []

@@ -21,12 +21,12 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.ranges import Count, Natural, Share, check
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rounding import fixed
-from sage_grpo.train.config import EvalConfig
+from sage_grpo.training.config import EvalConfig
 
 if TYPE_CHECKING:
     from sage_grpo.data.prompts import Prompt
-    from sage_grpo.train.evaluate import Evaluation
-    from sage_grpo.train.own import Own
+    from sage_grpo.training.evaluate import Evaluation
+    from sage_grpo.training.own import Own
 
 
 def _shapes_reward() -> list[RewardSpec]:
@@ -147,10 +147,10 @@ def _measure(options: Options, choices: Sequence[Choice], own: Own | None = None
     """An evaluation with each choice of weights, one model at a time."""
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
-    from sage_grpo.train.evaluate import evaluate
-    from sage_grpo.train.own import Own
-    from sage_grpo.train.scoring import try_rewards
-    from sage_grpo.train.sources import first_frame
+    from sage_grpo.training.evaluate import evaluate
+    from sage_grpo.training.own import Own
+    from sage_grpo.training.scoring import try_rewards
+    from sage_grpo.training.sources import first_frame
 
     own = own or Own()
     if own.model is None:  # before rewards are loaded, which takes long as well
@@ -173,7 +173,7 @@ def _measure(options: Options, choices: Sequence[Choice], own: Own | None = None
 
 
 def _prompts(options: Options) -> list[Prompt]:
-    from sage_grpo.train.sources import prompts_from
+    from sage_grpo.training.sources import prompts_from
 
     if options.prompts is None and options.run is None:
         raise ValueError(
@@ -225,7 +225,7 @@ def _report_pairs(options: Options) -> None:
 def _score_files(options: Options) -> int:
     from sage_grpo.commands.score_videos import score_videos, summary
     from sage_grpo.models.devices import choose_device
-    from sage_grpo.train.sources import NAMES
+    from sage_grpo.training.sources import NAMES
 
     assert options.videos is not None
     if options.prompts is None or options.prompts in (*NAMES, "train"):

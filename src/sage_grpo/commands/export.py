@@ -12,7 +12,7 @@ from sage_grpo.inside import inside
 from sage_grpo.ranges import Folder, Natural, check
 
 if TYPE_CHECKING:
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Options:
 def run(options: Options) -> int:
     """Export."""
     from sage_grpo.commands.run_folder import find_checkpoint, refuse_own
-    from sage_grpo.train.state import load_weights
+    from sage_grpo.training.state import load_weights
 
     _check_push(options)
     config = read_config(Path(options.run), trust=options.trust_run, rewards=False)
@@ -103,7 +103,7 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
     `trust` says so. `rewards` is whether the caller will load the run's rewards too.
     """
     from sage_grpo.configure import parse
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.training.config import TrainConfig
 
     file = inside(run, "config.yaml")
     if not file.is_file():
@@ -160,7 +160,7 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
 def _check_sections(file: Path) -> None:
     """A run writes its whole configuration into one file; the parser would also open others that are named in it."""
     from sage_grpo.configure import ConfigError, leaves, read_yaml
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.training.config import TrainConfig
 
     content = read_yaml(file)
     keys = [key for key, _ in leaves(TrainConfig)]

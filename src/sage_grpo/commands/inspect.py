@@ -72,8 +72,8 @@ def grids_for(options: Options) -> Grids:
     if options.model is None:
         shift = options.shift or EVEN_SHIFT
         return Grids(shift, lambda steps: Schedule.shifted(steps, shift))
+    from sage_grpo.forecast.architecture import find_architecture
     from sage_grpo.models.spec import ModelSpec
-    from sage_grpo.train.forecast.architecture import find_architecture
 
     found = find_architecture(ModelSpec(path=options.model))
     return Grids(options.shift or found.shift, lambda steps: found.grid(steps, options.shift))

@@ -19,7 +19,7 @@ from sage_grpo.lab.statistics import LEVEL, paired_interval
 from sage_grpo.rounding import fixed, percent
 
 if TYPE_CHECKING:
-    from sage_grpo.train.evaluate import Evaluation
+    from sage_grpo.training.evaluate import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True)

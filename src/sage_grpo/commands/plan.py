@@ -14,7 +14,7 @@ from sage_grpo.commands import train
 from sage_grpo.configure import ConfigError
 from sage_grpo.ranges import Count
 from sage_grpo.recipes import meanings, remarks
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 __all__ = ["Options", "defaults", "meanings", "remarks", "run"]
 
@@ -44,9 +44,9 @@ def run(options: Options) -> int:
     """Forecast and print; the exit status is 1 where the run does not fit."""
     from rich.console import Console
 
-    from sage_grpo.train.forecast import changes, hardware, show
-    from sage_grpo.train.forecast.architecture import find_architecture
-    from sage_grpo.train.forecast.costs import forecast
+    from sage_grpo.forecast import changes, hardware, show
+    from sage_grpo.forecast.architecture import find_architecture
+    from sage_grpo.forecast.costs import forecast
 
     parallel = options.parallel
     gpus = options.gpus or parallel.dp_replicate * (parallel.dp_shard or 1) * parallel.sp
@@ -58,7 +58,7 @@ def run(options: Options) -> int:
     if options.gpu is None and device.is_cpu and config.model.path not in (None, "shapes"):
         device = hardware.find("h200", gpus)
     if options.measure:
-        from sage_grpo.train.forecast.measure import measured
+        from sage_grpo.forecast.measure import measured
 
         device = measured(config, architecture, hardware.here(gpus))
     found = forecast(config, device, gpus=gpus, architecture=architecture, held_out=_held_out(config))
@@ -72,7 +72,7 @@ def run(options: Options) -> int:
 
 def _held_out(config: TrainConfig) -> int | None:
     """How many held-out prompts there are; None where their file is not on this machine."""
-    from sage_grpo.train.sources import NAMES, prompts_from
+    from sage_grpo.training.sources import NAMES, prompts_from
 
     source = config.data.held_out
     if source is None or (source not in NAMES and not Path(source).is_file()):

@@ -19,12 +19,12 @@ from sage_grpo.commands import train
 from sage_grpo.commands.export import read_config, trusted
 from sage_grpo.commands.run_folder import Choice
 from sage_grpo.inside import replace_text
+from sage_grpo.probe.estimate import Effect, advise, best_step, effect, spread
+from sage_grpo.probe.prober import Clips, Finding, Prober, ProbeSpec, passes
 from sage_grpo.ranges import Natural
 from sage_grpo.recipes import meanings, remarks
 from sage_grpo.tables import narrow_table
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.probe import Effect, advise, best_step, effect, spread
-from sage_grpo.train.prober import Clips, Finding, Prober, ProbeSpec, passes
+from sage_grpo.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,8 +85,8 @@ def run(options: Options) -> int:
 
 def _prober(options: Options) -> Prober:
     from sage_grpo.parallel.world import World
-    from sage_grpo.train.scoring import load_rewards
-    from sage_grpo.train.sources import first_frame, prompts_from
+    from sage_grpo.training.scoring import load_rewards
+    from sage_grpo.training.sources import first_frame, prompts_from
 
     spec = options.probe
     prompts = prompts_from(options.data.prompts, split="train")

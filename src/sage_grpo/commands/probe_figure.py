@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sage_grpo.inside import replacing
 
 if TYPE_CHECKING:
-    from sage_grpo.train.config import TrainConfig
-    from sage_grpo.train.probe import Estimate
-    from sage_grpo.train.prober import Finding
+    from sage_grpo.probe.estimate import Estimate
+    from sage_grpo.probe.prober import Finding
+    from sage_grpo.training.config import TrainConfig
 
 COLOURS = {"start": "#c9ced6", "explored": "#8fbbe0", "linear": "#1368aa", "reward": "#222222", "drift": "#d62728"}
 

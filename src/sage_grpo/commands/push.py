@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sage_grpo.folder.journal import read_rows
 from sage_grpo.inside import inside, replace_text, replacing
 from sage_grpo.rounding import number
-from sage_grpo.train.folder.journal import read_rows
 
 if TYPE_CHECKING:
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.training.config import TrainConfig
 
 CLIPS = 4
 

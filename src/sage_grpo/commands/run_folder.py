@@ -154,7 +154,7 @@ class Found:
         the same bits."""
         import torch
 
-        from sage_grpo.train.state import has_ema, load_weights
+        from sage_grpo.training.state import has_ema, load_weights
 
         if model is None:
             model = self.spec.load()

@@ -20,7 +20,7 @@ from sage_grpo.inside import replace_text
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rounding import fixed
-from sage_grpo.train.scoring import metadata_of
+from sage_grpo.training.scoring import metadata_of
 from sage_grpo.video import read_video
 
 SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from sage_grpo.ranges import Range, check
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.batching import composite_scorer
-from sage_grpo.rewards.connections import check_port, guarded_config
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.server import ServerLimits, check_binding, create_app
+from sage_grpo.rewards.serving.batching import composite_scorer
+from sage_grpo.rewards.serving.connections import check_port, guarded_config
+from sage_grpo.rewards.serving.server import ServerLimits, check_binding, create_app
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,10 +68,10 @@ def _ceiling(options: Options) -> int:
 
     import torch
 
-    from sage_grpo.rewards.video_stats import VideoStats
+    from sage_grpo.rewards.built_in.video_stats import VideoStats
     from sage_grpo.shapes.making.score import clean_clips, judge_clips
     from sage_grpo.shapes.scene import FPS, FRAMES, SIDE
-    from sage_grpo.train.sources import shapes_prompts
+    from sage_grpo.training.sources import shapes_prompts
 
     texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]] * options.draws
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -136,7 +136,7 @@ def _link(options: Options, page: str, token: str) -> str:
 
 def _serve(options: Options) -> None:
     from sage_grpo.report.study.app import create_app
-    from sage_grpo.rewards.connections import check_port, guarded_config, is_loopback
+    from sage_grpo.rewards.serving.connections import check_port, guarded_config, is_loopback
 
     store = open_study(options.study)
     app = create_app(store, options.study / CLIPS, limits=options.limits)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sage_grpo.configure import ConfigError, given, in_file
 from sage_grpo.recipes import meanings, recipe, remarks
-from sage_grpo.train.config import TrainConfig as Options
+from sage_grpo.training.config import TrainConfig as Options
 
 __all__ = ["Options", "defaults", "meanings", "remarks", "run"]
 
@@ -105,8 +105,8 @@ def run(options: Options) -> int:
     from sage_grpo.parallel.world import RankLost
     from sage_grpo.report.build import leave_report
     from sage_grpo.rewards.base import RewardFailure
-    from sage_grpo.train.terminal import outliving_output
-    from sage_grpo.train.update import Diverged
+    from sage_grpo.telling.terminal import outliving_output
+    from sage_grpo.training.update import Diverged
 
     status = 0
     with outliving_output():

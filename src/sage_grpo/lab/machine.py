@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 CONTROL = "nvidia-cuda-mps-control"
 PER_GPU = 16

@@ -20,21 +20,21 @@ from typing import Any
 
 import torch
 
-import sage_grpo
+from sage_grpo.folder.identity import identify, of_code, plain
+from sage_grpo.forecast.passes import references
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.unfinished import Unfinished
 from sage_grpo.rewards.base import RewardFailure
-from sage_grpo.train.build import build
-from sage_grpo.train.config import TrainConfig
-from sage_grpo.train.evaluate import Evaluation
-from sage_grpo.train.events import SentinelEvent, StopRequest
-from sage_grpo.train.folder.identity import identify, of_code, plain
-from sage_grpo.train.forecast.passes import references
-from sage_grpo.train.loop import Evaluated, Loop, Observer
-from sage_grpo.train.plan import Plan
-from sage_grpo.train.trainer import Trainer
-from sage_grpo.train.update import Diverged
-from sage_grpo.train.watch import Watch
+from sage_grpo.sentinel.watch import Watch
+from sage_grpo.telling.events import SentinelEvent, StopRequest
+from sage_grpo.training.build import build
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.evaluate import Evaluation
+from sage_grpo.training.loop import Evaluated, Loop, Observer
+from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.update import Diverged
+from sage_grpo.version import ROOT, __version__
 
 BLOCKS = 30
 """Points of a training curve, at most."""
@@ -356,7 +356,7 @@ def surroundings(config: TrainConfig) -> dict[str, Any]:
             "system": platform.system(),
         },
         "versions": {
-            "sage-grpo": sage_grpo.__version__,
+            "sage-grpo": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             **{name: found for name in ("diffusers", "transformers", "peft") if (found := _version(name))},
@@ -388,7 +388,7 @@ def _version(package: str) -> str:
 @cache
 def commit() -> str:
     """The commit of the source, "+changes" where it was edited; empty where it is no checkout."""
-    folder = Path(sage_grpo.__file__).parent
+    folder = ROOT
 
     def git(*words: str) -> str:
         found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sage_grpo.configure import ConfigError, parse
+from sage_grpo.folder.identity import differences, plain
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.leaderboard import EVALUATION
 from sage_grpo.lab.store import FORMAT
-from sage_grpo.train.config import EvalConfig, TrainConfig
-from sage_grpo.train.folder.identity import differences, plain
+from sage_grpo.training.config import EvalConfig, TrainConfig
 
 SET_ELSEWHERE = {
     "seed": "the seeds are the suite's (--seeds, --first_seed)",

@@ -16,14 +16,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sage_grpo.folder.identity import of_code
+from sage_grpo.folder.lock import FolderLock
 from sage_grpo.lab import machine, store
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.pool import Pool, Worker
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.worker import request, weights_of, write_config
 from sage_grpo.rounding import fixed
-from sage_grpo.train.folder.identity import of_code
-from sage_grpo.train.folder.lock import FolderLock
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sage_grpo.documents import read_object
 from sage_grpo.parallel import checkpoint
-from sage_grpo.train.trainer import Trainer
+from sage_grpo.training.trainer import Trainer
 
 RECORD = "metrics.jsonl"
 """File of a checkpoint with what is known about the run; the name is one of those that a checkpoint may have."""

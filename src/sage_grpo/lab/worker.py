@@ -18,9 +18,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from sage_grpo.folder.identity import plain
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.store import place, write
-from sage_grpo.train.folder.identity import plain
 
 
 def request(job: Job, folder: Path, *, weights: bool) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def weights_of(job: Job, folder: Path) -> Path:
 def read(line: str) -> tuple[Job, Path | None, Path]:
     """The job of a line, where its weights go, and where it is kept while it is under way."""
     from sage_grpo.configure import parse
-    from sage_grpo.train.config import TrainConfig
+    from sage_grpo.training.config import TrainConfig
 
     words = json.loads(line)
     config = parse(TrainConfig, ["--config", words.pop("file")], prog="sage-grpo compare")

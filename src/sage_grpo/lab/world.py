@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sage_grpo.lab.design import Column
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 CEILING = {"TA": 0.98672, "MQ": 0.9834, "VQ": 0.88154}
 """What the judge gives perfect clips of the held-out prompts after the miniature's VAE: `sage-grpo shapes ceiling --prompts 128`

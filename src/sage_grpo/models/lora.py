@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sage_grpo.documents import DocumentError, is_number, parse_json, shown
 from sage_grpo.hub import pinned_folder
+from sage_grpo.models.checkpoints.files import replacing
 from sage_grpo.models.errors import ModelError
-from sage_grpo.models.files import replacing
 from sage_grpo.models.spec import LoraSpec
 
 FILE = "pytorch_lora_weights.safetensors"
@@ -74,7 +74,7 @@ def _compute_in_input_dtype(network: nn.Module) -> None:
     """
     from peft.tuners.lora import Linear
 
-    from sage_grpo.models.adapted import AdaptedLinear
+    from sage_grpo.models.network.adapted import AdaptedLinear
 
     for layer in network.modules():
         if type(layer) is Linear and _is_plain(layer):

@@ -159,7 +159,7 @@ class ModelSpec:
         family = self.family
         self.check_named()
         if family is None:
-            from sage_grpo.models.checkpoint import detect_family
+            from sage_grpo.models.checkpoints.checkpoint import detect_family
 
             family = detect_family(self)
         module = find_family(family)

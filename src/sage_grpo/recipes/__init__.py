@@ -14,7 +14,7 @@ from dataclasses import replace
 from sage_grpo.hints import did_you_mean
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
-from sage_grpo.train.config import TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 PINNED = ("guidance_scale", "guidance_scale_2", "frames", "height", "width", "fps", "shift")
 """Fields of a model that are facts of one checkpoint."""

@@ -12,7 +12,7 @@ from sage_grpo.rl.advantage import Scale
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import Mode, TrustRegion
-from sage_grpo.train.config import AdvantageConfig, SurrogateConfig, TrainConfig
+from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainConfig
 
 
 def sage(config: TrainConfig) -> TrainConfig:

@@ -9,7 +9,7 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.train.config import (
+from sage_grpo.training.config import (
     AnchorConfig,
     BatchConfig,
     DataConfig,

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-import sage_grpo
 from sage_grpo.report import gallery as clips
 from sage_grpo.report.run_data import RunData, noise_picture, series, stepwise
 from sage_grpo.report.summary import differences, table
+from sage_grpo.version import __version__
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "player.js", "gallery.js", "detail.js", "main.js")
 """In the order in which they are needed."""
@@ -27,7 +27,7 @@ def describe(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, A
     names = _distinct(runs)
     return {
         "title": ", ".join(names),
-        "version": sage_grpo.__version__,
+        "version": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "watch": None,
         "clips": {"kind": "none", "list": []},

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sage_grpo.folder.identity import FREE_OF_REWARDS
 from sage_grpo.report.run_data import Clip, RunData
 from sage_grpo.student import t_quantile
-from sage_grpo.train.folder.identity import FREE_OF_REWARDS
 
 NOT_SCORES = ("total_stderr", "failed")
 SAME = ("seed", "out", "resume", "allow_changes", "log.", "keep.", "parallel.", "model.device", "model.cache")

@@ -16,9 +16,9 @@ from urllib.parse import SplitResult
 
 from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, check
-from sage_grpo.rewards.connections import is_loopback
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.meter import Meter, Usage
+from sage_grpo.rewards.serving.connections import is_loopback
 from sage_grpo.secrecy import hide, parse_address, read_key
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})

@@ -1,0 +1,263 @@
+"""The check-up from end to end: cheap checks first, one small rollout that all later ones share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.doctor import conditioning, learning, machine, reward, sampling, signal
+from sage_grpo.doctor.finding import ORDER, Finding, skipped
+from sage_grpo.doctor.sampling import Sample
+from sage_grpo.doctor.spec import DoctorSpec
+from sage_grpo.inspector import instabilities
+from sage_grpo.models.checkpoints.stock import why_not_stock, why_unknown
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.parallel.world import World
+from sage_grpo.training.build import Parts, build
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.own import Own
+from sage_grpo.training.scoring import metadata_of
+from sage_grpo.training.sources import first_frame, load_sources
+from sage_grpo.training.trainer import Trainer
+
+Findings = Iterator[Finding]
+STOCK = "what is trained must be what users of the checkpoint run"
+BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
+"""What stages raise where something cannot be loaded or computed: a finding, not the end of the check-up."""
+
+
+def examine(
+    config: TrainConfig,
+    spec: DoctorSpec,
+    tell: Callable[[Finding], None] = lambda finding: None,
+    *,
+    world: World | None = None,
+    own: Own | None = None,
+) -> list[Finding]:
+    """All checks in order; `tell` hears every finding at once. What needs something that failed is left out."""
+    found: list[Finding] = []
+    for finding in _checks(config, spec, world or World(), own):
+        tell(finding)
+        found.append(finding)
+    return found
+
+
+def over_ranks(found: list[Finding], world: World) -> list[Finding]:
+    """What other processes found worse than this one: the same list on all of them."""
+    worse = {}
+    for number, text in enumerate(world.texts(json.dumps([asdict(one) for one in found]))):
+        for finding in [Finding(**row) for row in json.loads(text)]:
+            own = next((one for one in found if one.name == finding.name), None)
+            if finding.status in ("warn", "fail") and (
+                own is None or ORDER.index(own.status) < ORDER.index(finding.status)
+            ):
+                worse[finding.name] = replace(finding, value=f"rank {number}: {finding.value}")
+    return list(worse.values())
+
+
+def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Own | None) -> Findings:
+    """The list. A stage that cannot go on says so in a finding of its own name, and those that need it are not reached."""
+    yield machine.versions()
+    yield machine.device(config.model, world.device)
+    files = machine.files(config, world.size) if own is None else None
+    if files is not None:
+        yield files
+        if files.status == "fail":
+            return
+    yield machine.prompts(*load_sources(config, own))
+    try:
+        parts = build(config, world, own)
+    except BROKEN as error:
+        yield _stopped("loading", error)
+        return
+    if isinstance(parts.model, FamilyModel):
+        distilled = sampling.distilled(parts.model, config.rollout.steps)
+        if distilled is not None:
+            yield distilled
+    yield learning.trainable(parts.model)
+    if not parts.model.trainable():
+        return
+    try:
+        trainer = Trainer(small(config, spec), parts, world)
+    except BROKEN as error:
+        yield _stopped("plan", error)
+        return
+    sample = prepare(trainer)
+    stages: dict[str, Callable[[], Findings]] = {
+        "schedule": lambda: of_schedule(trainer, sample),
+        "conditioning": lambda: of_conditioning(trainer, sample),
+        "sampling": lambda: of_sampling(config, spec, parts, sample),
+        "learning": lambda: of_learning(sample),
+    }
+    for name, stage in stages.items():
+        yield from _guarded(name, stage)
+
+
+def _guarded(name: str, stage: Callable[[], Findings]) -> Findings:
+    """A stage; an error in it is a finding, and the stages after it still have their turn."""
+    try:
+        yield from stage()
+    except BROKEN as error:
+        yield _stopped(name, error)
+
+
+def _stopped(name: str, error: Exception) -> Finding:
+    return Finding(
+        name=name,
+        status="fail",
+        value=f"{type(error).__name__}: {error}",
+        why="what cannot be checked cannot be trained",
+        remedy="mend this first; the checks after it were left out",
+    )
+
+
+def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
+    """The run's own configuration with few clips and no more prompts than they need, and with every exploring step trained."""
+    micro = min(config.batch.micro_batch, spec.members)
+    batch = replace(config.batch, prompts=spec.prompts, group_size=spec.members, micro_batch=micro)
+    update, data = replace(config.update, step_fraction=1.0), replace(config.data, encode_ahead=1)
+    return replace(config, batch=batch, update=update, data=data, evaluate=replace(config.evaluate, prompts=1))
+
+
+def prepare(trainer: Trainer) -> Sample:
+    """The plan of the shared rollout, which is not sampled yet."""
+    prompts = trainer.state.stream.peek(trainer.config.batch.prompts)
+    plan = trainer.planner.plan(0, prompts)
+    return Sample(trainer, plan)
+
+
+def of_schedule(trainer: Trainer, sample: Sample) -> Findings:
+    """What the kernel does on the grid of the first group."""
+    kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
+    if objective.fresh:
+        yield skipped(
+            "variance", f"objective.kind {objective.kind}: no step explores", "noise is for steps that explore"
+        )
+        return
+    variance = machine.variance(kernel, schedule)
+    yield variance
+    if variance.status != "fail":
+        yield machine.last_step(kernel, schedule, trainer.planner.unexplored())
+        yield machine.stability(kernel, schedule)
+
+
+def of_conditioning(trainer: Trainer, sample: Sample) -> Findings:
+    """What the network is told, and the stock pipeline on the same prompt; text encoders are loaded here only."""
+    model = trainer.model
+    prompts = _different(sample.plan.prompts)
+    texts, images = [prompt.text for prompt in prompts], [first_frame(prompt) for prompt in prompts]
+    if isinstance(model, FamilyModel):
+        yield conditioning.tokenizer(model, [*texts, conditioning.SHORT, conditioning.LONG])
+        yield conditioning.encodings(model, texts, images)
+    conditions = model.encode(texts, images)
+    x = sampling.start(model)
+    if len(texts) > 1:
+        yield conditioning.prompt(model, x, conditions)
+    yield conditioning.padding(model, x, images)
+    yield from _of_pipeline(trainer, texts[0], images[0])
+    model.unload_text()
+
+
+def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Findings:
+    model = trainer.model
+    if not isinstance(model, FamilyModel):
+        for name in ("pipeline", "vae"):
+            yield skipped(name, f"{type(model).__name__} has no diffusers pipeline", STOCK)
+        return
+    latents, reason = sampling.start(model), why_not_stock(model)
+    if trainer.world.control is not None:
+        reason = "run the check-up in one process for this"
+    if reason is None:
+        finding, latents = sampling.pipeline(model, text, image)
+        yield finding
+    else:
+        yield skipped("pipeline", reason, STOCK)
+    unknown = why_unknown(model)
+    if unknown is not None:
+        yield skipped("vae", unknown, STOCK)
+        return
+    with trainer.vae.decoding():
+        yield sampling.vae(model, latents)
+
+
+def _different(prompts: list[Prompt]) -> list[Prompt]:
+    """Two prompts of different text where there are any."""
+    first = prompts[0]
+    return [first, *[prompt for prompt in prompts if prompt.text != first.text][:1]]
+
+
+def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Parts, sample: Sample) -> Findings:
+    """The shared rollout: noise and guidance, then its clips and the reward, then the probe."""
+    trainer, world = sample.trainer, sample.trainer.world
+    trainer.encode_prompts()
+    yield sampling.noise(sample)
+    began = time.monotonic()
+    rollout = sample.rollout
+    per_pass = (time.monotonic() - began) / max(1, sample.plan.rollout_passes(world.rank).total())
+    yield sampling.guidance(sample, sample.items())
+    began = time.monotonic()
+    videos = trainer.decode(rollout)
+    yield from of_reward(sample, videos)
+    per_clip = (time.monotonic() - began) / max(1, len(videos))
+    if config.objective.fresh:
+        yield skipped("signal", f"objective.kind {config.objective.kind}: no step explores", signal.WHY)
+    elif world.control is None:
+        conditions = [trainer.encoded[prompt] for prompt in dict.fromkeys(sample.plan.prompts)]
+        prober = signal.make_prober(config, parts.model, parts.reward, sample.plan, conditions)
+        plans = signal.plan_probe(prober, sample.plan)
+        with trainer.vae.decoding():
+            yield signal.signal(prober, plans, asked=spec.probe, forecast=signal.seconds(plans, per_pass, per_clip))
+
+
+def of_reward(sample: Sample, videos: Tensor) -> Findings:
+    """The rewards of the shared clips, scored in several ways."""
+    trainer, plan = sample.trainer, sample.plan
+    members = trainer._scored(plan)
+    prompts = {group.place: group.prompt for group in plan.groups}
+    places = torch.tensor([plan.groups[member.group].place for member in members])
+
+    def score(which: Tensor, asked: Sequence[int]) -> Tensor:
+        shown = [prompts[place] for place in asked]
+        rows = [metadata_of(prompt) for prompt in shown]
+        scores, _ = trainer.reward.score(videos[which], [p.text for p in shown], trainer.model.video.fps, metadata=rows)
+        return scores.total.double().cpu()
+
+    first = score(torch.arange(len(members)), places.tolist())
+    finding = reward.valid(first, trainer.config.max_failed_fraction)
+    yield finding
+    if trainer.world.any(finding.status == "fail"):  # all ranks score together, or none
+        return
+    scored = trainer.score(videos, plan)
+    rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
+    scoring = reward.measure(score, places, scored.total[rows].double()).finite()
+    eta = None if trainer.config.objective.fresh else trainer.config.kernel.eta
+    wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
+    yield reward.spread(scoring, eta=eta, overshoots=wild)
+    yield reward.repeats(scoring)
+    yield reward.batch(scoring)
+    yield reward.prompts(scoring)
+    yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
+
+
+def of_learning(sample: Sample) -> Findings:
+    """One update: the first ratio, gradients, weights, ranks, the trust region, and what is saved."""
+    trainer, items = sample.trainer, sample.items()
+    yield learning.ratio(sample, items)
+    yield learning.gradients(trainer)
+    before = learning.velocities(trainer, items)
+    yield learning.update_moves(trainer)
+    yield learning.step_size(trainer, items, before)
+    yield learning.ranks(trainer.state.params, trainer.world)
+    yield learning.trust_region(sample, items)
+    if trainer.config.objective.kind == "nft":
+        yield learning.old_policy(trainer, items)
+    prompt = sample.plan.prompts[0]
+    conditions = trainer.model.encode([prompt.text], [first_frame(prompt)])
+    yield learning.save(trainer, sampling.start(trainer.model), conditions)

@@ -1,0 +1,273 @@
+"""A forecast for people (tables, or a few lines when training starts) and for programs (JSON)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sage_grpo.forecast.changes import Change
+from sage_grpo.forecast.costs import Forecast
+from sage_grpo.forecast.keeping import kept
+from sage_grpo.forecast.passes import PHASES, Passes, evaluations
+from sage_grpo.models.distilled import find_distilled
+from sage_grpo.parallel.memory import GIB, tokens, trainable
+from sage_grpo.tables import narrow_table
+from sage_grpo.training.planning.choosing import described
+from sage_grpo.training.planning.plan import Plan
+
+MEANS = {
+    "shared": "what a group has in common, once",
+    "sampling": "steps of every clip for itself",
+    "idle": "to keep ranks in step; nobody reads them",
+    "reference": "velocities of anchor or old policy, where not the live one's",
+    "replay": "forward and backward",
+    "gauge": "how far the updates moved the policy",
+}
+
+
+def arithmetic(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    """How prompts, groups, ranks, micro-batches and updates divide, and what is left over."""
+    config, plan, layout = forecast.config, forecast.plan, forecast.layout
+    batch, window = config.batch, config.rollout.window
+    clips = len(plan.groups) * plan.group_size
+    by_branch = f" x {window.branches} branches" if window.branches > 1 else ""
+    chosen = described(config)
+    yield (
+        "clips",
+        f"{batch.prompts} prompts{by_branch} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+    )
+    own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
+    spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
+    grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
+    yield "ranks", f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}"
+    yield "micro-batches", _micro_batches(plan, batch.micro_batch)
+    group = plan.groups[0]
+    trained = " + ".join(str(len(steps)) for steps in group.trained)
+    explore = sum(group.schedule.stochastic)
+    yield (
+        "steps",
+        f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
+    )
+    unexplored = forecast.unexplored()
+    if unexplored:
+        yield "held noise", unexplored
+    yield (
+        "run",
+        f"{config.iterations} iterations = {config.iterations * plan.updates} updates, "
+        + (
+            f"{evaluations(config)} evaluations of {forecast.held_out} prompts"
+            if forecast.held_out
+            else "no evaluation"
+        ),
+    )
+    left = _left_idle(forecast)
+    if left:
+        yield "idle", left
+
+
+def _micro_batches(plan: Plan, size: int) -> str:
+    rounds = max(len(plan.batches(rank)) for rank in range(len(plan.shares)))
+    sizes = {len(one.members) for share in plan.shares for one in share}
+    filled = f"of {size}" if sizes == {size} else f"of {min(sizes)} to {max(sizes)} (micro_batch {size})"
+    mixed = max(len({member.group for member in one.members}) for share in plan.shares for one in share)
+    note = f"; up to {mixed} prompts in one, which run apart where their texts differ in length" if mixed > 1 else ""
+    return f"{rounds} a rank, {filled}{note}"
+
+
+def _left_idle(forecast: Forecast) -> str:
+    """What ranks do for nothing, and the nearest numbers with which they would not."""
+    plan, layout = forecast.plan, forecast.layout
+    wasted = sum((row["idle"] for row in forecast.passes), Passes()).clips
+    wasted += forecast.padding
+    if not wasted:
+        return ""
+    size = plan.group_size * forecast.config.rollout.window.branches
+    clips = len(plan.groups) * plan.group_size
+    prompts = next((n for n in range(clips // size, clips // size + layout.data + 1) if n * size % layout.data == 0), 0)
+    advice = f"; batch.prompts {prompts} divides evenly" if prompts and prompts != clips // size else ""
+    return f"{clips} clips over {layout.data} ranks leave {wasted} passes that nobody reads{advice}"
+
+
+def passes_table(forecast: Forecast) -> Table:
+    """Passes of the first iteration by phase: on the busiest rank, and on all."""
+    table = narrow_table("passes of the first iteration")
+    for name in ("phase", "velocities", "network", "clips", "all ranks", ""):
+        table.add_column(name, justify="left" if name in ("phase", "") else "right")
+    for phase in PHASES:
+        rows = [row[phase] for row in forecast.passes]
+        if any(row.velocities for row in rows):
+            table.add_row(phase, *_most(rows), f"[dim]{MEANS[phase]}[/dim]")
+    if forecast.held_out:
+        table.add_row("evaluation", *_most(forecast.evaluation), "[dim]each time[/dim]")
+    return table
+
+
+def _most(rows: Sequence[Passes]) -> list[str]:
+    busy = max(rows, key=lambda row: row.clips)
+    return [f"{busy.velocities:,}", f"{busy.forwards:,}", f"{busy.clips:,}", f"{sum(row.clips for row in rows):,}"]
+
+
+def phases_table(forecast: Forecast) -> Table:
+    """Seconds and memory of a mean iteration."""
+    kind = "" if forecast.hardware.is_cpu else "one GPU of "
+    table = narrow_table(f"{kind}{forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})")
+    names = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
+    for name in names:
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for phase in forecast.phases:
+        m = phase.memory
+        parts = (
+            m.weights + m.gathered,
+            m.gradients + m.optimizer + m.copies,
+            m.activations,
+            m.trajectories,
+            m.visitor,
+        )
+        over = m.total > forecast.room
+        total = f"[red]{m.total / GIB:.1f}[/red]" if over else f"{m.total / GIB:.1f}"
+        table.add_row(phase.name, f"{phase.seconds:,.1f}", total, *(f"{part / GIB:.1f}" for part in parts))
+    return table
+
+
+def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
+    """What every change buys."""
+    title = "what would make it faster" if now.fits else "what to change, best first"
+    table = narrow_table(title)
+    for name in ("change", "GiB", "fits", "s / iteration", f"{_kind(now)}-hours", "run"):
+        table.add_column(name, justify="left" if name == "change" else "right")
+    rows = [("(as it is)", "", now), *((one.option, one.run, one.after) for one in found[:most])]
+    for option, run, after in rows:
+        table.add_row(
+            option,
+            f"{after.peak / GIB:.1f}",
+            "yes" if after.fits else "no",
+            f"{after.iteration_seconds:,.1f}",
+            f"{after.gpu_hours:,.1f}",
+            run,
+        )
+    return table
+
+
+def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console) -> None:
+    """Everything, for a terminal."""
+    head = Table(show_header=False, box=None, padding=(0, 2))
+    for row in (*model_rows(forecast), *arithmetic(forecast)):
+        head.add_row(*row)
+    console.print(head)
+    console.print(passes_table(forecast))
+    if not forecast.phases:
+        console.print("Memory and time: not known for a family of your own.", style="yellow")
+        return
+    console.print(phases_table(forecast))
+    for line in verdict(forecast, way):
+        console.print(line, soft_wrap=True, style=None if forecast.fits else "red")
+    console.print(f"seconds: {forecast.hardware.origin}", style="dim", soft_wrap=True)
+    if found:
+        console.print(changes_table(forecast, found))
+
+
+def model_rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    """What is trained, on how many tokens."""
+    network, config = forecast.network, forecast.config
+    yield "model", f"{forecast.architecture.family}, from {forecast.architecture.source}"
+    advice = distilled(forecast)
+    if advice:
+        yield "distilled", advice
+    if network is None or forecast.architecture.video is None:
+        return
+    video, job = forecast.architecture.video, forecast.job
+    kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
+    share = trainable(network, job)
+    yield "trains", f"{share / 1e6:,.1f} M of {network.parameters / 1e6:,.0f} M parameters: {kind}"
+    guided = "guided" if job.guidance else "without guidance"
+    size = f"{video.frames} frames of {video.height} x {video.width}"
+    yield "blocks", f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}"
+    yield "clip", f"{size} = {tokens(network, job):,} tokens, {guided}, {config.model.dtype}"
+
+
+def distilled(forecast: Forecast) -> str | None:
+    """What is wrong with guidance or steps where the checkpoint is a distilled one."""
+    architecture = forecast.architecture
+    found = find_distilled(architecture.spec.path, architecture.folder)
+    return None if found is None else found.advice(architecture.guidance_scale, forecast.config.rollout.steps)
+
+
+def _kind(forecast: Forecast) -> str:
+    return "CPU" if forecast.hardware.is_cpu else "GPU"
+
+
+def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
+    """Time, GPU-hours, and whether it fits."""
+    seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
+    hours = forecast.gpu_hours / gpus
+    kind = _kind(forecast)
+    yield f"{_time(seconds)} an iteration; the run: {_time(3600 * hours)} on {gpus} {kind}(s) = {forecast.gpu_hours:,.1f} {kind}-hours"
+    worst = max(forecast.phases, key=lambda phase: phase.memory.total)
+    need = f"{worst.memory.total / GIB:.1f} of {forecast.hardware.gib:.0f} GiB at the peak ({worst.name})"
+    if forecast.fits:
+        yield f"fits: {need}"
+        return
+    yield f"does not fit: {need}; {forecast.room / GIB:.0f} can be used"
+    if way:
+        end = way[-1].after
+        result = "then it fits" if end.fits else "which is not enough yet"
+        yield f"change first: {', then '.join(one.option for one in way)}: {end.peak / GIB:.1f} GiB, {result}"
+
+
+def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
+    """A few lines for the start of a run."""
+    busy = max(forecast.passes, key=lambda row: sum(one.clips for one in row.values()))
+    counted = ", ".join(f"{busy[phase].forwards} {phase}" for phase in PHASES if busy[phase].forwards)
+    lines = [f"passes of the network in an iteration: {counted}"]
+    lines += [text for text in (distilled(forecast), forecast.unexplored()) if text]
+    if forecast.phases and not forecast.hardware.is_cpu:
+        parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
+        lines.append(f"forecast on {forecast.hardware.title}: {parts}")
+        lines += verdict(forecast, way)
+    return lines
+
+
+def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change]) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "model": dict(model_rows(forecast)),
+        "arithmetic": dict(arithmetic(forecast)),
+        "layout": dataclasses.asdict(forecast.layout),
+        "passes": [{phase: dataclasses.asdict(one) for phase, one in row.items()} for row in forecast.passes],
+        "evaluation": [dataclasses.asdict(one) for one in forecast.evaluation] if forecast.held_out else [],
+        "hardware": dataclasses.asdict(forecast.hardware),
+        "phases": {
+            phase.name: {
+                "seconds": phase.seconds,
+                "gib": phase.memory.total / GIB,
+                **{f"gib_{name}": size / GIB for name, size in dataclasses.asdict(phase.memory).items()},
+            }
+            for phase in forecast.phases
+        },
+        **costs(forecast),
+        "change_first": [one.option for one in way],
+        "changes": [{"change": one.option, "run": one.run, **costs(one.after)} for one in found],
+    }
+
+
+def costs(forecast: Forecast) -> dict[str, Any]:
+    """The figures that changes are compared by."""
+    if not forecast.phases:
+        return {}
+    return {
+        "fits": forecast.fits,
+        "peak_gib": forecast.peak / GIB,
+        "iteration_seconds": forecast.iteration_seconds,
+        "evaluation_seconds": forecast.evaluation_seconds,
+        "gpu_hours": forecast.gpu_hours,
+    }
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,1 @@
+"""Files of models: read, checked, cached, converted and written."""

@@ -1,0 +1,362 @@
+"""Finding and reading checkpoint folders. Only safetensors, never remote code."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sage_grpo.models.checkpoints.files import stored_shapes
+from sage_grpo.models.checkpoints.safety import check_index, check_shards, read_json
+from sage_grpo.models.checkpoints.whole import check_lengths
+from sage_grpo.models.errors import ModelError
+from sage_grpo.pretrained import (
+    embedding_rows,
+    loading_fault,
+    tokenizer_files_fault,
+    vocabulary_fault,
+    weights_fault,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+PIPELINES: Mapping[str, str] = {
+    "HunyuanVideo15Pipeline": "hunyuan15",
+    "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
+    "WanPipeline": "wan",
+    "WanImageToVideoPipeline": "wan",
+    "LTXPipeline": "ltx",
+    "LTXConditionPipeline": "ltx",
+    "HunyuanVideoPipeline": "hunyuan",
+    "SanaVideoPipeline": "sana_video",
+    "FluxPipeline": "flux",
+    "StableDiffusion3Pipeline": "sd3",
+    "QwenImagePipeline": "qwen_image",
+}
+"""Which family serves which diffusers pipeline."""
+TOKENIZERS: Mapping[str, str] = {
+    "tokenizer": "text_encoder",
+    "tokenizer_2": "text_encoder_2",
+    "tokenizer_3": "text_encoder_3",
+}
+"""Which text encoder a tokenizer feeds."""
+
+
+class Located(Protocol):
+    """Where a checkpoint is: what a ModelSpec says of it."""
+
+    @property
+    def path(self) -> str | None:
+        """A local folder or a hub id."""
+        ...
+
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag or commit of a hub id."""
+        ...
+
+
+def resolve(spec: Located) -> Path:
+    """The folder of a spec: the packaged checkpoint, a local folder, or a download from the hub."""
+    if spec.path is None or spec.path == "shapes":
+        folder = Path(str(files("sage_grpo") / "shapes" / "assets"))
+        if not (folder / "model_index.json").is_file():
+            raise ModelError(
+                "The small checkpoint that the package carries is not installed (sage_grpo/shapes/assets has no "
+                "model_index.json). Install the released package, or give model.path: a diffusers folder or a hub id."
+            )
+        return folder
+    folder = Path(spec.path).expanduser()
+    if folder.is_dir() and spec.revision is not None:
+        raise ModelError(
+            f'model.path "{spec.path}" is a folder here, which has no revisions, but model.revision is "{spec.revision}": leave the '
+            "revision out, or give a hub id."
+        )
+    if folder.is_dir():
+        return folder
+    looks_local = spec.path.startswith((".", "/", "~")) or spec.path.count("/") != 1
+    if looks_local:
+        raise ModelError(f'model.path "{spec.path}" is not a folder.{_neighbours(folder)}')
+    return _download(spec)
+
+
+def _neighbours(folder: Path) -> str:
+    if not folder.parent.is_dir():
+        return f' Its parent "{folder.parent}" does not exist either.'
+    names = [child.name for child in folder.parent.iterdir() if child.is_dir()]
+    close = difflib.get_close_matches(folder.name, names, n=1)
+    return f' Did you mean "{folder.parent / close[0]}"?' if close else ""
+
+
+def _download(spec: Located) -> Path:
+    from diffusers import DiffusionPipeline
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(DiffusionPipeline.download(spec.path, revision=spec.revision, use_safetensors=True))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f'model.path "{spec.path}" is neither a folder here nor could it be fetched from the hub '
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). Check the spelling, "
+            "model.revision, the network and your hub login, or give the path of a local diffusers folder."
+        ) from error
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The checkpoint's model_index.json."""
+    file = folder / "model_index.json"
+    if not file.is_file():
+        hint = ""
+        if (folder / "config.json").is_file():
+            hint = " It looks like one component of a pipeline: give its parent folder."
+        raise ModelError(
+            f'"{folder}" is not a diffusers checkpoint: it has no model_index.json.{hint} '
+            "A checkpoint is what `pipeline.save_pretrained(folder)` writes."
+        )
+    index = read_json(file)
+    check_index(file, index)
+    check_shards(folder)
+    return index
+
+
+def read_config(folder: Path, component: str) -> dict[str, Any]:
+    """The config.json of a component; empty where there is none."""
+    file = folder / component / "config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def detect_family(spec: Located) -> str:
+    """The family that serves the checkpoint's pipeline class."""
+    folder = resolve(spec)
+    name = str(read_index(folder).get("_class_name"))
+    if name not in PIPELINES:
+        raise ModelError(
+            f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}. For another model write a family '
+            "(docs/extending.md) and name its module in model.family."
+        )
+    return PIPELINES[name]
+
+
+def has_component(index: Mapping[str, Any], name: str) -> bool:
+    """Whether a checkpoint has a component; one that its pipeline can do without may be missing, or listed as [null, null]."""
+    entry = index.get(name)
+    return isinstance(entry, list) and entry[0] is not None
+
+
+def left_out(pipeline: Any, index: Mapping[str, Any]) -> list[str]:
+    """Components that a pipeline's constructor asks for and a checkpoint does not have: SD3's third encoder, for one."""
+    parameters = list(inspect.signature(pipeline.__init__).parameters.values())[1:]
+    return [p.name for p in parameters if p.default is p.empty and not has_component(index, p.name)]
+
+
+def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str], weights: Iterable[str]) -> None:
+    """Fail early, by name, where a component is missing or not in safetensors."""
+    for name in names:
+        listed = has_component(index, name)
+        if not listed or not (folder / name).is_dir():
+            what = "model_index.json does not list it" if not listed else f"there is no folder {folder / name}"
+            raise ModelError(
+                f'The checkpoint "{folder}" lacks its component "{name}" ({what}). Download it again in full, or save the '
+                "whole pipeline with save_pretrained."
+            )
+    for name in weights:
+        if not list((folder / name).glob("*.safetensors")):
+            found = ", ".join(sorted(file.name for file in (folder / name).iterdir())) or "nothing"
+            raise ModelError(
+                f'Component "{name}" of "{folder}" has no .safetensors file (found: {found}). Pickled weights are never '
+                "loaded: convert them with `save_pretrained(folder, safe_serialization=True)`."
+            )
+
+
+def check_folder(folder: Path) -> None:
+    """Everything that can be known of a checkpoint without reading its weights: lengths, components, names and shapes, tokenizers."""
+    index = read_index(folder)
+    check_lengths(folder)
+    parts = [name for name in index if has_component(index, name)]
+    networks = [name for name in parts if name not in TOKENIZERS and (folder / name / "config.json").is_file()]
+    check_components(folder, index, parts, networks)
+    with _quiet(folder):
+        _check_tokenizer_files(folder)
+        _check_weights(folder, ())
+
+
+def load_pipeline(pipeline: Any, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
+    """The stock pipeline without its encoders, which load when a prompt is not in the cache; their files must be whole already now.
+
+    A component that the checkpoint leaves out is handed over as None: diffusers asks that of its callers.
+    """
+    check_lengths(folder)
+    with _quiet(folder):
+        _check_tokenizer_files(folder)
+        _check_weights(folder, skip)
+        pipe = pipeline.from_pretrained(
+            folder,
+            dtype=dict(dtypes),
+            use_safetensors=True,
+            local_files_only=True,
+            **dict.fromkeys([*skip, *left_out(pipeline, read_index(folder))]),
+        )
+    for name, encoder in TOKENIZERS.items():
+        config = folder / encoder / "config.json"
+        rows = embedding_rows(config) if config.is_file() else None
+        if rows is not None and getattr(pipe, name, None) is not None:
+            _refuse(folder, name, vocabulary_fault(getattr(pipe, name), folder / name, rows))
+    return pipe
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    import transformers
+
+    index = read_index(folder)
+    for name in TOKENIZERS:
+        kind = getattr(transformers, index[name][1], None) if has_component(index, name) else None
+        if kind is not None:
+            _refuse(folder, name, tokenizer_files_fault(kind.vocab_files_names, folder / name))
+
+
+def _check_weights(folder: Path, skip: Sequence[str]) -> None:
+    """Compare names and shapes in the headers of the networks' files with the classes', before anything is read."""
+    import diffusers
+    from accelerate import init_empty_weights
+
+    for name, entry in read_index(folder).items():
+        if not isinstance(entry, list) or entry[0] != "diffusers" or name in skip:
+            continue
+        kind: Any = getattr(diffusers, entry[1], None)
+        if kind is None:
+            raise ModelError(
+                f'"{folder}" names a {entry[1]} as its {name}, which diffusers {diffusers.__version__} does not have: the checkpoint is for a '
+                "newer version, or for code of its authors. Install a diffusers that has it, or use another checkpoint."
+            )
+        is_network = isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)
+        if not is_network:
+            continue
+        with init_empty_weights():
+            own = kind.from_config(kind.load_config(folder / name)).state_dict()
+        held = stored_shapes(folder / name)
+        ignored = kind._keys_to_ignore_on_load_unexpected or []
+        unexpected = [key for key in held.keys() - own.keys() if not any(re.search(text, key) for text in ignored)]
+        mismatched = [key for key in held.keys() & own.keys() if held[key] != tuple(own[key].shape)]
+        _refuse(folder, name, weights_fault(own.keys() - held.keys(), unexpected, mismatched))
+
+
+def _refuse(folder: Path, name: str, fault: str | None) -> None:
+    if fault is None:
+        return
+    subject = "" if fault.startswith("the ") else "it "
+    raise ModelError(
+        f'Component "{name}" of "{folder}" cannot be used: {subject}{fault}. Download it again in full, or save the whole '
+        "pipeline with save_pretrained."
+    )
+
+
+@contextmanager
+def _quiet(folder: Path) -> Iterator[None]:
+    """Silence the libraries' notices while loading, and their progress bars where loading takes no time."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    small = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 1 << 30
+    libraries = (diffusers_logging, transformers_logging)
+    before = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.set_verbosity_error()
+        if small:
+            library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library, verbosity in zip(libraries, before):
+            library.set_verbosity(verbosity)
+            if small:
+                library.enable_progress_bar()
+
+
+def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: torch.dtype) -> Any:
+    """One transformers component by the class that model_index.json names."""
+    import transformers
+
+    check_components(folder, index, [name], [name])
+    library, class_name = index[name]
+    if library != "transformers":
+        raise ModelError(
+            f'Component "{name}" of "{folder}" is a {library}.{class_name}; expected a transformers model.'
+        )
+    kind: Any = getattr(transformers, class_name, None)
+    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_network:
+        raise ModelError(f'Component "{name}" of "{folder}" is a {class_name}, which is no model of transformers.')
+    with _quiet(folder):
+        module, info = kind.from_pretrained(
+            folder / name,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # they come with the loading information, by name
+            output_loading_info=True,
+        )
+    _refuse(folder, name, loading_fault(info))
+    return module.eval().requires_grad_(False)
+
+
+def read_defaults(folder: Path) -> dict[str, float]:
+    """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or what its kind says."""
+    file = folder / "video.json"
+    values = read_json(file) if file.is_file() else {}
+    unknown = set(values) - {"frames", "height", "width", "fps", "shift"}
+    if unknown:
+        raise ModelError(f"{file} has unknown entries {sorted(unknown)}; known: frames, height, width, fps, shift.")
+    return {**_native(folder), **values}
+
+
+def _native(folder: Path) -> dict[str, float]:
+    """The clip that a published checkpoint was made for, where it is not its family's common one."""
+    index, config = read_index(folder), folder / "transformer" / "config.json"
+    pipeline = index.get("_class_name", "")
+    if pipeline.startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
+        return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
+    if pipeline.startswith("HunyuanVideo15") and config.is_file():
+        target = read_json(config).get("target_size")
+        return {"height": 720, "width": 1280} if target == 960 else {}
+    if pipeline.startswith("SanaVideo") and config.is_file():
+        sample = read_json(config).get("sample_size")  # by which the pipeline tells its two sizes apart
+        return {"height": 704, "width": 1280} if sample == 22 else {}
+    return {}
+
+
+def require_ftfy() -> None:
+    """Wan's pipelines clean prompts with ftfy where it is installed, and read them differently where it is not."""
+    if find_spec("ftfy") is None:
+        raise ModelError(
+            "Wan needs the package ftfy: its pipelines clean prompts with it, and without it the same prompt (the official "
+            "negative prompt, for one) is encoded differently. pip install ftfy"
+        )
+
+
+def fingerprint(folder: Path, names: Iterable[str], *, block: int = 1 << 16, samples: int = 16) -> str:
+    """A hash of the components' content that does not depend on where they lie.
+
+    Small files count in full. Of large ones the size and `samples` evenly spaced blocks count: reading 16 GB of a text
+    encoder would take longer than encoding the prompts, and training changes every block.
+    """
+    sha = hashlib.sha256()
+    for name in sorted(names):
+        for file in sorted(path for path in (folder / name).rglob("*") if path.is_file()):
+            size = file.stat().st_size
+            sha.update(f"{file.relative_to(folder).as_posix()}/{size}/".encode())
+            with file.open("rb") as stream:
+                if size <= block * samples:
+                    sha.update(stream.read())
+                    continue
+                for sample in range(samples):
+                    stream.seek((size - block) * sample // (samples - 1))
+                    sha.update(stream.read(block))
+    return sha.hexdigest()

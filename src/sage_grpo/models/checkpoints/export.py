@@ -1,0 +1,158 @@
+"""Writing what users of diffusers load: whole folders and model cards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sage_grpo.models.checkpoints.checkpoint import has_component, read_index
+from sage_grpo.models.checkpoints.files import WEIGHTS, copy_file, is_leftover, replacing
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.types import VideoSpec
+
+SHARD = "10GB"
+TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
+"""Beginnings of the names of files beside the components that a copy takes along."""
+
+
+def save_folder(source: Path, target: Path, component: str, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """A copy of the checkpoint `source` with the weights of one component replaced.
+
+    They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    if target.resolve() == source.resolve():
+        raise ModelError(f'save would overwrite the checkpoint "{source}" that the run was started from.')
+    target.mkdir(parents=True, exist_ok=True)
+    for file in _parts(source):
+        relative = file.relative_to(source)
+        if relative.parts[0] != component or relative.name == "config.json":
+            copy_file(file, target / relative)
+    kept = _kept_in_float32(source, component)
+    tensors = {name: _stored(name, tensor, dtype, kept) for name, tensor in state.items()}
+    staging = target / f".{component}.tmp"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        save_torch_state_dict(
+            tensors, staging, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
+        )
+        _move_weights(staging, target / component)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _parts(source: Path) -> list[Path]:
+    """The files that belong to a checkpoint: its index, its components, its licence; nothing else that lies beside them."""
+    index = read_index(source)
+    components = [name for name in index if has_component(index, name)]
+    files = [path for path in source.iterdir() if path.is_file() and path.name.startswith(TOP_FILES)]
+    files += [path for name in components for path in (source / name).rglob("*") if path.is_file()]
+    return sorted(path for path in files if not is_leftover(path.relative_to(source)))
+
+
+def _kept_in_float32(source: Path, component: str) -> set[str]:
+    """Names of modules and parameters that the component's class computes with in float32, whatever the rest is in."""
+    import diffusers
+
+    kind = getattr(diffusers, read_index(source)[component][1])
+    return set(kind._keep_in_fp32_modules or ())
+
+
+def _stored(name: str, tensor: Tensor, dtype: torch.dtype, kept: Collection[str]) -> Tensor:
+    tensor = tensor.detach().to("cpu")
+    if tensor.is_floating_point():
+        tensor = tensor.to(torch.float32 if any(part in kept for part in name.split(".")) else dtype)
+    return tensor.contiguous()
+
+
+def _move_weights(staging: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    written = {file.name for file in staging.iterdir()}
+    for file in folder.iterdir():  # of an earlier save with other shards
+        if file.name not in written and file.name.startswith(WEIGHTS):
+            file.unlink()
+    for name in written:
+        (staging / name).chmod(0o644)  # safetensors writes files that only their owner can read
+        os.replace(staging / name, folder / name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a model card says."""
+
+    spec: ModelSpec
+    video: VideoSpec
+    pipeline: str
+    """Class of the diffusers pipeline that loads it."""
+    component: str
+    """The network that was trained."""
+    guidance_scale: float
+    shift: float
+    targets: Sequence[str]
+    """Modules that a LoRA adapts."""
+    whole: bool
+    """A whole checkpoint; otherwise a LoRA."""
+    left_out: Sequence[str] = ()
+    """Components that the checkpoint does without; diffusers wants to be told so by whoever loads it."""
+
+
+def write_card(folder: Path, card: Card) -> None:
+    """A README.md that says what this is and how to load it."""
+    with replacing(folder / "README.md") as temporary:
+        temporary.write_text(text_of(card))
+
+
+def text_of(card: Card) -> str:
+    """The text of a model card."""
+    spec, video, whole = card.spec, card.video, card.whole
+    base, local = spec.path or "the checkpoint that sage-grpo carries", False
+    if spec.path is not None and Path(spec.path).exists():
+        # A local path says nothing to a reader of the card, and may say too much.
+        base, local = f"path/to/{Path(spec.path).name}", True
+    tags = [
+        "video-generation" if video.frames > 1 else "image-generation",
+        "reinforcement-learning",
+        "sage-grpo",
+        *([] if whole else ["lora"]),
+    ]
+    header = ["---", "library_name: diffusers", "tags:", *(f"- {tag}" for tag in tags)]
+    if spec.path is not None and not local:
+        header.append(f"base_model: {spec.path}")
+    lines = [*header, "---", "", f"# {'Weights' if whole else 'LoRA'} trained with sage-grpo", ""]
+    lines += [f"Base: {base}" + (f", revision {spec.revision}" if spec.revision else "") + "."]
+    size = f"{video.height} x {video.width}"
+    clips = f"clips of {video.frames} frames, {size}, {video.fps:g} fps" if video.frames > 1 else f"images of {size}"
+    lines += [f"Trained on {clips}, guidance {card.guidance_scale:g}, shift {card.shift:g}."]
+    if not whole and spec.lora is not None:
+        alpha = spec.lora.alpha or spec.lora.rank
+        lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(card.targets)}."]
+    lines += ["", "```python", *_usage(card, base), "```", ""]
+    return "\n".join(lines)
+
+
+def _usage(card: Card, base: str) -> list[str]:
+    pipeline = card.pipeline
+    start = [f"from diffusers import {pipeline}", ""]
+    without = "".join(f", {name}=None" for name in card.left_out)
+    if card.whole:
+        return [*start, f'pipe = {pipeline}.from_pretrained("path/to/this/folder"{without})']
+    lines = [*start, f'pipe = {pipeline}.from_pretrained("{base}"{without})']
+    if card.component == "transformer_2":
+        return [*lines, 'pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)']
+    if "HunyuanVideo15" in pipeline:
+        lines.insert(1, "from sage_grpo.models.lora import load_lora")
+        return [
+            *lines,
+            "# diffusers' HunyuanVideo-1.5 pipelines have no load_lora_weights",
+            'load_lora(pipe, "path/to/this/folder")',
+        ]
+    return [*lines, 'pipe.load_lora_weights("path/to/this/folder")']

@@ -1,0 +1,45 @@
+"""How a family opens its checkpoint: everything that can be refused is, before weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_grpo.models.checkpoints.checkpoint import check_components, has_component, load_pipeline, read_index, resolve
+from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.guidance import check_guidance
+from sage_grpo.models.schedulers import check_scheduler
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import Traits
+
+
+def open_folder(
+    spec: ModelSpec, traits: Traits, pipelines: Sequence[str], components: Sequence[str]
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of a checkpoint of one of the pipelines and its index, with its components, scheduler and guidance checked."""
+    folder = resolve(spec)
+    index = read_index(folder)
+    if index["_class_name"] not in pipelines:
+        raise ModelError(
+            f'"{folder}" holds a {index["_class_name"]}, but this family serves {", ".join(pipelines)}. Leave model.family out to '
+            "read it from the checkpoint."
+        )
+    check_components(folder, index, ["transformer", "vae", "scheduler", *components], ["transformer", "vae"])
+    check_scheduler(folder, index, even=traits.even_sigmas, dynamic=traits.dynamic_shift)
+    check_guidance(spec, folder, index)
+    return folder, index
+
+
+def open_pipeline(
+    spec: ModelSpec, traits: Traits, folder: Path, index: dict[str, Any], device: str | torch.device | None
+) -> Any:
+    """The stock pipeline of a checked folder, without its encoders."""
+    import diffusers
+
+    encoders = [name for name in traits.encoders if has_component(index, name)]
+    pipeline = getattr(diffusers, index["_class_name"])
+    return load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device))

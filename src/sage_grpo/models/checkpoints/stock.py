@@ -1,0 +1,117 @@
+"""What the stock diffusers pipeline makes of the same weights and the same prompt: what `sage-grpo doctor` compares with.
+
+Nothing here goes through a family's own scaling, packing or caching: an error there shows as a difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.flow.kernels import Ode
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.checkpoints.checkpoint import TOKENIZERS, has_component
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.schedulers import scheduler_shift
+from sage_grpo.types import Conditioning
+
+KNOWN = ("HunyuanVideo15", "Wan")
+"""Beginnings of the names of pipelines whose arguments and latents are known here; tests compare the others with theirs."""
+
+
+def why_unknown(model: FamilyModel) -> str | None:
+    """Why neither latents nor pixels can be compared here; None where they can."""
+    name = model.index["_class_name"]
+    return (
+        None
+        if name.startswith(KNOWN)
+        else f"how a {name} is called is not known here (docs/models.md says what is tested)"
+    )
+
+
+def why_not_stock(model: FamilyModel) -> str | None:
+    """Why the stock pipeline cannot be run beside a model; None where it can."""
+    wanted, unknown = model.index["_class_name"], why_unknown(model)
+    if unknown is not None:
+        return unknown
+    if type(model.pipe).__name__ != wanted:
+        return f"the model runs in a {type(model.pipe).__name__}, its checkpoint names a {wanted}"
+    if model.image_to_video and "Hunyuan" in wanted:
+        return f"{wanted} derives the size of the clip from the picture"
+    return None
+
+
+@torch.no_grad()
+def stock_latents(model: FamilyModel, prompt: str, image: Tensor | None, x: Tensor, steps: int) -> Tensor:
+    """Latents of one clip by the checkpoint's own pipeline, from the noise x: its text encoding, grid, guidance and solver."""
+    pipe, video = model.pipe, model.video
+    for name in model.traits.encoders:
+        if has_component(model.index, name):
+            model._encoder(name)
+    options: dict[str, Any] = {"num_frames": video.frames, "num_inference_steps": steps}
+    options |= {"height": video.height, "width": video.width, "output_type": "latent", "return_dict": False}
+    if image is not None:
+        from PIL import Image
+
+        options["image"] = Image.fromarray(image.cpu().numpy())
+    pipe.set_progress_bar_config(disable=True)
+    guider = getattr(pipe, "guider", None)
+    if guider is None:
+        options["guidance_scale"] = model.guidance_scale
+        if model.spec.guidance_scale_2 is not None:
+            options["guidance_scale_2"] = model.spec.guidance_scale_2
+    else:
+        before = guider.guidance_scale
+        guider.guidance_scale = model.guidance_scale - (1.0 if guider.use_original_formulation else 0.0)
+    try:
+        with model._autocast():
+            prompts = {"prompt": [prompt], "negative_prompt": [model.spec.negative_prompt]}
+            return pipe(**prompts, latents=x.clone(), **options)[0].to(torch.float32)
+    finally:
+        if guider is not None:
+            guider.guidance_scale = before
+
+
+@torch.no_grad()
+def our_latents(model: FamilyModel, condition: Conditioning, x: Tensor, steps: int) -> Tensor:
+    """The same clip by our own code: the ODE of a rollout where the checkpoint's solver is Euler's, else the checkpoint's solver."""
+    shift = scheduler_shift(model.pipe.scheduler.config, model.tokens)
+    if "Euler" in type(model.pipe.scheduler).__name__:
+        return integrate(Policy(model, Ode(), Schedule(model.sigmas(steps, shift))), x, [condition])
+    return solve(model, build_solver(model, "checkpoint", steps, shift), x, [condition])
+
+
+@torch.no_grad()
+def stock_decode(model: FamilyModel, latents: Tensor) -> Tensor:
+    """Latents to uint8 clips B x F x H x W x 3 with the scaling that the VAE's configuration states, as pipelines do."""
+    vae, config = model.pipe.vae, model.pipe.vae.config
+    z = latents.to(next(vae.parameters()).device, vae.dtype)
+    if config.get("latents_mean") is not None:
+        mean, std = (torch.tensor(config[name]).to(z).view(1, -1, 1, 1, 1) for name in ("latents_mean", "latents_std"))
+        z = z * std + mean
+    else:
+        z = z / config.scaling_factor
+    pixels = vae.decode(z, return_dict=False)[0].to(torch.float32)
+    frames = model.pipe.video_processor.postprocess_video(pixels, output_type="pt")
+    return (frames * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).cpu()
+
+
+@torch.no_grad()
+def fresh_encoding(model: FamilyModel, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+    """The encoding of a prompt by the encoders themselves, whatever a cache holds."""
+    return {name: tensor.cpu() for name, tensor in model._encode(model._instruct(prompt), image).items()}
+
+
+def token_ids(model: FamilyModel, prompt: str) -> dict[str, tuple[list[int], int | None]]:
+    """For every tokenizer of a checkpoint the ids of a prompt, without special ones, and the id of what it does not know."""
+    found = {}
+    for name in TOKENIZERS:
+        tokenizer = getattr(model.pipe, name, None)
+        if tokenizer is not None:
+            ids = tokenizer(prompt, add_special_tokens=False).input_ids
+            found[name] = (list(ids), tokenizer.unk_token_id)
+    return found

@@ -1,0 +1,1 @@
+"""One file for every family of models."""

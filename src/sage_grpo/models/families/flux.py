@@ -1,0 +1,123 @@
+"""FLUX.1, text-to-image: the dev checkpoints, whose guidance is an input, and schnell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
+from sage_grpo.models.distilled import is_schnell
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.packing import pack, unpack
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
+SIDE = 2
+"""Latents of a token, along height and width; the pipeline packs them, the network's own patch size is 1."""
+TEXT_TOKENS = 512
+"""Of T5, to which the pipeline's call pads a prompt; the network attends to the padding."""
+SCHNELL_TEXT_TOKENS = 256
+"""The same for schnell: no file of the checkpoint says so, its authors' code and diffusers' documentation do."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Flux:
+    """Load the checkpoint of a spec."""
+    folder, index = open_folder(spec, Flux.traits, ["FluxPipeline"], PARTS)
+    tokens = spec.options.get("text_tokens", TEXT_TOKENS)
+    if not 1 <= tokens <= TEXT_TOKENS or tokens != int(tokens):
+        raise ModelError(f"model.options text_tokens is a whole number from 1 to {TEXT_TOKENS}, got {tokens:g}.")
+    return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device)
+
+
+class Flux(FamilyModel):
+    """FLUX.1 as a VelocityModel of one-frame clips."""
+
+    traits = Traits(
+        video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
+        guidance_scale=3.5,
+        blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
+        encoders=("text_encoder", "text_encoder_2"),
+        padded=True,
+        even_sigmas=True,
+        embeds_guidance=True,
+        dynamic_shift=True,
+        options={"text_tokens": None},
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        given, known = spec.options.get("text_tokens"), is_schnell(pipe.transformer.config, pipe.scheduler.config)
+        self.text_tokens = int(given or (SCHNELL_TEXT_TOKENS if known else TEXT_TOKENS))
+        super().__init__(spec, folder, index, pipe, device=device)
+        why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
+        self.choices["text tokens"] = f"{self.text_tokens} ({why})"
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
+
+    def _grid(self) -> Grid:
+        channels = self.transformer.config.in_channels // SIDE**2
+        return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
+
+    def _reading(self) -> str:
+        return f"{self.text_tokens} text tokens"
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        for name in self.traits.encoders:
+            self._encoder(name)
+        # The network attends to the text's padding, which is part of the model.
+        text, pooled, _ = self.pipe.encode_prompt(
+            prompt, device=self._places["text"], max_sequence_length=self.text_tokens
+        )
+        return {"text": text[0].to(self.dtype), "pooled": pooled[0].to(self.dtype)}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        text, dtype = inputs["text"].to(self._input_dtype), self._input_dtype
+        height, width = x.shape[3] // SIDE, x.shape[4] // SIDE
+        tokens = self.network(
+            hidden_states=pack(x.to(dtype), SIDE),
+            timestep=timestep.to(dtype) / 1000,  # rounded where the pipeline rounds it
+            guidance=inputs.get("guidance"),
+            pooled_projections=inputs["pooled"].to(dtype),
+            encoder_hidden_states=text,
+            txt_ids=torch.zeros(text.shape[1], 3, device=x.device),
+            img_ids=self.pipe._prepare_latent_image_ids(len(x), height, width, x.device, torch.float32),
+            return_dict=False,
+        )[0]
+        return unpack(tokens, x, SIDE)
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        config = self.pipe.vae.config
+        return (latents / config.scaling_factor) + config.shift_factor
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        return [pixels[:, :, None] for pixels in super()._pixels(z[:, :, 0])]
+
+
+def _dead(transformer: Any) -> set[str]:
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        return network(
+            hidden_states=torch.empty(1, 2, config.in_channels, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            guidance=torch.empty(1, device="meta") if config.guidance_embeds else None,
+            pooled_projections=torch.empty(1, config.pooled_projection_dim, device="meta"),
+            encoder_hidden_states=torch.empty(1, 2, config.joint_attention_dim, device="meta"),
+            txt_ids=torch.empty(2, 3, device="meta"),
+            img_ids=torch.empty(2, 3, device="meta"),
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, Flux.traits.blocks, run, inputs="flux")

@@ -1,0 +1,126 @@
+"""HunyuanVideo (1.0), text-to-video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideoAttnProcessor2_0
+from torch import Tensor, nn
+
+from sage_grpo.models.checkpoints.checkpoint import read_config
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan:
+    """Load the checkpoint of a spec."""
+    folder, index = open_folder(spec, Hunyuan.traits, ["HunyuanVideoPipeline"], PARTS)
+    if read_config(folder, "transformer").get("image_condition_type") is not None:
+        raise ModelError(
+            f'"{folder}" is an image-to-video HunyuanVideo, which is not supported. Use the text-to-video one.'
+        )
+    return Hunyuan(spec, folder, index, open_pipeline(spec, Hunyuan.traits, folder, index, device), device)
+
+
+class Unmasked(HunyuanVideoAttnProcessor2_0):
+    """The stock attention for text without padding: its mask masks nothing, but rules out the fast kernels."""
+
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend; returns the video and the text stream."""
+        return super().__call__(attn, hidden_states, encoder_hidden_states, None, image_rotary_emb)
+
+
+class Hunyuan(FamilyModel):
+    """HunyuanVideo as a VelocityModel."""
+
+    traits = Traits(
+        video=VideoSpec(frames=129, height=720, width=1280, fps=24.0),
+        guidance_scale=6.0,
+        blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
+        encoders=("text_encoder", "text_encoder_2"),
+        ragged=(("encoder_hidden_states", 1),),
+        even_sigmas=True,
+        embeds_guidance=True,
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        for blocks in Hunyuan.traits.blocks:
+            for block in getattr(pipe.transformer, blocks):
+                block.attn.set_processor(Unmasked())
+        super().__init__(spec, folder, index, pipe, device=device)
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
+
+    def _grid(self) -> Grid:
+        config = self.transformer.config
+        return Grid(
+            channels=config.in_channels,
+            temporal=self.pipe.vae_scale_factor_temporal,
+            spatial=self.pipe.vae_scale_factor_spatial,
+            patch=(config.patch_size_t, config.patch_size, config.patch_size),
+        )
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        for name in self.traits.encoders:
+            self._encoder(name)
+        text, pooled, mask = self.pipe.encode_prompt(prompt, device=self._places["text"])
+        text = text[0][mask[0].bool()]  # a causal encoder: valid tokens do not see the padding after them
+        if not len(text):
+            raise ModelError(
+                f"Nothing of {prompt!r} is left after the pipeline's template: the tokenizer does not fit it."
+            )
+        return {"text": text.to(self.dtype), "pooled": pooled[0].to(self.dtype)}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        text, scale = inputs["text"].to(self._input_dtype), inputs.get("guidance")
+        return self.network(
+            hidden_states=x.to(self._input_dtype),
+            timestep=timestep,
+            encoder_hidden_states=text,
+            encoder_attention_mask=torch.ones(text.shape[:2], dtype=torch.int64, device=text.device),
+            pooled_projections=inputs["pooled"].to(self._input_dtype),
+            guidance=None if scale is None else 1000.0 * scale.to(self._input_dtype),  # rounded, as the pipeline's
+            return_dict=False,
+        )[0]
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        return latents / self.pipe.vae.config.scaling_factor
+
+
+def _dead(transformer: Any) -> set[str]:
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        size = 2 * config.patch_size
+        return network(
+            hidden_states=torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            encoder_hidden_states=torch.empty(1, 2, config.text_embed_dim, device="meta"),
+            encoder_attention_mask=torch.empty(1, 2, dtype=torch.int64, device="meta"),
+            pooled_projections=torch.empty(1, config.pooled_projection_dim, device="meta"),
+            guidance=torch.empty(1, device="meta") if config.guidance_embeds else None,
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, Hunyuan.traits.blocks, run, inputs="hunyuan")

@@ -1,0 +1,345 @@
+"""HunyuanVideo-1.5, text-to-video and image-to-video."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sage_grpo.models.checkpoints.checkpoint import check_components, load_pipeline, read_config, read_index, resolve
+from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.guidance import check_guidance
+from sage_grpo.models.network.attention import PackedAttention
+from sage_grpo.models.network.decoding import hunyuan15_pixels
+from sage_grpo.models.network.gradients import unread_queries, without_gradient
+from sage_grpo.models.network.sequence import SequenceSplit, split_rotary
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.schedulers import check_scheduler
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+LAYERS_TO_SKIP = 2
+"""The text embedding is the hidden state this many layers before the last."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15:
+    """Load the checkpoint of a spec."""
+    import diffusers
+
+    folder = resolve(spec)
+    index = read_index(folder)
+    traits = Hunyuan15.traits
+    encoders = [name for name in traits.encoders if name in index]
+    names = ["transformer", "vae", "scheduler", "guider", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"]
+    names += ["image_encoder", "feature_extractor"] if "ImageToVideo" in index["_class_name"] else []
+    check_components(folder, index, names, ["transformer", "vae"])
+    check_scheduler(folder, index, even=traits.even_sigmas)
+    check_guidance(spec, folder, index)
+    if read_config(folder, "transformer").get("use_meanflow"):
+        raise ModelError(
+            f'"{folder}" is a MeanFlow model (use_meanflow in transformer/config.json: distilled to few steps, as the step_distilled and '
+            "super-resolution checkpoints of HunyuanVideo-1.5 are), which is not supported: what it predicts is the mean velocity from here to "
+            "where the step ends, and exploration needs the velocity here. Use the base checkpoint, or the one that was distilled to no "
+            "guidance only (..._distilled, without step)."
+        )
+    pipeline = getattr(diffusers, index["_class_name"])
+    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device))
+    return Hunyuan15(spec, folder, index, pipe, device)
+
+
+class PackedTransformer(nn.Module):
+    """The stock transformer's modules on valid tokens only.
+
+    The stock forward reorders padding in a Python loop over the batch and then masks it. Here a batch has text of one
+    length and no padding, so tokens are concatenated and nothing is masked; results agree to float32 round-off. With
+    `valid` the text has padding after all, which nothing attends to: prompts of several lengths are then one batch.
+    """
+
+    def __init__(self, transformer: Any) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.sequence: SequenceSplit | None = None
+
+    def forward(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        text: Tensor,
+        glyphs: Tensor | None = None,
+        image: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """x: latents, condition and mask, B x C x F x H x W; text, glyphs, image: B x tokens x channels; valid: B x text tokens."""
+        model = self.transformer
+        frequencies = model.rope(x)
+        # The sinusoid in float32, as the model was trained; only its projection in the network's dtype.
+        temb = model.time_embed.timestep_embedder(model.time_embed.time_proj(timestep).to(x.dtype))
+        context = [
+            refined(model.context_embedder, text, timestep, valid) + model.cond_type_embed.weight[0].to(text.dtype)
+        ]
+        if glyphs is not None:
+            context.insert(0, model.context_embedder_2(glyphs) + model.cond_type_embed.weight[1].to(text.dtype))
+        if image is not None:
+            context.insert(0, model.image_embedder(image) + model.cond_type_embed.weight[2].to(text.dtype))
+        tokens, context_tokens = model.x_embedder(x), torch.cat(context, dim=1)
+        total = tokens.shape[1]
+        if self.sequence is not None:
+            frequencies = split_rotary(self.sequence, frequencies, dim=0, extra=context_tokens.shape[1])
+            tokens, context_tokens = self.sequence.split(tokens), self.sequence.split(context_tokens)
+        seen = None if valid is None else seen_keys(valid, total + context_tokens.shape[1])
+        for block in model.transformer_blocks:
+            tokens, context_tokens = block(tokens, context_tokens, temb, seen, frequencies)
+        tokens = model.proj_out(model.norm_out(tokens, temb))
+        if self.sequence is not None:
+            tokens = self.sequence.merge(tokens, total)
+        return self._unpatchify(tokens, x)
+
+    def _unpatchify(self, tokens: Tensor, x: Tensor) -> Tensor:
+        config = self.transformer.config
+        p_t, p = config.patch_size_t, config.patch_size
+        frames, height, width = x.shape[2] // p_t, x.shape[3] // p, x.shape[4] // p
+        patches = tokens.reshape(len(x), frames, height, width, -1, p_t, p, p)
+        return patches.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(len(x), -1, *x.shape[2:])
+
+
+class Hunyuan15(FamilyModel):
+    """HunyuanVideo-1.5 as a VelocityModel."""
+
+    traits = Traits(
+        video=VideoSpec(frames=81, height=480, width=848, fps=24.0),
+        guidance_scale=6.0,
+        blocks={"transformer_blocks": "num_layers"},
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
+        encoders=("text_encoder", "text_encoder_2", "image_encoder"),
+        ragged=(("encoder_hidden_states", 1),),
+        even_sigmas=True,
+        options={"pad_text": 0.0},
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        padded = spec.options.get("pad_text", 0)
+        if padded < 0 or padded != int(padded):
+            raise ModelError(f"model.options pad_text is a number of tokens, at least 0, got {padded:g}.")
+        if padded and not spec.packed:
+            raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
+        _pack(pipe.transformer)
+        for block in vae_attention(pipe.vae):
+            block.prepare_causal_attention_mask = causal_mask
+        super().__init__(
+            spec,
+            folder,
+            index,
+            pipe,
+            network=PackedTransformer(pipe.transformer),
+            device=device,
+        )
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer, self.image_to_video)
+
+    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths.
+
+        For small networks, which wait for the GPU's next kernel rather than for its arithmetic. What is longer is a batch of its own.
+        """
+        text, length = inputs["text"], int(self.options["pad_text"] or 0)
+        if len(text) > length:
+            return inputs
+        valid = (torch.arange(length, device=text.device) < len(text)).float()
+        return {**inputs, "text": F.pad(text, (0, 0, 0, length - len(text))), "valid": valid}
+
+    def _grid(self) -> Grid:
+        config = self.transformer.config
+        return Grid(
+            channels=self.pipe.vae.config.latent_channels,
+            temporal=self.pipe.vae_scale_factor_temporal,
+            spatial=self.pipe.vae_scale_factor_spatial,
+            patch=(config.patch_size_t, config.patch_size, config.patch_size),
+        )
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""
+        if self.options["pad_text"]:
+            raise ModelError("parallel.sp > 1 takes no padding: leave model.options pad_text out.")
+        if not self.spec.packed:
+            raise ModelError(
+                "parallel.sp > 1 needs model.packed: the stock forward masks padding across the whole clip."
+            )
+        sequence.check(self.transformer.config.num_attention_heads)
+        self.network.sequence = sequence
+        for block in self.transformer.transformer_blocks:
+            block.attn.processor.sequence = sequence
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        inputs = {"text": self._text(prompt)}
+        glyphs = self._glyphs(prompt)
+        if glyphs is not None:
+            inputs["glyphs"] = glyphs
+        if image is not None:
+            inputs |= self._image(image)
+        return inputs
+
+    def _text(self, prompt: str) -> Tensor:
+        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
+
+        crop = self.pipe.prompt_template_encode_start_idx
+        tokens = self.pipe.tokenizer.apply_chat_template(
+            format_text_input([prompt], self.pipe.system_message),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            truncation=True,
+            max_length=self.pipe.tokenizer_max_length + crop,
+            return_tensors="pt",
+        ).to(self._places["text"])
+        # The stock pipeline pads to 1108 tokens; a causal encoder gives valid tokens the same states without.
+        states = self._encoder("text_encoder")(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True
+        ).hidden_states[-(LAYERS_TO_SKIP + 1)]
+        text = states[0, crop:]
+        if not len(text):
+            raise ModelError(
+                f"The tokenizer turns {prompt!r} with its template into {states.shape[1]} tokens, of which the pipeline "
+                f"crops {crop}: nothing is left. The checkpoint's chat template does not fit this pipeline."
+            )
+        return text.to(self.dtype)
+
+    def _glyphs(self, prompt: str) -> Tensor | None:
+        """Byte-level embedding of quoted text, or None where nothing is quoted."""
+        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
+        quoted = extract_glyph_texts(prompt)
+        if quoted is None:
+            return None
+        tokens = self.pipe.tokenizer_2(
+            quoted, truncation=True, max_length=self.pipe.tokenizer_2_max_length, return_tensors="pt"
+        ).to(self._places["text"])
+        encoder = self._encoder("text_encoder_2")
+        states = encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask.float())[0]
+        return states[0].to(self.dtype)
+
+    def _image(self, image: Tensor) -> dict[str, Tensor]:
+        from PIL import Image
+
+        height, width = self.video.height, self.video.width
+        picture = Image.fromarray(image.cpu().numpy())
+        picture = self.pipe.video_processor.resize(picture, height=height, width=width, resize_mode="crop")
+        self._encoder("image_encoder")
+        tokens = self.pipe.encode_image(picture, batch_size=1, device=self._places["text"], dtype=self.dtype)
+        condition, mask = self.pipe.prepare_cond_latents_and_mask(
+            torch.empty((1, *self.latent_shape())), picture, 1, height, width, self.dtype, self._places["vae"]
+        )
+        return {"image": tokens[0], "condition": torch.cat([condition[0], mask[0]])}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        inputs = {name: tensor.to(self._input_dtype) for name, tensor in inputs.items()}
+        condition = inputs.pop("condition", None)
+        if condition is None:  # text-to-video: an empty condition and a mask of zeros
+            condition = x.new_zeros((len(x), x.shape[1] + 1, *x.shape[2:]), dtype=self._input_dtype)
+        x = torch.cat([x.to(self._input_dtype), condition], dim=1)
+        if self.spec.packed:
+            return self.network(x, timestep, **inputs)
+        return self._stock(x, timestep, **inputs)
+
+    def _stock(
+        self, x: Tensor, timestep: Tensor, text: Tensor, glyphs: Tensor | None = None, image: Tensor | None = None
+    ) -> Tensor:
+        """The transformer's own forward with padding and masks, as the stock pipeline calls it."""
+        config, batch = self.transformer.config, len(x)
+        text, text_mask = _pad(text, self.pipe.tokenizer_max_length)
+        glyphs = x.new_zeros(batch, 0, config.text_embed_2_dim) if glyphs is None else glyphs
+        glyphs, glyph_mask = _pad(glyphs, self.pipe.tokenizer_2_max_length)
+        if image is None:
+            image = x.new_zeros(batch, self.pipe.vision_num_semantic_tokens, config.image_embed_dim)
+        return self.transformer(
+            hidden_states=x,
+            timestep=timestep.to(x.dtype),
+            encoder_hidden_states=text,
+            encoder_attention_mask=text_mask,
+            encoder_hidden_states_2=glyphs,
+            encoder_attention_mask_2=glyph_mask,
+            image_embeds=image,
+            return_dict=False,
+        )[0]
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        return latents / self.pipe.vae.config.scaling_factor
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        vae = self.pipe.vae
+        return super()._pixels(z) if vae.use_tiling else hunyuan15_pixels(vae, z)
+
+
+def refined(embedder: Any, text: Tensor, timestep: Tensor, valid: Tensor | None) -> Tensor:
+    """The stock token refiner. Its own mask leaves padding without any key, which some kernels answer with NaN; here it sees the text."""
+    if valid is None:
+        return embedder(text, timestep)
+    weight = valid[..., None].to(text.dtype)
+    temb = embedder.time_text_embed(timestep, (text * weight).sum(dim=1) / weight.sum(dim=1))
+    tokens = embedder.proj_in(text)
+    for block in embedder.token_refiner.refiner_blocks:
+        tokens = block(tokens, temb, seen_keys(valid, text.shape[1]))
+    return tokens
+
+
+def seen_keys(valid: Tensor, tokens: int) -> Tensor:
+    """Of video tokens and then context, text last: which of them every token attends to, for all heads and queries alike."""
+    seen = valid.new_ones(len(valid), tokens, dtype=torch.bool)
+    seen[:, tokens - valid.shape[1] :] = valid > 0
+    return seen[:, None, None]
+
+
+def causal_mask(
+    n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
+) -> Tensor:
+    """The VAE's frame-causal attention mask in one operation, for any batch.
+
+    The stock method fills it row by row in Python (seconds at video sizes) and gives it a shape that crashes for batches.
+    """
+    frame = torch.arange(n_frame, device=device).repeat_interleave(n_hw)
+    mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)
+    return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
+
+
+def vae_attention(vae: nn.Module) -> list[Any]:
+    """The VAE's attention blocks, in its encoder and its decoder."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
+
+    return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]
+
+
+def _pack(transformer: Any) -> None:
+    for block in transformer.transformer_blocks:
+        block.attn.set_processor(PackedAttention())
+
+
+def _pad(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    mask = torch.zeros(len(tokens), length, dtype=torch.int64, device=tokens.device)
+    mask[:, : tokens.shape[1]] = 1
+    return F.pad(tokens, (0, 0, 0, length - tokens.shape[1])), mask
+
+
+def _dead(transformer: Any, image_to_video: bool) -> set[str]:
+    """Parameters without gradient when only the inputs that every sample has are there (glyphs are optional)."""
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        _pack(network)
+        size = 2 * config.patch_size
+        inputs = {"text": torch.empty(1, 2, config.text_embed_dim, device="meta")}
+        if image_to_video:
+            inputs["image"] = torch.empty(1, 2, config.image_embed_dim, device="meta")
+        x = torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta")
+        return PackedTransformer(network)(x, torch.empty(1, device="meta"), **inputs)
+
+    traced = without_gradient(transformer, Hunyuan15.traits.blocks, run, inputs=("hunyuan15", image_to_video))
+    return traced | unread_queries(transformer)

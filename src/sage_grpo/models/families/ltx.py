@@ -1,0 +1,222 @@
+"""LTX-Video, text-to-video."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.flow.solvers import Solver
+from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
+from sage_grpo.models.checkpoints.safety import read_json
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.guidance import Guidance
+from sage_grpo.models.network.batching import seen_tokens
+from sage_grpo.models.network.decoding import SeededNoise
+from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.packing import pack, unpack
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.schedulers import BENT, TAKES_MU, SchedulerSolver
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+CONDITION = "LTXConditionPipeline"
+"""The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
+MIXED, INJECTED = 0, 1
+"""Seeds of the noise that decoding mixes into latents (decode_noise_scale), and of that which the decoder of 0.9.1 adds in its layers."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
+    """Load the checkpoint of a spec."""
+    kind = class_of(str(read_index(resolve(spec))["_class_name"]))
+    folder, index = open_folder(spec, kind.traits, ["LTXPipeline", CONDITION], ["tokenizer", "text_encoder"])
+    if kind is LtxCondition:
+        check_condition_scheduler(folder, index)
+    return kind(spec, folder, index, open_pipeline(spec, kind.traits, folder, index, device), device)
+
+
+def class_of(pipeline: str) -> type[Ltx]:
+    """Which class runs a pipeline."""
+    return LtxCondition if pipeline == CONDITION else Ltx
+
+
+class Ltx(FamilyModel):
+    """LTX-Video as a VelocityModel."""
+
+    traits = Traits(
+        video=VideoSpec(frames=161, height=512, width=704, fps=25.0),
+        guidance_scale=3.0,
+        blocks={"transformer_blocks": "num_layers"},
+        lora_targets=(*CROSS_ATTENTION, "ff.net.*"),
+        encoders=("text_encoder",),
+        ragged=(("encoder_hidden_states", 1),),
+        even_sigmas=True,
+        dynamic_shift=True,
+        # As the pipeline's arguments; no noise scale is the timestep.
+        options={"guidance_rescale": 0.0, "decode_timestep": 0.0, "decode_noise_scale": None},
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        self.takes_timestep = bool(pipe.vae.config.timestep_conditioning)
+        if not self.takes_timestep and any(name.startswith("decode") for name in spec.options):
+            raise ModelError(
+                f'model.options: the VAE of "{folder}" takes no timestep, so decode_timestep and decode_noise_scale mean nothing to '
+                "it. Leave them out."
+            )
+        super().__init__(spec, folder, index, pipe, device=device)
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
+
+    def _grid(self) -> Grid:
+        pipe = self.pipe
+        return Grid(
+            channels=self.transformer.config.in_channels,
+            temporal=pipe.vae_temporal_compression_ratio,
+            spatial=pipe.vae_spatial_compression_ratio,
+        )
+
+    def _guidance_style(self) -> Guidance:
+        return Guidance(rescale=self.options["guidance_rescale"] or 0.0)
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        self._encoder("text_encoder")
+        # The encoder sees its padding; the network does not.
+        text, mask, _, _ = self.pipe.encode_prompt(
+            prompt, do_classifier_free_guidance=False, device=self._places["text"]
+        )
+        return {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        tokens = self.network(
+            hidden_states=pack(x.to(self._input_dtype)),
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            timestep=timestep,
+            encoder_attention_mask=None,
+            **self._positions(x),
+            return_dict=False,
+        )[0]
+        return unpack(tokens, x)
+
+    def _positions(self, x: Tensor) -> dict[str, Any]:
+        """What tells the network where tokens are, in seconds and pixels."""
+        frames, height, width = x.shape[2:]
+        stride = self.grid.spatial
+        return {
+            "num_frames": frames,
+            "height": height,
+            "width": width,
+            "rope_interpolation_scale": ((self.grid.temporal or 1) / self.video.fps, stride, stride),
+        }
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        vae = self.pipe.vae
+        return self.pipe._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        # The same noise for every clip: a clip decodes to the same pixels each time and beside any others.
+        given = self._decoder_inputs(z) if self.takes_timestep else (z,)
+        injects = any(self.pipe.vae.config.decoder_inject_noise)
+        with SeededNoise(INJECTED) if injects else nullcontext():
+            return [self.pipe.vae.decode(*given, return_dict=False)[0]]
+
+    def _decoder_inputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Latents with noise mixed in, and the timestep that the decoder is told, as the pipeline does before it decodes."""
+        timestep = self.options["decode_timestep"] or 0.0
+        given = self.options["decode_noise_scale"]
+        scale = timestep if given is None else given
+        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(MIXED)).to(z)
+        times = torch.full((len(z),), timestep, device=z.device, dtype=z.dtype)
+        return (1 - scale) * z + scale * noise, times
+
+
+class LtxCondition(Ltx):
+    """LTX-Video as its newer pipeline runs it, from text: conditioning pictures and clips are refused (`encode` takes none)."""
+
+    # The pipeline spaces its sigmas itself and passes no shift.
+    traits = replace(Ltx.traits, even_sigmas=True, dynamic_shift=False)
+
+    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        """The grid of the stock pipeline: linear at first, then quadratic."""
+        return self._prepared(num_steps, shift).sigmas.to(torch.float32).cpu()
+
+    @classmethod
+    def sigmas_of(cls, scheduler: Mapping[str, Any], num_steps: int, shift: float) -> Tensor:
+        """The same from a scheduler_config.json alone."""
+        from diffusers import FlowMatchEulerDiscreteScheduler
+
+        return _spaced(FlowMatchEulerDiscreteScheduler, scheduler, num_steps, shift).sigmas.to(torch.float32)
+
+    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
+        """The checkpoint's scheduler, fresh for one sampling."""
+        return SchedulerSolver(self._prepared(num_steps, shift))
+
+    def _prepared(self, num_steps: int, shift: float | None) -> Any:
+        scheduler = self.pipe.scheduler
+        return _spaced(type(scheduler), scheduler.config, num_steps, self.shift if shift is None else shift)
+
+    def _positions(self, x: Tensor) -> dict[str, Any]:
+        """The first latent frame is one frame and the others eight, so that a token's time is that of its first frame."""
+        pipe, (frames, height, width) = self.pipe, x.shape[2:]
+        ids = pipe._prepare_video_ids(len(x), frames, height, width, device=x.device)
+        scales = {"scale_factor": self.grid.spatial, "scale_factor_t": self.grid.temporal}
+        coordinates = pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
+        coordinates[:, 0] = coordinates[:, 0] * (1.0 / self.video.fps)
+        return {"video_coords": coordinates}
+
+
+def _spaced(kind: Any, config: Mapping[str, Any], num_steps: int, shift: float) -> Any:
+    """A scheduler with LTXConditionPipeline's sigmas."""
+    from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
+
+    if num_steps < 1:
+        raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
+    scheduler = kind.from_config(dict(config), shift=shift)
+    scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
+    return scheduler
+
+
+def check_condition_scheduler(folder: Path, index: Mapping[str, Any]) -> None:
+    """The pipeline tells the network its own timesteps and lets the scheduler bend the sigmas: only an unbent grid is one grid."""
+    name = index["scheduler"][1]
+    if name not in TAKES_MU:
+        raise ModelError(
+            f'The scheduler of "{folder}" is a {name}; supported with an {CONDITION} is {", ".join(TAKES_MU)}. Save the pipeline with it.'
+        )
+    config = read_json(folder / "scheduler" / "scheduler_config.json")
+    bent = [f"{key} to {config[key]!r}" for key in BENT if config.get(key)]
+    bent += [f"shift to {config['shift']!r}"] if config.get("shift", 1.0) != 1 else []
+    if bent:
+        raise ModelError(
+            f'scheduler/scheduler_config.json of "{folder}" sets {" and ".join(bent)}: an {CONDITION} then steps on other sigmas than it '
+            "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
+        )
+
+
+def _dead(transformer: Any) -> set[str]:
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        return network(
+            hidden_states=torch.empty(1, 2, config.in_channels, device="meta"),
+            encoder_hidden_states=torch.empty(1, 2, config.caption_channels, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            encoder_attention_mask=None,
+            num_frames=1,
+            height=1,
+            width=2,
+            rope_interpolation_scale=(1.0, 1, 1),
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, Ltx.traits.blocks, run, inputs="ltx")

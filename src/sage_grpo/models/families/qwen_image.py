@@ -1,0 +1,107 @@
+"""Qwen-Image, text-to-image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models.checkpoints.checkpoint import read_config
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.guidance import Guidance
+from sage_grpo.models.network.decoding import wan_latents
+from sage_grpo.models.network.gradients import unread_queries, without_gradient
+from sage_grpo.models.network.packing import pack, unpack
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+SIDE = 2
+"""Latents of a token, along height and width; the pipeline packs them."""
+TEXT_TOKENS = 512
+"""To which the pipeline's call cuts a prompt."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> QwenImage:
+    """Load the checkpoint of a spec."""
+    folder, index = open_folder(spec, QwenImage.traits, ["QwenImagePipeline"], ["tokenizer", "text_encoder"])
+    config = read_config(folder, "transformer")
+    for name in ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
+        if config.get(name):
+            raise ModelError(
+                f'transformer/config.json of "{folder}" sets {name}, as Qwen-Image does not: not supported.'
+            )
+    return QwenImage(spec, folder, index, open_pipeline(spec, QwenImage.traits, folder, index, device), device=device)
+
+
+class QwenImage(FamilyModel):
+    """Qwen-Image as a VelocityModel of one-frame clips."""
+
+    traits = Traits(
+        video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
+        guidance_scale=4.0,
+        blocks={"transformer_blocks": "num_layers"},
+        lora_targets=(*JOINT_ATTENTION, "img_mlp.net.*", "txt_mlp.net.*"),
+        encoders=("text_encoder",),
+        ragged=(("encoder_hidden_states", 1),),
+        even_sigmas=True,
+        dynamic_shift=True,
+    )
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
+
+    def _grid(self) -> Grid:
+        channels = self.transformer.config.in_channels // SIDE**2
+        return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
+
+    def _guidance_style(self) -> Guidance:
+        return Guidance(renormalize=SIDE)
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        whole = len(self.pipe.tokenizer(self.pipe.prompt_template_encode.format(prompt)).input_ids)
+        crop = self.pipe.prompt_template_encode_start_idx
+        if whole <= crop:
+            raise ModelError(
+                f"The tokenizer turns {prompt!r} with the pipeline's template into {whole} tokens, of which the pipeline crops {crop}: "
+                "nothing is left. The checkpoint's tokenizer does not fit this pipeline."
+            )
+        self._encoder("text_encoder")
+        text, _ = self.pipe.encode_prompt(prompt, device=self._places["text"], max_sequence_length=TEXT_TOKENS)
+        return {"text": text[0].to(self.dtype)}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        shape = (1, x.shape[3] // SIDE, x.shape[4] // SIDE)
+        tokens = self.network(
+            hidden_states=pack(x.to(self._input_dtype), SIDE),
+            timestep=timestep.to(self._input_dtype) / 1000,  # rounded where the pipeline rounds it
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            encoder_hidden_states_mask=None,
+            img_shapes=[[shape]] * len(x),
+            return_dict=False,
+        )[0]
+        return unpack(tokens, x, SIDE)
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        return wan_latents(self.pipe.vae, latents)
+
+
+def _dead(transformer: Any) -> set[str]:
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        return network(
+            hidden_states=torch.empty(1, 1, config.in_channels, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            encoder_hidden_states=torch.empty(1, 2, config.joint_attention_dim, device="meta"),
+            img_shapes=[[(1, 1, 1)]],
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, QwenImage.traits.blocks, run, inputs="qwen_image") | unread_queries(
+        transformer
+    )

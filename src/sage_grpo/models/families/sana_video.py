@@ -1,0 +1,170 @@
+"""SANA-Video, text-to-video."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models.checkpoints.checkpoint import read_config
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.batching import seen_tokens
+from sage_grpo.models.network.decoding import wan_latents, wan_pixels
+from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+VAES = ("AutoencoderKLWan", "AutoencoderKLLTX2Video")
+"""Of the published 480p and 720p checkpoints."""
+SCORED = re.compile(r"motion score: \d+\.?\s*$", re.IGNORECASE)
+"""A prompt that ends in a motion score already."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> SanaVideo:
+    """Load the checkpoint of a spec."""
+    folder, index = open_folder(spec, SanaVideo.traits, ["SanaVideoPipeline"], ["tokenizer", "text_encoder"])
+    config = read_config(folder, "transformer")
+    _check_vae(folder, index["vae"][1])
+    score = spec.options.get("motion_score", 1)
+    if score < 1 or score != int(score):
+        raise ModelError(
+            f"model.options motion_score is a whole number from 1 (published examples have 30), got {score:g}."
+        )
+    if config.get("guidance_embeds") or config.get("out_channels", 16) != config.get("in_channels", 16):
+        raise ModelError(
+            f'"{folder}" has a guidance input or predicts variances, which its pipeline does not use here.'
+        )
+    return SanaVideo(spec, folder, index, open_pipeline(spec, SanaVideo.traits, folder, index, device), device)
+
+
+def _check_vae(folder: Path, name: str) -> None:
+    if name not in VAES:
+        raise ModelError(
+            f'The VAE of "{folder}" is a {name}; supported are {" and ".join(VAES)}. (DC-AE-V, which the first 720p weights were trained '
+            "with, has no class in diffusers.) Use SANA-Video_2B_480p_diffusers or SANA-Video_2B_720p_diffusers."
+        )
+    config = read_config(folder, "vae")
+    if name != "AutoencoderKLLTX2Video":
+        return
+    noise = config.get("decoder_inject_noise", False)
+    if config.get("timestep_conditioning") or (any(noise) if isinstance(noise, list) else noise):
+        raise ModelError(
+            f'vae/config.json of "{folder}" sets timestep_conditioning or decoder_inject_noise, as LTX-2\'s does not: the pipeline gives its '
+            "decoder neither a timestep nor noise. Use the VAE of SANA-Video_2B_720p_diffusers."
+        )
+    for ratio in ("spatial_compression_ratio", "temporal_compression_ratio"):
+        if not config.get(ratio):
+            raise ModelError(f'vae/config.json of "{folder}" names no {ratio}, which the pipeline reads there. Add it.')
+
+
+class SanaVideo(FamilyModel):
+    """SANA-Video as a VelocityModel. Sizes are taken as given: the pipeline's snapping to known aspect ratios is left out."""
+
+    traits = Traits(
+        video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
+        guidance_scale=6.0,
+        blocks={"transformer_blocks": "num_layers"},
+        lora_targets=CROSS_ATTENTION,
+        encoders=("text_encoder",),
+        ragged=(("encoder_hidden_states", 1),),
+        options={"motion_score": None},  # the pipeline adds none; its published examples do
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        super().__init__(spec, folder, index, pipe, device=device)
+        score = self.options["motion_score"]
+        self.choices["motion score"] = (
+            'none, as the pipeline; published prompts end in " motion score: 30." (model.options motion_score)'
+            if score is None
+            else f"prompts end in{_motion(score)!r}"
+        )
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
+
+    def _grid(self) -> Grid:
+        return Grid(
+            channels=self.transformer.config.in_channels,
+            temporal=self.pipe.vae_scale_factor_temporal,
+            spatial=self.pipe.vae_scale_factor_spatial,
+            patch=tuple(self.transformer.config.patch_size),
+            sides=32,  # with both VAEs, though Wan's needs 16 only
+        )
+
+    @cached_property
+    def _instruction(self) -> list[str]:
+        """What the pipeline puts before every prompt."""
+        return list(inspect.signature(type(self.pipe).__call__).parameters["complex_human_instruction"].default)
+
+    def _instruct(self, prompt: str) -> str:
+        score = self.options["motion_score"]
+        if score is not None and SCORED.search(prompt) is None:  # a prompt of the published form keeps its own
+            prompt = prompt.rstrip() + _motion(score)
+        return "\n".join(self._instruction) + prompt
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        self._encoder("text_encoder")
+        before = "\n".join(self._instruction)
+        instructed = prompt.startswith(before)
+        # A causal encoder: valid tokens do not see the padding after them.
+        text, mask, _, _ = self.pipe.encode_prompt(
+            prompt.removeprefix(before),
+            do_classifier_free_guidance=False,
+            device=self._places["text"],
+            complex_human_instruction=self._instruction if instructed else None,
+        )
+        return {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        return self.network(
+            x.to(self._input_dtype),
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            timestep=timestep,
+            return_dict=False,
+        )[0]
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        vae = self.pipe.vae
+        if _is_wan(vae):
+            return wan_latents(vae, latents)
+        mean, std = (values.view(1, -1, 1, 1, 1).to(latents) for values in (vae.latents_mean, vae.latents_std))
+        return latents / (1.0 / std) + mean
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        vae = self.pipe.vae
+        return wan_pixels(vae, z) if _is_wan(vae) and not vae.use_tiling else super()._pixels(z)
+
+
+def _is_wan(vae: Any) -> bool:
+    return type(vae).__name__ == "AutoencoderKLWan"
+
+
+def _motion(score: float) -> str:
+    """What published prompts end in; the network was trained with it."""
+    return f" motion score: {int(score)}."
+
+
+def _dead(transformer: Any) -> set[str]:
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        return network(
+            torch.empty(1, config.in_channels, *config.patch_size, device="meta"),
+            encoder_hidden_states=torch.empty(1, 2, config.caption_channels, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, SanaVideo.traits.blocks, run, inputs="sana_video")

@@ -1,0 +1,94 @@
+"""Stable Diffusion 3 and 3.5, text-to-image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.gradients import unread_queries, without_gradient
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
+"""What every checkpoint has; the third encoder may be left out, as in the pipeline, which then has zeros in its place."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Sd3:
+    """Load the checkpoint of a spec."""
+    folder, index = open_folder(spec, Sd3.traits, ["StableDiffusion3Pipeline"], PARTS)
+    if has_component(index, "text_encoder_3"):
+        check_components(folder, index, ["tokenizer_3"], [])
+    return Sd3(spec, folder, index, open_pipeline(spec, Sd3.traits, folder, index, device), device=device)
+
+
+class Sd3(FamilyModel):
+    """Stable Diffusion 3.5 as a VelocityModel of one-frame clips."""
+
+    traits = Traits(
+        video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
+        guidance_scale=7.0,
+        blocks={"transformer_blocks": "num_layers"},
+        lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
+        encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
+        padded=True,
+        dynamic_shift=True,
+    )
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
+
+    def _grid(self) -> Grid:
+        config = self.transformer.config
+        patch = (1, config.patch_size, config.patch_size)
+        return Grid(channels=config.in_channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=patch)
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        for name in self.traits.encoders:
+            if has_component(self.index, name):
+                self._encoder(name)
+        # The network attends to the text's padding, which is part of the model.
+        text, _, pooled, _ = self.pipe.encode_prompt(
+            prompt, None, None, device=self._places["text"], do_classifier_free_guidance=False
+        )
+        return {"text": text[0].to(self.dtype), "pooled": pooled[0].to(self.dtype)}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        v = self.network(
+            hidden_states=x[:, :, 0].to(self._input_dtype),
+            timestep=timestep,
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            pooled_projections=inputs["pooled"].to(self._input_dtype),
+            return_dict=False,
+        )[0]
+        return v[:, :, None]
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        config = self.pipe.vae.config
+        return (latents / config.scaling_factor) + config.shift_factor
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        return [pixels[:, :, None] for pixels in super()._pixels(z[:, :, 0])]
+
+
+def _dead(transformer: Any) -> set[str]:
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        size = config.patch_size
+        return network(
+            hidden_states=torch.empty(1, config.in_channels, size, size, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            encoder_hidden_states=torch.empty(1, 2, config.joint_attention_dim, device="meta"),
+            pooled_projections=torch.empty(1, config.pooled_projection_dim, device="meta"),
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, Sd3.traits.blocks, run, inputs="sd3") | unread_queries(transformer)

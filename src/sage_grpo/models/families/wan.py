@@ -1,0 +1,241 @@
+"""Wan 2.1 and 2.2, text-to-video and image-to-video."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sage_grpo.models.checkpoints.checkpoint import (
+    check_components,
+    load_pipeline,
+    read_config,
+    read_index,
+    require_ftfy,
+    resolve,
+)
+from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.guidance import check_guidance
+from sage_grpo.models.network.attention import PlainAttention
+from sage_grpo.models.network.decoding import wan_latents, wan_pixels
+from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.sequence import SequenceSplit, split_rotary
+from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.schedulers import check_scheduler
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
+from sage_grpo.types import VideoSpec
+
+TEXT_TOKENS = 512
+"""Length to which the pipelines pad text; also hard-coded in the transformer's image attention."""
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
+    """Load the checkpoint of a spec."""
+    import diffusers
+
+    require_ftfy()
+    folder = resolve(spec)
+    index = read_index(folder)
+    two = index.get("boundary_ratio") is not None
+    networks = ["transformer", "transformer_2"] if two else ["transformer"]
+    trained = "transformer_2" if two and spec.expert == "low" else "transformer"
+    check_components(folder, index, [*networks, "vae", "scheduler", "tokenizer", "text_encoder"], [*networks, "vae"])
+    check_scheduler(folder, index, even=Wan.traits.even_sigmas)
+    check_guidance(spec, folder, index)
+    if read_config(folder, "transformer").get("pos_embed_seq_len") is not None:
+        raise ModelError(
+            f'"{folder}" is a Wan first-and-last-frame model (FLF2V), which is not supported: it needs two images per '
+            "prompt. Use the image-to-video checkpoint (I2V)."
+        )
+    if index["_class_name"] == "WanImageToVideoPipeline" and read_config(folder, "transformer").get("image_dim"):
+        check_components(folder, index, ["image_encoder", "image_processor"], [])  # 2.2 does without both
+    encoders = [name for name in Wan.traits.encoders if name in index]
+    # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
+    name = "WanImageToVideoPipeline" if index.get("expand_timesteps") else index["_class_name"]
+    pipeline = getattr(diffusers, name)
+    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device, trained=trained))
+    return Wan(spec, folder, index, pipe, device)
+
+
+class Wan(FamilyModel):
+    """Wan as a VelocityModel. With two experts the spec's `expert` is trained and both are used."""
+
+    traits = Traits(
+        video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
+        guidance_scale=5.0,
+        blocks={"blocks": "num_layers"},
+        lora_targets=(*CROSS_ATTENTION, "ffn.net.*"),
+        encoders=("text_encoder", "image_encoder"),
+    )
+
+    def __init__(
+        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
+    ) -> None:
+        self.expand_timesteps = bool(index.get("expand_timesteps"))
+        self._sequence: SequenceSplit | None = None
+        boundary = index.get("boundary_ratio")
+        low = boundary is not None and spec.expert == "low"
+        others = [] if boundary is None else [pipe.transformer if low else pipe.transformer_2]
+        component = "transformer_2" if low else "transformer"
+        for network in (getattr(pipe, component), *others):
+            for block in network.blocks:
+                block.attn1.set_processor(PlainAttention())
+                block.attn2.set_processor(PlainAttention())
+        super().__init__(
+            spec,
+            folder,
+            index,
+            pipe,
+            component=component,
+            others=others,
+            boundary=boundary,
+            takes_images=self.expand_timesteps,
+            device=device,
+        )
+
+    def _unread(self) -> set[str]:
+        return _dead(self.transformer)
+
+    def _grid(self) -> Grid:
+        return Grid(
+            channels=self.pipe.vae.config.z_dim,
+            temporal=self.pipe.vae_scale_factor_temporal,
+            spatial=self.pipe.vae_scale_factor_spatial,
+            patch=tuple(self.transformer.config.patch_size),
+        )
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens; text is whole everywhere."""
+        self._sequence = sequence
+        networks: tuple[Any, ...] = (self.network, *self.others)
+        for network in networks:
+            sequence.check(network.config.num_attention_heads)
+            _split(network, sequence, self.latent_shape())
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+
+        tokens = self.pipe.tokenizer(
+            prompt_clean(prompt),
+            truncation=True,
+            max_length=TEXT_TOKENS,
+            return_attention_mask=True,
+            return_tensors="pt",
+        ).to(self._places["text"])
+        encoder = self._encoder("text_encoder")
+        if tokens.input_ids.numel():
+            text = encoder(tokens.input_ids, tokens.attention_mask).last_hidden_state[0]
+        else:  # an empty prompt and a tokenizer that marks no end: as in the pipelines, all of the text is padding
+            text = torch.zeros(0, encoder.config.d_model)
+        inputs = {"text": text.to(self.dtype)}
+        if image is not None:
+            inputs |= self._image(image)
+        return inputs
+
+    def _image(self, image: Tensor) -> dict[str, Tensor]:
+        from PIL import Image
+
+        picture = Image.fromarray(image.cpu().numpy())
+        height, width, device = self.video.height, self.video.width, self._places["vae"]
+        pixels = self.pipe.video_processor.preprocess(picture, height=height, width=width).to(device, torch.float32)
+        condition = self.pipe.prepare_latents(
+            pixels,
+            1,
+            height=height,
+            width=width,
+            num_frames=self.video.frames,
+            dtype=torch.float32,
+            device=device,
+            latents=torch.empty((1, *self.latent_shape())),
+        )[1]
+        inputs = {"condition": condition[0]}
+        if self.transformer.config.image_dim is not None:  # Wan 2.1 also attends to the picture's CLIP tokens
+            self._encoder("image_encoder")
+            inputs["image"] = self.pipe.encode_image(picture, self._places["text"])[0].to(self.dtype)
+        return inputs
+
+    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        # Wan attends to its zero padding without a mask, and was trained so: here padding is part of the model. It is
+        # added at the last moment, so that the cache holds valid tokens only.
+        text = inputs["text"]
+        return {**inputs, "text": F.pad(text, (0, 0, 0, TEXT_TOKENS - len(text)))}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        if self.expand_timesteps:
+            return self._forward_expanded(x, sigma, timestep, inputs)
+        if "condition" in inputs:
+            x = torch.cat([x, inputs["condition"].to(x.dtype)], dim=1)
+        return self._run(x, sigma, timestep, inputs)
+
+    def _forward_expanded(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """Wan 2.2 5B: a timestep per token. An image is the first latent frame, free of noise, at timestep 0."""
+        frame = inputs.get("condition")
+        tokens = (x.shape[3] // 2) * (x.shape[4] // 2)
+        timestep = timestep[:, None].expand(-1, x.shape[2] * tokens)
+        if frame is None:
+            return self._run(x, sigma, timestep, inputs)
+        timestep = torch.cat([torch.zeros_like(timestep[:, :tokens]), timestep[:, tokens:]], dim=1)
+        frame = frame.to(x.dtype)
+        v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), sigma, timestep, inputs)
+        # The pipeline ignores what the network says of the first frame and puts the image there at the end. The velocity
+        # that points at the image ends there too, in every solver and kernel, and has no gradient.
+        return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
+
+    def _run(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        if timestep.ndim == 2 and self._sequence is not None:
+            timestep = self._sequence.split(timestep)
+        image = inputs.get("image")
+        network = self.network if self.trains(sigma) else self.others[0]
+        return network(
+            hidden_states=x.to(self._input_dtype),
+            timestep=timestep,
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            encoder_hidden_states_image=None if image is None else image.to(self._input_dtype),
+            return_dict=False,
+        )[0]
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        return wan_latents(self.pipe.vae, latents)
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        vae = self.pipe.vae
+        return super()._pixels(z) if vae.use_tiling else wan_pixels(vae, z)
+
+
+def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:
+    """Split tokens before the first block and put them together after the last projection, around the stock forward."""
+    total = math.prod(size // patch for size, patch in zip(latents[1:], network.config.patch_size))
+
+    def into_blocks(block: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (sequence.split(arguments[0]), *arguments[1:])
+
+    network.rope.register_forward_hook(lambda module, arguments, rotary: split_rotary(sequence, rotary, dim=1))
+    network.blocks[0].register_forward_pre_hook(into_blocks)
+    network.proj_out.register_forward_hook(lambda module, arguments, tokens: sequence.merge(tokens, total))
+    for block in network.blocks:
+        block.attn1.processor.sequence = sequence
+
+
+def _dead(transformer: Any) -> set[str]:
+    """Parameters that never receive a gradient."""
+    config = transformer.config
+
+    def run(network: nn.Module) -> Tensor:
+        image = None if config.image_dim is None else torch.empty(1, 2, config.image_dim, device="meta")
+        return network(
+            hidden_states=torch.empty(1, config.in_channels, *config.patch_size, device="meta"),
+            timestep=torch.empty(1, device="meta"),
+            encoder_hidden_states=torch.empty(1, TEXT_TOKENS, config.text_dim, device="meta"),
+            encoder_hidden_states_image=image,
+            return_dict=False,
+        )[0]
+
+    return without_gradient(transformer, Wan.traits.blocks, run, inputs="wan")

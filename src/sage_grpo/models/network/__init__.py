@@ -1,0 +1,1 @@
+"""What families share inside their networks and VAEs."""

@@ -1,0 +1,254 @@
+"""Attention backends, chosen per model, and the attention of HunyuanVideo-1.5 and Wan without masks and copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, cast
+
+import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+from diffusers.models.embeddings import apply_rotary_emb
+from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15AttnProcessor2_0
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.network.sequence import SequenceSplit, SplitRotary
+
+
+class PackedAttention:
+    """Joint attention of video and text tokens in which every token is valid.
+
+    The stock processor pads the text mask to a dense N x N mask even where nothing is masked: at 480p x 81 frames that is
+    33,000 x 33,000, and it rules out the fast kernels. With padding dropped there is nothing to mask. A call with the stock
+    mask (batch x text tokens) goes to the stock processor, so the stock forward still works on the same modules; a mask
+    over all keys (batch x 1 x 1 x tokens) is ours.
+    """
+
+    # Names that diffusers sets from outside (context parallelism, backends).
+    _attention_backend: AttentionBackendName | None = None
+    _parallel_config: Any = None
+    sequence: SequenceSplit | None = None
+    """Set where other ranks have the other tokens; `image_rotary_emb` is then a SplitRotary."""
+
+    def __init__(self) -> None:
+        self._stock = HunyuanVideo15AttnProcessor2_0()
+        self._stock._attention_backend = AttentionBackendName.NATIVE  # of the fast kernels none takes a mask
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        image_rotary_emb: tuple[Tensor, Tensor] | SplitRotary,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend; returns the video and the text stream."""
+        if attention_mask is not None and attention_mask.ndim == 2:
+            self._stock._parallel_config = self._parallel_config
+            return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+
+        def heads(tokens: Tensor) -> Tensor:
+            return tokens.unflatten(2, (attn.heads, -1))
+
+        query = attn.norm_q(heads(attn.to_q(hidden_states)))
+        key = attn.norm_k(heads(attn.to_k(hidden_states)))
+        query = apply_rotary_emb(query, image_rotary_emb[:2], sequence_dim=1)
+        key = apply_rotary_emb(key, image_rotary_emb[:2], sequence_dim=1)
+        query = torch.cat([query, attn.norm_added_q(heads(attn.add_q_proj(encoder_hidden_states)))], dim=1)
+        key = torch.cat([key, attn.norm_added_k(heads(attn.add_k_proj(encoder_hidden_states)))], dim=1)
+        value = torch.cat([heads(attn.to_v(hidden_states)), heads(attn.add_v_proj(encoder_hidden_states))], dim=1)
+
+        kernel = partial(attend, backend=self._attention_backend, mask=attention_mask, parallel=self._parallel_config)
+        if self.sequence is None:
+            attended = kernel(query, key, value).flatten(2, 3)
+        else:
+            counts = cast(SplitRotary, image_rotary_emb).counts
+            attended = self.sequence.attend(kernel, query, key, value, counts).flatten(2, 3)
+        video, text = attended.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
+        return attn.to_out[1](attn.to_out[0](video)), attn.to_add_out(text)
+
+
+class PlainAttention:
+    """Wan's attention without copies around the kernel, on all tokens or on this rank's.
+
+    What it does not know (an image beside the text, a mask) goes to the stock processor.
+    """
+
+    _attention_backend: AttentionBackendName | None = None
+    _parallel_config: Any = None
+    sequence: SequenceSplit | None = None
+    """Set where other ranks have the other tokens; `rotary_emb` is then a SplitRotary."""
+
+    def __init__(self) -> None:
+        self._stock = WanAttnProcessor()
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | SplitRotary | None = None,
+    ) -> Tensor:
+        """Attend."""
+        if attn.add_k_proj is not None or attention_mask is not None:
+            self._stock._attention_backend = self._attention_backend
+            self._stock._parallel_config = self._parallel_config
+            return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        query = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
+        key = attn.norm_k(attn.to_k(source)).unflatten(2, (attn.heads, -1))
+        value = attn.to_v(source).unflatten(2, (attn.heads, -1))
+        if rotary_emb is not None:
+            query, key = rotate_pairs(query, rotary_emb), rotate_pairs(key, rotary_emb)
+        # Text is whole on every rank: only attention among the video's own tokens is divided.
+        parallel = self._parallel_config if encoder_hidden_states is None else None
+        kernel = partial(attend, backend=self._attention_backend, parallel=parallel)
+        if self.sequence is None or encoder_hidden_states is not None:
+            attended = kernel(query, key, value)
+        else:
+            attended = self.sequence.attend(kernel, query, key, value, cast(SplitRotary, rotary_emb).counts)
+        return attn.to_out[1](attn.to_out[0](attended.flatten(2, 3)))
+
+
+KERNELS = {
+    AttentionBackendName._NATIVE_CUDNN: SDPBackend.CUDNN_ATTENTION,
+    AttentionBackendName._NATIVE_FLASH: SDPBackend.FLASH_ATTENTION,
+    AttentionBackendName._NATIVE_EFFICIENT: SDPBackend.EFFICIENT_ATTENTION,
+}
+"""PyTorch's own kernels, called without the copies that diffusers makes around them."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    backend: AttentionBackendName | None,
+    mask: Tensor | None = None,
+    parallel: Any = None,
+) -> Tensor:
+    """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast).
+
+    parallel: diffusers' own division of the tokens over ranks, which its dispatcher carries out.
+    """
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if mask is not None:  # of the fast kernels none takes one
+        backend = AttentionBackendName.NATIVE
+    if backend not in KERNELS or parallel is not None:
+        return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=backend, parallel_config=parallel)
+    with sdpa_kernel(KERNELS[backend]):
+        attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    return attended.transpose(1, 2)
+
+
+def rotate_pairs(tokens: Tensor, rotary: tuple[Tensor, Tensor] | SplitRotary) -> Tensor:
+    """Wan's rotary embedding: neighbouring channels are the two coordinates of one rotation."""
+    first, second = tokens.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
+    return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2).type_as(tokens)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What attention is computed on."""
+
+    tokens: int
+    heads: int
+    channels: int
+
+
+CLEARLY = 0.85
+"""Another kernel than cuDNN's is taken when it needs at most this share of its time: between kernels that are about equally fast
+a measurement would choose now the one and now the other, and a run could not be continued to the bit."""
+
+
+REPEATABLE = (
+    AttentionBackendName.NATIVE,
+    AttentionBackendName._NATIVE_FLASH,
+    AttentionBackendName._NATIVE_EFFICIENT,
+    AttentionBackendName._NATIVE_MATH,
+)
+"""Backends with a backward pass that can add up in a fixed order; the first where PyTorch does not choose cuDNN's kernel."""
+
+
+def choose_backend(
+    name: str, device: torch.device, dtype: torch.dtype, shape: Shape, *, deterministic: bool = False
+) -> tuple[AttentionBackendName, str]:
+    """The backend of a spec, and why. "auto" measures on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
+    if name == "auto":
+        if device.type != "cuda" or dtype != torch.bfloat16:
+            return AttentionBackendName.NATIVE, "PyTorch's own choice"
+        return _fastest(device, dtype, shape, deterministic=deterministic)
+    known = [backend.value for backend in AttentionBackendName if not backend.value.endswith("_hub")]
+    if name not in known:
+        why = " Backends that fetch code from the hub are not supported." if name.endswith("_hub") else ""
+        raise ModelError(f'model.attention "{name}" is not a backend.{why} Use "auto" or one of {", ".join(known)}.')
+    if deterministic and name not in REPEATABLE:
+        raise ModelError(
+            f'model.attention "{name}" has no backward pass that adds up in a fixed order, which model.deterministic asks for. Use "auto" or one of '
+            f"{', '.join(REPEATABLE)}; or set model.deterministic to false."
+        )
+    return AttentionBackendName(name), f"{name}, as asked"
+
+
+@cache
+def _fastest(
+    device: torch.device, dtype: torch.dtype, shape: Shape, *, deterministic: bool
+) -> tuple[AttentionBackendName, str]:
+    """cuDNN's kernel, or PyTorch's flash attention where that is clearly faster, the other does not run, or it shall be deterministic."""
+    both = [AttentionBackendName._NATIVE_CUDNN, AttentionBackendName._NATIVE_FLASH]
+    if deterministic:
+        both.remove(AttentionBackendName._NATIVE_CUDNN)
+    times = {backend: ms for backend in both if (ms := _milliseconds(backend, device, dtype, shape)) is not None}
+    if not times:
+        return AttentionBackendName.NATIVE, "PyTorch's own choice: the fast kernels do not run here"
+    first, *others = times
+    best = min([first, *(other for other in others if times[other] < CLEARLY * times[first])], key=times.__getitem__)
+    told = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())
+    return best, f"{best.value.removeprefix('_native_')} (measured, {shape.tokens} tokens forward and backward: {told})"
+
+
+def _milliseconds(
+    backend: AttentionBackendName, device: torch.device, dtype: torch.dtype, shape: Shape
+) -> float | None:
+    """One forward and backward pass, the second of two; None where the kernel does not run."""
+    size = (1, shape.tokens, shape.heads, shape.channels)
+    query, key, value = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    try:
+        with torch.enable_grad():
+            for _ in range(2):
+                start.record()
+                attended = attend(query, key, value, backend=backend)
+                torch.autograd.grad(attended, (query, key, value), torch.ones_like(attended))
+                end.record()
+    except RuntimeError:  # not for this GPU, or not for these heads
+        return None
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end)
+
+
+def checked_backend(asked: str, network: nn.Module) -> str:
+    """What can be asked of this network: where nothing can choose a kernel, PyTorch chooses."""
+    ours = PackedAttention | PlainAttention
+    if any(asked != "auto" or isinstance(processor, ours) for processor in _processors(network)):
+        return asked
+    if asked not in ("auto", "native"):
+        raise ModelError(f'model.attention "{asked}": this network knows PyTorch\'s own choice only. Use "auto".')
+    return "native"
+
+
+def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:
+    """Set the backend of one network; diffusers' set_attention_backend would also change the process's default."""
+    for processor in _processors(network):
+        processor._attention_backend = backend
+
+
+def _processors(network: nn.Module) -> list[Any]:
+    """The processors whose backend can be chosen; older ones of diffusers (SD3.5's) call PyTorch themselves."""
+    found = [getattr(module, "processor", None) for module in network.modules()]
+    return [processor for processor in found if "_attention_backend" in dir(type(processor))]

@@ -1,0 +1,150 @@
+"""How the repeated blocks of a transformer run: compiled or not, and what they keep for their backward pass."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from sage_grpo.models.checkpoints.cache import default_folder
+
+Keep = Literal["input", "attention", "all"]
+"""What a block keeps for its backward pass: its input only (the rest is computed again), also the outputs of attention
+(the slowest to compute and small), or everything. Gradients are the same."""
+KEEP: tuple[str, ...] = get_args(Keep)
+
+_sampling: ContextVar[bool] = ContextVar("sampling", default=False)
+"""Whether the pass under way builds graphs only to be equal to one that needs them."""
+RECOMPILES = 64
+"""Versions of one block for which a compiler is asked (lengths, dtypes, with and without gradients); beyond it would silently
+run the plain code, whose bits are others."""
+
+
+def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> None:
+    """Set what each block keeps."""
+    if len(levels) != len(blocks) or not set(levels) <= set(KEEP):
+        raise ValueError(
+            f"keep: {len(blocks)} blocks need a level each, of {', '.join(KEEP)}; got {len(levels)}: {sorted(set(levels))}."
+        )
+    for block, level in zip(blocks, levels):
+        if not isinstance(block.forward, Kept):
+            block.forward = Kept(block.forward)
+        block.forward.level = level
+
+
+class Kept:
+    """A block's forward that keeps as much as its level says.
+
+    The forward alone: what is hooked to the module (FSDP gathers its weights there) does not run again, and would not run alike.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.level: Keep = "all"
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The block's output."""
+        if self.level == "all" or _sampling.get() or not torch.is_grad_enabled():
+            return self.forward(*arguments, **named)
+        if self.level == "input":
+            return checkpoint(self.forward, *arguments, use_reentrant=False, **named)
+        contexts = partial(create_selective_checkpoint_contexts, _keep_attention)
+        return checkpoint(self.forward, *arguments, use_reentrant=False, context_fn=contexts, **named)
+
+
+_aten = torch.ops.aten
+ATTENTION = {
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def _keep_attention(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    kept = operation in ATTENTION
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+WORTH = 500
+"""Passes from which compiling pays: it takes about a minute and saves a tenth to a quarter of every pass of seconds."""
+
+
+def worth_compiling(asked: bool | None, device: torch.device, dtype: str, passes: int) -> tuple[bool, str]:
+    """Whether to compile for so many passes through the network, and why."""
+    if asked is not None:
+        return asked, "yes, as asked" if asked else "no, as asked"
+    if device.type != "cuda" or dtype != "bfloat16":
+        return False, "no: it pays on CUDA in bfloat16 only"
+    if passes < WORTH:
+        return False, f"no: {passes} passes are fewer than the {WORTH} from which it pays"
+    return (
+        True,
+        f"yes: {passes:,} passes are more than the {WORTH} from which it pays; the first ones take a minute longer",
+    )
+
+
+def compile_blocks(
+    network: nn.Module, blocks: Sequence[nn.Module], *, train: bool, ragged: Sequence[tuple[str, int]] = ()
+) -> None:
+    """Compile the blocks that `network` runs; all share their code, so two or three are compiled and the others are found.
+
+    `ragged` are inputs of a block (name, dimension) whose length differs between samples: one compilation serves all.
+
+    A compiler fuses passes with and without gradients differently; in bfloat16 a replay would then differ from its rollout by far
+    more than the clip range. So a network that is trained always runs with them.
+    """
+    import torch._dynamo
+
+    # Compilations of earlier processes are found here; a temporary folder would lose them.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_folder().parent / "compiled"))
+    torch._dynamo.config.recompile_limit = max(RECOMPILES, torch._dynamo.config.recompile_limit)
+    for block in blocks:
+        # The forward alone: what is hooked to the module (FSDP) stays outside.
+        names = tuple(inspect.signature(block.forward).parameters)
+        block.forward = partial(_compiled, torch.compile(block.forward), names, tuple(ragged))
+    if train:
+        keep_one_graph(network)
+
+
+def _compiled(
+    forward: Callable[..., Any], names: Sequence[str], ragged: Sequence[tuple[str, int]], *arguments: Any, **named: Any
+) -> Any:
+    # Networks name the inputs of their blocks, or do not where they checkpoint them: one way of calling, one compilation.
+    given = {**dict(zip(names, arguments)), **named}
+    for name, dimension in ragged:
+        torch._dynamo.maybe_mark_dynamic(given[name], dimension)
+    output = forward(**given)
+    return _cut(output) if _sampling.get() else output
+
+
+def _cut(output: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """The same values without the graph that made them, which frees it; the next block still sees that they would have one."""
+    if isinstance(output, Tensor):
+        return output.detach().requires_grad_(output.requires_grad)
+    return tuple(part.detach().requires_grad_(part.requires_grad) for part in output)
+
+
+def keep_one_graph(network: nn.Module) -> None:
+    """Run passes without gradients as those with."""
+    forward = network.forward
+
+    def always_with_gradient(*arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            return forward(*arguments, **named)
+        token = _sampling.set(True)
+        try:
+            with torch.enable_grad():
+                output = forward(*arguments, **named)
+        finally:
+            _sampling.reset(token)
+        return output.detach() if isinstance(output, Tensor) else tuple(part.detach() for part in output)
+
+    network.forward = always_with_gradient

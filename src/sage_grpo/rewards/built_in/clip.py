@@ -1,0 +1,261 @@
+"""CLIPScore, PickScore and aesthetic heads: image models, averaged over frames sampled by time.
+
+Preprocessing is done on tensors, in the steps that each score's authors take (docs/rewards.md has the table), so clips never become
+image files and no image library is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sage_grpo.rewards.built_in.pretrained import load_tokenizer, load_whole
+from sage_grpo.rewards.frames import Halves, centre_offset, resize_as_pillow, sample_indices, short_edge_size
+from sage_grpo.rewards.functions import RewardConfigError
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+Fit = Literal["crop", "pad"]
+
+
+def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves = "even") -> Tensor:
+    """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalised.
+
+    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves`
+    says where it lies when an odd number of pixels is left over. pad: the longest edge becomes `size`, and black is added on both
+    sides, as HPSv2's authors do.
+    """
+    images = frames.permute(0, 3, 1, 2)
+    pixels = _padded(images, size) if fit == "pad" else _cropped(images, size, halves)
+    mean = torch.tensor(CLIP_MEAN, device=frames.device).view(3, 1, 1)
+    std = torch.tensor(CLIP_STD, device=frames.device).view(3, 1, 1)
+    return (pixels - mean) / std
+
+
+def _cropped(images: Tensor, size: int, halves: Halves) -> Tensor:
+    rows, columns = short_edge_size(images.shape[2], images.shape[3], size)
+    top, left = (centre_offset(side, size, halves=halves) for side in (rows, columns))
+    return resize_as_pillow(images, rows, columns)[:, :, top : top + size, left : left + size] / 255
+
+
+def _padded(images: Tensor, size: int) -> Tensor:
+    """HPSv2's transform: a tensor of floats in 0..1 is resized in one pass, and neither rounded nor cut to 0..1.
+
+    Antialiased, as torchvision resizes tensors from 0.17 on. Before, it did not, with the authors' same lines: scores differ by
+    up to 0.07 between the two.
+    """
+    height, width = images.shape[2:]
+    scale = size / max(height, width)
+    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
+    pixels = images.float() / 255
+    if (rows, columns) != (height, width):
+        pixels = F.interpolate(pixels, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
+    above, before = (size - rows) // 2, (size - columns) // 2
+    return F.pad(pixels, (before, size - columns - before, above, size - rows - above))
+
+
+class ClipEncoder:
+    """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: str | None,
+        sample_fps: float,
+        num_frames: int,
+        dtype: str,
+        fit: Fit = "crop",
+        loaded: Any = None,
+        halves: Halves = "even",
+    ) -> None:
+        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. loaded: a CLIPModel that is there.
+
+        halves: as in `clip_pixels`; "even" is torchvision's crop, "down" that of transformers' processors.
+        """
+        from transformers import CLIPModel
+
+        if fit not in get_args(Fit):
+            raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
+        self.model = (load_whole(CLIPModel, model) if loaded is None else loaded).eval().requires_grad_(False)
+        rows = self.model.config.text_config.vocab_size
+        self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
+        self._size = self.model.config.vision_config.image_size
+        self._length = self.model.config.text_config.max_position_embeddings
+        self._sample_fps, self._num_frames, self._fit, self._halves = sample_fps, num_frames, fit, halves
+        self._dtype = getattr(torch, dtype) if dtype else torch.float32
+
+    def to(self, device: torch.device) -> None:
+        """Move the weights."""
+        self.model.to(device=device, dtype=self._dtype)
+
+    def frames(self, videos: Tensor, fps: float) -> Tensor:
+        """B x sampled frames x dim, of length 1."""
+        indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        chosen = videos[:, indices].to(self.model.device)
+        pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit, halves=self._halves).to(self.model.dtype)
+        features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
+        return F.normalize(features, dim=-1).view(videos.shape[0], len(indices), -1)
+
+    def texts(self, prompts: Sequence[str]) -> Tensor:
+        """B x dim, of length 1; prompts beyond the model's context are cut, as its authors do."""
+        assert self._tokenizer is not None
+        tokens = self._tokenizer(
+            list(prompts), padding=True, truncation=True, max_length=self._length, return_tensors="pt"
+        ).to(self.model.device)
+        return F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
+
+
+class ClipScore:
+    """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames.
+
+    With scale 1, clamp false, an empty prefix and fit pad it is HPSv2's score for a checkpoint in transformers' format (hpsv2.py
+    reads the authors'): the plain cosine of the whole picture, black where it is not square.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str = "",
+        scale: float = 2.5,
+        clamp: bool = True,
+        prefix: str = "A photo depicts ",
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
+        fit: Fit = "crop",
+    ) -> None:
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit)
+        self._scale, self._clamp, self._prefix = scale, clamp, prefix
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """CLIPScore."""
+        return ("CLIPScore",)
+
+    def to(self, device: torch.device) -> ClipScore:
+        """Move the weights."""
+        self._encoder.to(device)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips."""
+        texts = self._encoder.texts([self._prefix + prompt for prompt in prompts])
+        cosine = torch.einsum("bfd,bd->bf", self._encoder.frames(videos, fps), texts)
+        kept = cosine.clamp(min=0) if self._clamp else cosine
+        return {"CLIPScore": self._scale * kept.mean(dim=1)}
+
+
+class PickScore:
+    """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
+
+    About 20 on real pictures. Some toolkits divide by 26; use `divide_by` for that. Pictures are prepared as transformers' processor
+    does it, which its authors use: half a pixel of the centre crop is dropped (the other CLIP scores go by torchvision's crop).
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str = "",
+        divide_by: float = 1.0,
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
+        fit: Fit = "crop",
+    ) -> None:
+        if divide_by <= 0:
+            raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit, halves="down")
+        self._divide_by = divide_by
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """PickScore."""
+        return ("PickScore",)
+
+    def to(self, device: torch.device) -> PickScore:
+        """Move the weights."""
+        self._encoder.to(device)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips."""
+        cosine = torch.einsum("bfd,bd->bf", self._encoder.frames(videos, fps), self._encoder.texts(prompts))
+        scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
+        return {"PickScore": scale * cosine.mean(dim=1)}
+
+
+class Aesthetic:
+    """An aesthetic head on CLIP's image embedding: the linear layers of a file, applied in order.
+
+    Fits the LAION predictors (for example CLIP ViT-L/14 with layers 768-1024-128-64-16-1, no activations).
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        head: str,
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
+        fit: Fit = "crop",
+    ) -> None:
+        self._encoder = ClipEncoder(model, None, sample_fps, num_frames, dtype, fit)
+        self._layers = _read_linears(Path(head))
+        width = self._encoder.model.config.projection_dim
+        for weight, _ in self._layers:
+            if weight.shape[1] != width:
+                raise RewardConfigError(f"{head} does not fit: a layer takes {weight.shape[1]} inputs of {width}.")
+            width = weight.shape[0]
+        if width != 1:
+            raise RewardConfigError(f"{head} ends with {width} outputs, a score needs one.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Aesthetic."""
+        return ("Aesthetic",)
+
+    def to(self, device: torch.device) -> Aesthetic:
+        """Move the weights."""
+        self._encoder.to(device)
+        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
+        return self
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips; prompts do not matter."""
+        values = self._encoder.frames(videos, fps)
+        for weight, bias in self._layers:
+            values = F.linear(values, weight, bias)
+        return {"Aesthetic": values.squeeze(-1).mean(dim=1)}
+
+
+def _read_linears(path: Path) -> list[tuple[Tensor, Tensor]]:
+    if not path.is_file():
+        raise RewardConfigError(f"The aesthetic head {path} does not exist.")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = load_file(path)
+    else:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
+    found = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
+    names = [found[index] for index in sorted(found)] or [name for name in state if name.endswith("weight")]
+    layers = []
+    for name in names:
+        bias = state.get(f"{name.removesuffix('weight')}bias", torch.zeros(state[name].shape[0]))
+        layers.append((state[name].float(), bias.float()))
+    if not layers:
+        raise RewardConfigError(f"{path} holds no linear layers; it has {sorted(state)[:5]}.")
+    return layers

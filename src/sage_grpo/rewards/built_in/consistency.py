@@ -1,0 +1,162 @@
+"""Whether a clip stays itself: subject and background consistency by VBench's formula (Huang et al., 2024).
+
+Every frame becomes a unit vector f_t; a clip's score is the mean over t >= 2 of (max(0, f_t . f_{t-1}) + max(0, f_t . f_1)) / 2.
+The subject is read by DINO, the background by CLIP's image encoder, which is what VBench calls it: nothing is cut out. A still
+picture scores 1: pair them with `motion`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sage_grpo.rewards.built_in.pretrained import load_whole
+from sage_grpo.rewards.frames import centre_offset, sample_indices, short_edge_size
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.types import PartScores
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+"""Mean and std of the pixels that each encoder was trained on."""
+FRAMES_A_PASS = 32
+"""Frames that the encoder sees at a time: memory does not grow with the clip."""
+
+
+def consistency(features: Tensor) -> Tensor:
+    """B x F x dim to B: the mean of the cosines to the first and to the previous frame, none of them below 0."""
+    unit = F.normalize(features, dim=-1)
+    previous = (unit[:, 1:] * unit[:, :-1]).sum(dim=-1).clamp(min=0)
+    first = (unit[:, 1:] * unit[:, :1]).sum(dim=-1).clamp(min=0)
+    return ((previous + first) / 2).mean(dim=1)
+
+
+def short_edge(frames: Tensor, size: int, mode: str) -> Tensor:
+    """uint8 N x H x W x 3 to floats N x 3 x rows x columns near 0..255, the short edge `size`; not antialiased, as VBench's.
+
+    Nothing is rounded or cut to 0..255 either: VBench's loader makes float32 of the frames (`torch.Tensor(frames)`, though its
+    comment says uint8), and torchvision rounds bytes only.
+    """
+    images = frames.permute(0, 3, 1, 2).float()
+    target = short_edge_size(frames.shape[1], frames.shape[2], size)
+    return F.interpolate(images, target, mode=mode, align_corners=False)
+
+
+def dino_positions(table: Tensor, rows: int, columns: int) -> Tensor:
+    """1 x (1 + n * n) x dim position embeddings for a picture of rows x columns patches, as DINO's own code interpolates them.
+
+    It stretches by (rows + 0.1) / n, not by rows / n, so that no rounding loses a row; transformers stretches by the exact ratio,
+    which moves the last positions by up to a tenth of a patch.
+    """
+    side = math.isqrt(table.shape[1] - 1)
+    if rows == columns == side:
+        return table
+    grid = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    stretch = ((rows + 0.1) / side, (columns + 0.1) / side)
+    stretched = F.interpolate(grid, scale_factor=stretch, mode="bicubic", align_corners=False)
+    return torch.cat([table[:, :1], stretched.flatten(2).transpose(1, 2)], dim=1)
+
+
+def _normalise(images: Tensor, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in statistics)
+    return (images / 255 - mean) / std
+
+
+class _Consistency:
+    """An image encoder over all frames of the clips, and the formula."""
+
+    def __init__(self, part: str, model: Any, sample_fps: float, dtype: str) -> None:
+        if sample_fps < 0:
+            raise RewardConfigError(f"sample_fps of {part} must be 0 (every frame) or more, got {sample_fps}.")
+        self._part, self._sample_fps = part, sample_fps
+        self._model = model.eval().requires_grad_(False)
+        self._dtype = getattr(torch, dtype) if dtype else torch.float32
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The one part."""
+        return (self._part,)
+
+    def to(self, device: torch.device) -> _Consistency:
+        """Move the weights."""
+        self._model.to(device=device, dtype=self._dtype)
+        return self
+
+    def _score(self, videos: Tensor, fps: float, encode: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
+        count, total = videos.shape[:2]
+        chosen = sample_indices(total, fps, sample_fps=self._sample_fps) if self._sample_fps > 0 else list(range(total))
+        if len(chosen) < 2:
+            why = f"{self._part} compares frames, and {len(chosen)} of the clip's {total} is looked at"
+            return PartScores({self._part: torch.full((count,), torch.nan)}, dict.fromkeys(range(count), why))
+        parameter = next(self._model.parameters())
+        frames = videos[:, chosen].flatten(0, 1)
+        passes = [
+            encode(piece.to(parameter.device)).float()
+            for piece in (frames[at : at + FRAMES_A_PASS] for at in range(0, len(frames), FRAMES_A_PASS))
+        ]
+        return {self._part: consistency(torch.cat(passes).view(count, len(chosen), -1))}
+
+
+class SubjectConsistency(_Consistency):
+    """DINO's class token of every frame (VBench: DINO ViT-B/16); DINOv2 models work too, on a scale of their own."""
+
+    def __init__(self, *, model: str, size: int = 224, sample_fps: float = 0.0, dtype: str = "") -> None:
+        """size: short edge of the frames. sample_fps: frames a second that are looked at; 0 is every frame, as VBench."""
+        from transformers import AutoConfig, AutoModel
+
+        kind = AutoConfig.from_pretrained(model).model_type
+        if kind not in ("vit", "dinov2", "dinov2_with_registers"):
+            raise RewardConfigError(
+                f'subject_consistency takes a DINO or DINOv2 model, "{model}" is a {kind}: facebook/dino-vitb16 is VBench\'s.'
+            )
+        # DINO's files hold no pooler: the class token is the feature
+        options: dict[str, Any] = {"add_pooling_layer": False} if kind == "vit" else {}
+        super().__init__(
+            "subject_consistency",
+            load_whole(AutoModel, model, **options),
+            sample_fps,
+            dtype,
+        )
+        self._size, self._options = size, ({"interpolate_pos_encoding": True} if kind == "vit" else {})
+        if kind == "vit":
+            self._model.embeddings.interpolate_pos_encoding = self._positions
+
+    def _positions(self, embeddings: Tensor, height: int, width: int) -> Tensor:
+        """In the place of transformers' own."""
+        patch = self._model.config.patch_size
+        return dino_positions(self._model.embeddings.position_embeddings, height // patch, width // patch)
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips; prompts do not matter."""
+        return self._score(videos, fps, self._features)
+
+    def _features(self, frames: Tensor) -> Tensor:
+        pixels = _normalise(short_edge(frames, self._size, "bilinear"), IMAGENET)
+        return self._model(pixel_values=pixels.to(self._model.dtype), **self._options).last_hidden_state[:, 0]
+
+
+class BackgroundConsistency(_Consistency):
+    """CLIP's image embedding of every frame (VBench: CLIP ViT-B/32)."""
+
+    def __init__(self, *, model: str, sample_fps: float = 0.0, dtype: str = "") -> None:
+        """sample_fps: frames a second that are looked at; 0 is every frame, as VBench."""
+        from transformers import CLIPModel
+
+        super().__init__("background_consistency", load_whole(CLIPModel, model), sample_fps, dtype)
+        self._size = self._model.config.vision_config.image_size
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips; prompts do not matter."""
+        return self._score(videos, fps, self._features)
+
+    def _features(self, frames: Tensor) -> Tensor:
+        images = short_edge(frames, self._size, "bicubic")
+        top, left = (centre_offset(side, self._size) for side in images.shape[-2:])
+        pixels = _normalise(images[..., top : top + self._size, left : left + self._size], CLIP)
+        return self._model.get_image_features(pixel_values=pixels.to(self._model.dtype)).pooler_output

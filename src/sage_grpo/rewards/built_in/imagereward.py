@@ -1,0 +1,193 @@
+"""ImageReward (Xu et al., 2023): BLIP reads the prompt while it looks at the picture, and five linear layers make a score.
+
+The published weights are in BLIP's own names (a timm vision transformer, a BERT with cross-attention). Here they go into
+transformers' BLIP; the file is a safetensors copy, because the published one is a pickle.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sage_grpo.documents import read_json
+from sage_grpo.rewards.built_in.clip import clip_pixels
+from sage_grpo.rewards.built_in.pretrained import fill, load_tokenizer, read_safetensors
+from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.rewards.functions import RewardConfigError
+
+CONVERT = "Make it from ImageReward.pt once, as docs/rewards.md (ImageReward) shows."
+MEAN, STD = 0.16717362830052426, 1.0333394966054072
+"""Of the raw scores over the authors' data; theirs are published after (score - mean) / std."""
+LONGEST = 35
+"""Tokens of a prompt that the authors keep."""
+HEAD = 64
+"""Width of an attention head in every vision transformer of BLIP."""
+FRAMES_A_PASS = 32
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
+_LAYERS = {
+    "norm1": "layer_norm1",
+    "norm2": "layer_norm2",
+    "attn.qkv": "self_attn.qkv",
+    "attn.proj": "self_attn.projection",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+_WHOLE = {
+    "cls_token": "embeddings.class_embedding",
+    "pos_embed": "embeddings.position_embedding",
+    "patch_embed.proj.weight": "embeddings.patch_embedding.weight",
+    "patch_embed.proj.bias": "embeddings.patch_embedding.bias",
+    "norm.weight": "post_layernorm.weight",
+    "norm.bias": "post_layernorm.bias",
+}
+_BUFFER = "embeddings.position_ids"
+"""0, 1, 2, ...: older versions of BERT saved it."""
+
+
+class ImageReward:
+    """(score - mean) / std of the frames, mean over frames; about -2 to 2."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: str,
+        config: str,
+        tokenizer: str = "google-bert/bert-base-uncased",
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
+    ) -> None:
+        """checkpoint: the weights as safetensors. config: the authors' med_config.json. tokenizer: BERT's, folder or hub name."""
+        state = {name: value.float() for name, value in read_safetensors(checkpoint, CONVERT).items()}
+        vision, text = _part(state, "blip.visual_encoder."), _part(state, "blip.text_encoder.")
+        text.pop(_BUFFER, None)
+        if "pos_embed" not in vision or "patch_embed.proj.weight" not in vision:
+            raise RewardConfigError(f"{checkpoint} is no ImageReward: it has no blip.visual_encoder.")
+        self._vision = _vision_model(vision)
+        fill(self._vision, from_timm(vision), f"The vision tower in {checkpoint}")
+        self._text = _text_model(Path(config).expanduser(), vision["cls_token"].shape[-1])
+        fill(self._text, text, f"The text encoder in {checkpoint}")
+        self._layers = _linears(_part(state, "mlp.layers."), self._text.config.hidden_size, checkpoint)
+        self._tokenizer = load_tokenizer(tokenizer, self._text.config.vocab_size)
+        # BLIP's two tokens of its own; no prompt needs them, but one that holds their text is read as by the authors
+        self._tokenizer.add_special_tokens({"bos_token": "[DEC]"})
+        self._tokenizer.add_tokens(["[ENC]"], special_tokens=True)
+        self._sample_fps, self._num_frames = sample_fps, num_frames
+        self._dtype = getattr(torch, dtype) if dtype else torch.float32
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """ImageReward."""
+        return ("ImageReward",)
+
+    def to(self, device: torch.device) -> ImageReward:
+        """Move the weights; the last layers stay float32, as the authors'."""
+        for model in (self._vision, self._text):
+            model.to(device=device, dtype=self._dtype)
+        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
+        return self
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips."""
+        chosen = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        frames = videos[:, chosen].flatten(0, 1)
+        tokens = self._tokenizer(
+            list(prompts), padding="max_length", truncation=True, max_length=LONGEST, return_tensors="pt"
+        )
+        rows = torch.arange(len(prompts)).repeat_interleave(len(chosen))
+        ids, mask = tokens["input_ids"][rows], tokens["attention_mask"][rows]
+        scores = [
+            self._score(frames[at : at + FRAMES_A_PASS], ids[at : at + FRAMES_A_PASS], mask[at : at + FRAMES_A_PASS])
+            for at in range(0, len(frames), FRAMES_A_PASS)
+        ]
+        return {"ImageReward": torch.cat(scores).view(len(prompts), -1).mean(dim=1)}
+
+    def _score(self, frames: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        device, dtype = self._text.device, self._text.dtype
+        pixels = clip_pixels(frames.to(device), self._vision.config.image_size).to(dtype)
+        seen = self._vision(pixel_values=pixels).last_hidden_state
+        read = self._text(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            encoder_hidden_states=seen,
+            encoder_attention_mask=torch.ones(seen.shape[:-1], dtype=torch.long, device=device),
+        )
+        values = read.last_hidden_state[:, 0].float()
+        for weight, bias in self._layers:  # no activations between them
+            values = F.linear(values, weight, bias)
+        return (values.squeeze(-1) - MEAN) / STD
+
+
+def _part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """What stands under a prefix; BLIP's projections for retrieval, which no score uses, are under none that is asked for."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """BLIP's vision weights under transformers' names; what is not known keeps its name, so that it is refused."""
+    result = {}
+    for name, value in state.items():
+        block = _BLOCK.fullmatch(name)
+        if block is None:
+            result[_WHOLE.get(name, name)] = value
+        else:
+            result[f"encoder.layers.{block[1]}.{_LAYERS.get(block[2], block[2])}.{block[3]}"] = value
+    return result
+
+
+def _vision_model(state: Mapping[str, Tensor]) -> Any:
+    """The tower, its sizes read from the weights; BLIP's layer norms have an epsilon of 1e-6."""
+    from transformers import BlipVisionConfig, BlipVisionModel
+
+    width, patch = state["cls_token"].shape[-1], state["patch_embed.proj.weight"].shape[-1]
+    depth = 1 + max((int(block[1]) for name in state if (block := _BLOCK.fullmatch(name))), default=-1)
+    inner = state["blocks.0.mlp.fc1.weight"].shape[0] if "blocks.0.mlp.fc1.weight" in state else 4 * width
+    config = BlipVisionConfig(
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=depth,
+        num_attention_heads=max(1, width // HEAD),
+        image_size=math.isqrt(state["pos_embed"].shape[1] - 1) * patch,
+        patch_size=patch,
+        layer_norm_eps=1e-6,
+    )
+    return BlipVisionModel(config).eval().requires_grad_(False)
+
+
+def _text_model(path: Path, width: int) -> Any:
+    from transformers import BlipTextConfig
+    from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+    try:
+        raw = read_json(path)
+        names = (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "max_position_embeddings", "hidden_act", "layer_norm_eps",
+        )  # fmt: skip
+        config = BlipTextConfig(**{name: raw[name] for name in names}, encoder_hidden_size=width)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RewardConfigError(f"{path} is no med_config.json ({type(error).__name__}: {error}).") from error
+    return BlipTextModel(config, add_pooling_layer=False).eval().requires_grad_(False)
+
+
+def _linears(state: Mapping[str, Tensor], width: int, where: str) -> list[tuple[Tensor, Tensor]]:
+    """The layers of the head in order; the numbers between them are dropouts."""
+    numbers = sorted({int(name.split(".")[0]) for name in state if name.split(".")[0].isdigit()})
+    if not numbers or any(f"{n}.{kind}" not in state for n in numbers for kind in ("weight", "bias")):
+        raise RewardConfigError(f"{where} has no whole head (mlp.layers.N.weight and bias): {sorted(state)[:6]}.")
+    layers = [(state[f"{number}.weight"], state[f"{number}.bias"]) for number in numbers]
+    for weight, _ in layers:
+        if weight.shape[1] != width:
+            raise RewardConfigError(f"The head in {where} does not fit: a layer takes {weight.shape[1]} of {width}.")
+        width = weight.shape[0]
+    if width != 1:
+        raise RewardConfigError(f"The head in {where} ends with {width} outputs, a score needs one.")
+    return layers

@@ -1,0 +1,1 @@
+"""Rewards in another process: the server, what calls it, and what travels between them."""

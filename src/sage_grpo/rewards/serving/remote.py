@@ -1,0 +1,348 @@
+"""A reward on another machine: retries with backoff, several servers, and NaN for what could not be scored."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from urllib.parse import SplitResult
+
+import torch
+from torch import Tensor
+
+from sage_grpo.ranges import Range
+from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.rewards.serving.pool import Pool, Server
+from sage_grpo.rewards.serving.wire import WireError, decode_response, encode_request
+from sage_grpo.secrecy import hide, parse_address, read_key
+from sage_grpo.types import PartScores
+
+log = logging.getLogger(__name__)
+
+TRY_AGAIN = frozenset({408, 425, 429, 502, 503, 504})
+"""Answers after which the same request may succeed."""
+LARGEST_ANSWER = 64 * 2**20
+LOOKED_AT = 20_000
+"""Bytes of an answer without scores from which its first words are taken."""
+CONNECT_SECONDS = 10.0
+"""A machine that does not even take the connection in this time is not there."""
+
+
+class RemoteReward:
+    """Scores that reward servers give (`sage-grpo serve-reward`).
+
+    A batch is cut into requests; each goes to the server that will answer first by what is known. A server that fails is left
+    alone for a while, longer every time; clips that it could not score are tried elsewhere. A request that still fails after
+    all retries marks its clips invalid, so that training goes on without them.
+    """
+
+    def __init__(
+        self,
+        *,
+        urls: Sequence[str],
+        parts: Sequence[str] = (),
+        token_env: str = "SAGE_GRPO_REWARD_TOKEN",
+        timeout: float = 300.0,
+        retries: int = 8,
+        backoff: float = 0.5,
+        max_backoff: float = 30.0,
+        clips_per_request: int = 4,
+        parallel: int = 0,
+    ) -> None:
+        """Prepare; nothing is sent yet.
+
+        parts: names of the scores to ask for (the keys of the weights). token_env: environment variable that holds
+        the token; without it no token is sent. timeout: seconds for one try. retries: tries after the first.
+        backoff: first pause in seconds, doubled every time up to max_backoff, with jitter. parallel: requests at a
+        time, default two a server.
+        """
+        self._urls = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._urls:
+            raise RewardConfigError("The remote reward needs at least one url.")
+        if not parts:
+            raise RewardConfigError("The remote reward needs weights (or parts): the names of the scores to ask for.")
+        for name, value, limit in (
+            ("timeout", timeout, Range(0, open_below=True)), ("clips_per_request", clips_per_request, Range(1)),
+            ("retries", retries, Range(0)), ("backoff", backoff, Range(0)), ("max_backoff", max_backoff, Range(0)),
+            ("parallel", parallel, Range(0)),
+        ):  # fmt: skip
+            if not limit.holds(value):
+                raise RewardConfigError(f"The remote reward's {name} must be {limit}, got {value}.")
+        self._parts, self._token_env, self._timeout = tuple(parts), token_env, timeout
+        self._token()  # what is no token is refused now
+        self._retries, self._backoff, self._max_backoff = retries, backoff, max_backoff
+        self._clips, self._parallel = clips_per_request, parallel or 2 * len(self._urls)
+        self._jitter = random.Random()  # its own: the run's random numbers must not depend on the network
+        self._pool = Pool(self._urls, backoff=backoff, max_backoff=max_backoff)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scores asked for."""
+        return self._parts
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips; failed requests give NaN and a reason."""
+        starts = range(0, len(prompts), self._clips)
+        tasks = [_Task(videos[i : i + self._clips], list(prompts[i : i + self._clips]), fps) for i in starts]
+        self._score(tasks)
+        answers = [task.scores for task in tasks if task.scores is not None]
+        assert len(answers) == len(tasks)
+        again = sum(max(0, task.tries - 1) for task in tasks)
+        if again:
+            lost = sum(len(answer.reasons) for answer in answers)
+            log.warning("%d reward requests were sent again; %d of %d clips have no score.", again, lost, len(prompts))
+        parts = {part: torch.cat([answer[part] for answer in answers]) for part in self._parts}
+        reasons = {
+            start + index: reason for start, answer in zip(starts, answers) for index, reason in answer.reasons.items()
+        }
+        return PartScores(parts, reasons)
+
+    def _score(self, tasks: Sequence[_Task]) -> None:
+        """Run all tasks; those that a slow server sits on are given to a quick one too, and the first answer counts."""
+        stop = threading.Event()
+        # Second tries have threads of their own: slow servers may hold all of the first.
+        first, second = (ThreadPoolExecutor(max_workers=min(self._parallel, max(1, len(tasks)))) for _ in range(2))
+        try:
+            running = [first.submit(self._request, task, stop) for task in tasks]
+            while waiting := [task for task in tasks if not task.settled.is_set()]:
+                for future in running:
+                    if future.done():
+                        future.result()  # a wrong configuration ends the run
+                running = [future for future in running if not future.done()]
+                waiting[0].settled.wait(0.05)
+                running += [second.submit(self._second, *late) for late in self._late(waiting)]
+        finally:
+            stop.set()  # after an interrupt no thread shall go on retrying
+            for task in tasks:
+                task.drop()
+            for executor in (first, second):
+                executor.shutdown(wait=False, cancel_futures=True)  # a thread may still wait for a machine that is gone
+
+    def _late(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, Server, int]]:
+        """Tasks that wait for a slow server, each with a quicker one; while there is other work, only for a very slow one."""
+        now, factor = time.monotonic(), 2.0 if all(task.tries for task in tasks) else 10.0
+        for task in tasks:
+            server = task.server
+            if task.second or server is None:
+                continue
+            found = self._pool.quicker(now - task.since, [server, *task.refused], factor)
+            if found is not None:
+                task.second = True
+                yield task, *found
+
+    def _request(self, task: _Task, stop: threading.Event) -> None:
+        """One request with its retries."""
+        for attempt in range(self._retries + 1):
+            if attempt:
+                pause = min(self._max_backoff, self._backoff * 2 ** (attempt - 1)) * self._jitter.uniform(0.5, 1.0)
+                if stop.wait(pause) or task.settled.is_set():
+                    break
+            found = self._pool.acquire(task.refused)
+            if found is None:
+                break
+            task.tries += 1
+            task.since, task.server = time.monotonic(), found[0]
+            scores = self._try(task, *found)
+            task.server = None
+            if scores is not None:
+                task.settle(self._elsewhere(task, scores, found[0]))
+                return
+            if stop.is_set():
+                break
+        while task.second and not task.settled.wait(0.05):
+            pass  # the second try may still bring scores
+        empty = {part: torch.full((len(task.prompts),), torch.nan) for part in self._parts}
+        task.settle(PartScores(empty, dict.fromkeys(range(len(task.prompts)), task.reason)))
+
+    def _second(self, task: _Task, server: Server, number: int) -> None:
+        """One try beside the first; where it fails the first goes on alone."""
+        task.tries += 1
+        scores = self._try(task, server, number, second=True)
+        task.second = False
+        if scores is not None:
+            task.settle(scores)
+
+    def _token(self) -> str:
+        """The token, read where it is needed and kept nowhere; empty where there is none."""
+        try:
+            return read_key(self._token_env, "The remote reward's token_env") if self._token_env else ""
+        except ValueError as error:
+            raise RewardConfigError(str(error)) from error
+
+    def _said(self, text: str) -> str:
+        """What a server said, for people: servers like to repeat the token. Hidden before anything is cut off, which could leave half of it."""
+        return hide(text, self._token())
+
+    def _try(self, task: _Task, server: Server, number: int, *, second: bool = False) -> PartScores | None:
+        """Ask one server once; None when it has to be tried again, here or elsewhere. A `second` try may lose to the first."""
+        where = server.url.geturl()
+        try:
+            status, answer = self._post(server.url, task.body, task)
+            if status == 200:
+                scores = decode_response(answer, request_id=task.id, checksum=task.checksum, count=len(task.prompts))
+                self._pool.succeeded(server, number)
+                return self._chosen(scores)
+        except (OSError, http.client.HTTPException, WireError) as error:
+            if task.cut:
+                self._pool.dropped(server, number, late=task.settled.is_set() and not second)
+                return None
+            told = self._said(f"{type(error).__name__}: {error}")
+            task.reason = f"{where}: {told}"
+            self._pool.failed(server, number, told)
+            return None
+        text = self._said(answer[:LOOKED_AT].decode("utf-8", "replace"))[:500]
+        task.reason = f"{where} answered {status}: {text}"
+        if status in (429, 503):
+            self._pool.busy(server, number)
+        else:
+            self._pool.failed(server, number, f"it answered {status}: {text}")
+        if status not in TRY_AGAIN:
+            task.refused.append(server)  # the same request will not succeed there; another server may be in order
+        return None
+
+    def _elsewhere(self, task: _Task, scores: PartScores, server: Server) -> PartScores:
+        """Ask one other server for the clips that this one could not score: it may be the server's fault, not the clips'."""
+        bad = [i for i in range(len(task.prompts)) if not all(bool(scores[part][i].isfinite()) for part in self._parts)]
+        found = self._pool.acquire([server, *task.refused], patient=True) if bad else None
+        if found is None:
+            return scores
+        rest = task.rest = _Task(task.videos[bad], [task.prompts[i] for i in bad], task.fps)
+        task.tries += 1
+        second = self._try(rest, *found)
+        if second is None:
+            return scores
+        parts, reasons = {part: scores[part].clone() for part in self._parts}, dict(scores.reasons)
+        for place, index in enumerate(bad):
+            if all(bool(second[part][place].isfinite()) for part in self._parts):
+                for part in self._parts:
+                    parts[part][index] = second[part][place]
+                reason = reasons.pop(index, "no reason given")
+                self._pool.distrust(server, f"it could not score a clip that another server could: {reason}")
+        return PartScores(parts, reasons)
+
+    def _chosen(self, scores: PartScores) -> PartScores:
+        for part in self._parts:
+            if part not in scores:
+                near = self._said(nearest(part, scores))
+                raise RewardConfigError(f"The reward server has no part {part!r}.{near}")
+        reasons = {index: self._said(reason) for index, reason in scores.reasons.items()}
+        return PartScores({part: scores[part] for part in self._parts}, reasons)
+
+    def _post(self, url: SplitResult, body: list[bytes | memoryview], task: _Task) -> tuple[int, bytes]:
+        secure = url.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        port = url.port or (443 if secure else 80)
+        connection = kind(url.hostname or "", port, timeout=min(self._timeout, CONNECT_SECONDS))
+        headers = {"Content-Type": "application/octet-stream", "Connection": "close"}
+        headers["Content-Length"] = str(sum(len(piece) for piece in body))
+        token = self._token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        deadline = time.monotonic() + self._timeout
+        try:
+            connection.connect()
+            connection.sock.settimeout(self._timeout)
+            task.opened(connection)
+            # a server may refuse the body early and close: its answer still says why
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request("POST", f"{url.path.rstrip('/')}/score", body=body, headers=headers)
+            response = connection.getresponse()
+            answer = bytearray()
+            while chunk := response.read1(65536):
+                answer += chunk
+                if len(answer) > LARGEST_ANSWER or time.monotonic() > deadline:
+                    raise WireError("The answer is too large or too slow.")
+            if response.length:  # fewer bytes than announced
+                raise WireError(f"The answer broke off, {response.length} bytes are missing.")
+            return response.status, bytes(answer)
+        finally:
+            task.closed(connection)
+            connection.close()
+
+
+class _Task:
+    """Clips of one request on their way to a score."""
+
+    def __init__(self, videos: Tensor, prompts: list[str], fps: float) -> None:
+        self.videos, self.prompts, self.fps = videos, prompts, fps
+        self.id = uuid.uuid4().hex
+        self.tries = 0
+        self.reason = "not tried"
+        self.refused: list[Server] = []
+        """Servers where it will never succeed."""
+        self.server: Server | None = None
+        """The server that has it now, `since` when."""
+        self.since = 0.0
+        self.second = False
+        """Whether a second server has it too."""
+        self.rest: _Task | None = None
+        """The clips that are tried elsewhere."""
+        self.scores: PartScores | None = None
+        self.settled = threading.Event()
+        self.cut = False
+        self._lock = threading.Lock()
+        self._connections: list[http.client.HTTPConnection] = []
+
+    @cached_property
+    def _encoded(self) -> tuple[list[bytes | memoryview], str]:
+        return encode_request(self.videos, self.prompts, self.fps, self.id)
+
+    @property
+    def body(self) -> list[bytes | memoryview]:
+        """What is sent."""
+        return self._encoded[0]
+
+    @property
+    def checksum(self) -> str:
+        """What the answer must repeat."""
+        return self._encoded[1]
+
+    def settle(self, scores: PartScores) -> None:
+        """The first result counts; whoever still works on another one is disturbed."""
+        with self._lock:
+            if self.settled.is_set():
+                return
+            self.scores = scores
+            self.settled.set()
+        self.drop()
+
+    def opened(self, connection: http.client.HTTPConnection) -> None:
+        """Note a connection, so that it can be cut."""
+        with self._lock:
+            if self.cut:
+                raise ConnectionAbortedError("The answer is no longer needed.")
+            self._connections.append(connection)
+
+    def closed(self, connection: http.client.HTTPConnection) -> None:
+        """Forget a connection."""
+        with self._lock:
+            self._connections = [one for one in self._connections if one is not connection]
+
+    def drop(self) -> None:
+        """Cut the connections: their threads wake up, and the servers see that nobody waits."""
+        if self.rest is not None:
+            self.rest.drop()
+        with self._lock:
+            self.cut = True
+            for connection in self._connections:
+                if connection.sock is not None:
+                    with contextlib.suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _parse(url: str) -> SplitResult:
+    try:
+        parsed = parse_address(url, "A reward server's url", "http://host:8765", "token_env")
+    except ValueError as error:
+        raise RewardConfigError(str(error)) from error
+    if parsed.query or parsed.fragment:  # clips are sent to its path alone
+        raise RewardConfigError(f"A reward server's url ends with its path: leave out what follows {parsed.path!r}.")
+    return parsed

@@ -1,0 +1,287 @@
+"""The reward server: an ASGI application that hosts any configured reward on another machine.
+
+POST /score takes and returns safetensors bytes; GET /health and /metrics tell how it does. Malformed payloads,
+payloads that are too large, missing tokens and overload are answered 400, 413, 401 and 503; a clip that the reward
+cannot score comes back as NaN with a reason, never as an error of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sage_grpo.ranges import Count, NotNegative, Seconds, check
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.serving.batching import Batcher, Closing, Counters, Scorer
+from sage_grpo.rewards.serving.connections import is_loopback
+from sage_grpo.rewards.serving.wire import ScoreRequest, WireError, decode_request, encode_response
+from sage_grpo.types import PartScores
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+LINGER = 1.0
+"""Seconds that a connection stays open after a refusal: a client that is still sending could not read it otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """How much the server takes on."""
+
+    max_batch: Count = 16
+    """Clips that are scored together."""
+    max_wait_ms: NotNegative = 5.0
+    """How long a batch waits for more requests."""
+    max_queue: Count = 256
+    """Requests that wait or are scored at a time; more are answered 503."""
+    max_connections: Count = 2048
+    """Connections at a time. One more takes the place of the one that has been longest without a whole request."""
+    max_body_mb: Count = 1024
+    """Largest request."""
+    max_memory_mb: Count = 8192
+    """Bytes of all requests at a time; more are answered 503."""
+    header_timeout_s: Seconds = 10.0
+    """How long a connection may be without a request whose headers are complete."""
+    idle_timeout_s: Seconds = 10.0
+    """How long a client may pause while it sends its clips."""
+    read_timeout_s: Seconds = 120.0
+    """How long a client may take to send its request."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def check_binding(host: str, token: str) -> None:
+    """Refuse to serve other machines without a token."""
+    if not token and not is_loopback(host):
+        raise RewardConfigError(
+            f"Serving on {host} would let anybody use the reward: set a token, or bind to 127.0.0.1."
+        )
+
+
+class _Refused(Exception):
+    """A request that is answered without scoring."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RewardServer:
+    """The state behind the application: admission, batching and counters."""
+
+    def __init__(self, score: Scorer, *, token: str = "", limits: ServerLimits | None = None) -> None:
+        self.limits = limits or ServerLimits()
+        self._token = token.encode()
+        self._score = score
+        self.counters = Counters()
+        self._batcher: Batcher | None = None
+        self._open = 0
+        self._bytes = 0
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Start the worker; on the way out finish the running batch."""
+        self._batcher = Batcher(
+            self._score,
+            max_batch=self.limits.max_batch,
+            max_wait=self.limits.max_wait_ms / 1000,
+            counters=self.counters,
+        )
+        self._batcher.start()
+        try:
+            yield
+        finally:
+            await self._batcher.close()
+
+    async def score(self, request: Request) -> Response:
+        """POST /score."""
+        from starlette.responses import Response
+
+        body = _Body(request.receive)
+        try:
+            self._authorise(request)
+            answer = await self._answer(request, body)
+        except _Refused as refused:
+            headers = {"Retry-After": "1"} if refused.status == 503 else {}
+            return self._count(_refusal(str(refused), refused.status, headers, body))
+        return self._count(Response(answer, media_type="application/octet-stream"))
+
+    def _authorise(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").encode()
+        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+            raise _Refused(401, "A valid token is needed.")
+
+    async def _answer(self, request: Request, body: _Body) -> bytes:
+        received = bytearray()
+        try:
+            try:
+                await asyncio.wait_for(self._receive(request, body, received), self.limits.read_timeout_s)
+            except TimeoutError as error:
+                raise _Refused(408, "The request took too long to arrive.") from error
+            if self._open >= self.limits.max_queue:
+                raise _Refused(503, f"The server already has {self._open} requests.")
+            self._open += 1
+            try:
+                decoded = await asyncio.to_thread(decode_request, received)
+                scores = await self._scores(decoded, body)
+                return encode_response(decoded, scores, scores.reasons)
+            except WireError as error:
+                raise _Refused(400, str(error)) from error
+            finally:
+                self._open -= 1
+        finally:
+            self._bytes -= len(received)
+
+    async def _scores(self, request: ScoreRequest, body: _Body) -> PartScores:
+        """The scores, unless the client goes away first: nobody would read them, and it will ask again."""
+        assert self._batcher is not None
+        scoring = asyncio.ensure_future(self._batcher.submit(request))
+        leaving = asyncio.ensure_future(body.client_gone())
+        try:
+            await asyncio.wait([scoring, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not scoring.done():
+                raise _Refused(499, "The client went away.")
+            return scoring.result()
+        except Closing as error:
+            raise _Refused(503, str(error)) from error
+        except RuntimeError as error:  # a broken configuration: sending it again does not help
+            raise _Refused(500, str(error)) from error
+        finally:
+            for task in (scoring, leaving):
+                task.cancel()
+
+    async def _receive(self, request: Request, body: _Body, received: bytearray) -> None:
+        """Read the body, and stop at the first byte too many."""
+        largest = self.limits.max_body_mb * 2**20
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > largest:
+            raise _Refused(413, f"{declared[:20]} bytes are more than the allowed {largest}.")
+        while body.more:
+            chunk = await asyncio.wait_for(body.next(), self.limits.idle_timeout_s)
+            received += chunk
+            self._bytes += len(chunk)
+            if len(received) > largest:
+                raise _Refused(413, f"The request is larger than the allowed {largest} bytes.")
+            if self._bytes > self.limits.max_memory_mb * 2**20:
+                raise _Refused(503, "The server holds as many bytes as it may.")
+        if body.gone:
+            raise _Refused(400, "The connection broke before the request was complete.")
+
+    def _count(self, response: Response) -> Response:
+        status = response.status_code
+        self.counters.responses[status] = self.counters.responses.get(status, 0) + 1
+        return response
+
+    async def health(self, _request: Request) -> Response:
+        """GET /health, open to all: 503 when the last call of the reward scored nothing."""
+        from starlette.responses import JSONResponse
+
+        now, last = time.monotonic(), self.counters
+        failing = last.last_clips > 0 and last.last_failed == last.last_clips
+        content = {
+            "status": "failing" if failing else "ok",
+            "requests": self._open,
+            "last_clips": last.last_clips,
+            "last_failed": last.last_failed,
+            "last_seconds_ago": None if last.last_end is None else round(now - last.last_end, 3),
+            "running_seconds": None if last.running_since is None else round(now - last.running_since, 3),
+        }
+        return JSONResponse(content, 503 if failing else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics, Prometheus' text format; needs the token."""
+        from starlette.responses import PlainTextResponse
+
+        try:
+            self._authorise(request)
+        except _Refused as refused:
+            return PlainTextResponse(str(refused), refused.status)
+        return PlainTextResponse(self._metrics_text(), media_type="text/plain; version=0.0.4")
+
+    def _metrics_text(self) -> str:
+        assert self._batcher is not None
+        numbers = [
+            ("clips_total", "counter", "Clips scored.", self.counters.clips),
+            ("clips_failed_total", "counter", "Clips without a score.", self.counters.failed),
+            ("clips_abandoned_total", "counter", "Clips whose client went away.", self.counters.abandoned),
+            ("batches_total", "counter", "Calls of the reward.", self.counters.batches),
+            ("reward_seconds_total", "counter", "Time in the reward.", self.counters.seconds),
+            ("queue_requests", "gauge", "Requests that wait.", self._batcher.depth),
+            ("open_requests", "gauge", "Requests in the server.", self._open),
+            ("received_bytes", "gauge", "Bytes of the open requests.", self._bytes),
+        ]
+        lines = []
+        for name, kind, text, value in numbers:
+            full = f"sage_grpo_reward_{name}"
+            lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full} {value}"]
+        full = "sage_grpo_reward_responses_total"
+        lines += [f"# HELP {full} Answers by status.", f"# TYPE {full} counter"]
+        lines += [f'{full}{{status="{code}"}} {count}' for code, count in sorted(self.counters.responses.items())]
+        return "\n".join(lines) + "\n"
+
+
+class _Body:
+    """The body of a request, piece by piece, and what comes after it: the news that the client has gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.more, self.gone = True, False
+
+    async def next(self) -> bytes:
+        """The next piece."""
+        message = await self._receive()
+        self.gone = message["type"] == "http.disconnect"
+        self.more = not self.gone and message.get("more_body", False)
+        return message.get("body", b"")
+
+    async def client_gone(self) -> None:
+        """Returns when the client has closed the connection."""
+        while not self.gone:
+            await self.next()
+
+
+def _refusal(text: str, status: int, headers: dict[str, str], body: _Body) -> Response:
+    """An answer that goes out at once; then what is left of the body is thrown away for a moment, and the connection closed."""
+    from starlette.responses import PlainTextResponse
+
+    class Refusal(PlainTextResponse):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self.body, "more_body": True})
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self.discard(), LINGER)
+            await send({"type": "http.response.body", "body": b""})
+
+        async def discard(self) -> None:
+            while body.more:
+                await body.next()
+
+    if body.more:
+        headers = {**headers, "Connection": "close"}
+    return Refusal(text, status, headers=headers)
+
+
+def create_app(score: Scorer, *, token: str = "", limits: ServerLimits | None = None) -> Starlette:
+    """The ASGI application around a scorer (see `batching.composite_scorer`)."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+    except ModuleNotFoundError as error:
+        raise RewardConfigError('The reward server needs: pip install "sage-grpo[server]".') from error
+    server = RewardServer(score, token=token, limits=limits)
+    routes = [
+        Route("/score", server.score, methods=["POST"]),
+        Route("/health", server.health, methods=["GET"]),
+        Route("/metrics", server.metrics, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, lifespan=server.lifespan)

@@ -1,0 +1,154 @@
+"""What a run does about the sentinel's findings: tell, then by choice stop, lower the step size, or go back to a good checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.parallel import checkpoint
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rl.pace import LEAST
+from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.telling.events import SentinelEvent
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.state import TrainState
+
+
+def sentinel_of(config: TrainConfig, reward: CompositeReward, clip: float) -> Sentinel:
+    """The sentinel of a run, which knows how many clips it makes and what is only measured."""
+    watched, window = reward.watching, config.rollout.window
+    judges = {title: {part: w for part, w in parts.items() if w} for title, parts in watched.items()}
+    witnesses = Witnesses(
+        scores={title: parts for title, parts in judges.items() if parts},
+        statistics=[part for parts in watched.values() for part, weight in parts.items() if not weight],
+    )
+    branches = window.branches if window.kind == "drawn" else 1
+    clips = config.batch.prompts * branches * config.batch.group_size
+    return Sentinel(
+        config.sentinel,
+        clips=clips,
+        clip=clip,
+        witnesses=witnesses,
+        trained=reward.weights,
+        deviates=any(config.objective.old_passes(config.update.updates_per_rollout)),
+    )
+
+
+class Watch:
+    """Looks after every iteration and evaluation, and acts between iterations. All ranks call it alike and do the same."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        state: TrainState,
+        writer: checkpoint.Writer,
+        root: Path,
+        *,
+        held_out: bool,
+    ) -> None:
+        self.config, self.state, self.writer, self.root = config.sentinel, state, writer, root
+        self.tell: Callable[[SentinelEvent], None] = lambda event: None
+        """Who hears what it says and does: the loop's observers."""
+        self.evaluates = held_out and (config.evaluate.every > 0 or bool(config.evaluate.early))
+        self.per_prompt = config.evaluate.per_prompt
+        self.stops = False
+        """Whether the run is to end here."""
+        self._found: list[Finding] = []
+
+    @property
+    def world(self) -> World:
+        """Where this process stands."""
+        return self.writer.world
+
+    def look(self, row: Mapping[str, float]) -> dict[str, float]:
+        """Look at an iteration that is done; returns the sentinel's own metrics."""
+        self._found += self.state.sentinel.observe(self.state.iteration, row)
+        return self._metrics()
+
+    def look_at_clips(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Look at an evaluation (`Evaluation.rows`)."""
+        names = rows[0]["scores"] if rows else ()
+        scores = {name: [row["scores"][name] for row in rows] for name in names}
+        if scores:
+            self._found += self.state.sentinel.evaluated(self.state.iteration, scores, self.per_prompt)
+        return self._metrics()
+
+    def _metrics(self) -> dict[str, float]:
+        sentinel = self.state.sentinel
+        if self.config.action == "off":
+            return {}
+        return {"sentinel/open": float(len(sentinel.open)), "sentinel/lr_factor": sentinel.brake}
+
+    def act(self) -> bool:
+        """Tell what was found since the last time, and do what was chosen; returns whether the weights are others now."""
+        found, self._found = self._found, []
+        for finding in found:
+            if finding.new or self.config.action == "warn":  # where nothing is done about it, it is told again
+                self._say(finding.name, finding.text, "warn")
+        acted = [finding for finding in found if finding.act]
+        if not acted or self.config.action in ("off", "warn"):
+            return False
+        names = " and ".join(finding.name for finding in acted)
+        if self.config.action == "lower_lr":
+            self._lower(names)
+        elif self.config.action == "rollback":
+            return self.roll_back(names)
+        else:
+            self.stop(names, "sentinel.action is stop.")
+        return False
+
+    def mark(self, *, saving: bool) -> bool:
+        """Note this moment as the good one, where it is; returns whether it has to be saved.
+
+        Weights are good that have just been evaluated; where nothing is, those of a checkpoint that is saved anyway.
+        """
+        state, sentinel = self.state, self.state.sentinel
+        looked = state.evaluated == state.iteration if self.evaluates else saving
+        if self.config.action != "rollback" or not looked or not sentinel.sound or sentinel.good == state.iteration:
+            return saving
+        if state.iteration == 0:
+            state.optimizer.materialize()  # a checkpoint has the optimizer's tensors, which the first update would make
+        sentinel.good = state.iteration
+        return True
+
+    def roll_back(self, why: str) -> bool:
+        """Go back to the good checkpoint, with shorter steps; one time too often, the run ends there. Returns whether it went back."""
+        state, sentinel = self.state, self.state.sentinel
+        self.writer.finish()
+        if sentinel.good is None:
+            return self.stop(why, "There is no good checkpoint to go back to.")
+        folder = self.root / f"{sentinel.good:06d}"
+        fault = checkpoint.find_fault(folder) if self.world.is_main else None
+        fault = self.world.from_main(fault or "")
+        if fault:
+            return self.stop(why, f"The good checkpoint {folder} cannot be used: {fault}.")
+        often = sentinel.rollbacks >= self.config.rollbacks
+        if not often:
+            sentinel.rollbacks += 1
+            sentinel.brake *= self.config.lr_factor
+        state.go_back(folder, self.world)
+        text = f"{why}: back to the weights of iteration {sentinel.good} ({folder}), with steps {sentinel.brake:g} times as long."
+        self._say(why, text, "rollback")
+        if often:
+            self.stop(
+                why,
+                f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks), and shorter steps did not help.",
+            )
+        return True
+
+    def _lower(self, why: str) -> None:
+        sentinel = self.state.sentinel
+        sentinel.brake = max(sentinel.brake * self.config.lr_factor, LEAST)
+        self.state.optimizer.pace.slow_to(sentinel.brake)
+        self._say(why, f"{why}: steps are {sentinel.brake:g} times as long from now on.", "lower_lr")
+
+    def stop(self, why: str, reason: str) -> bool:
+        """End the run here, saved."""
+        self.stops = True
+        self._say(why, f"{why}: the run stops. {reason}", "stop")
+        return False
+
+    def _say(self, name: str, text: str, action: str) -> None:
+        self.tell(SentinelEvent(self.state.iteration, name, text, action))

@@ -1,0 +1,213 @@
+"""A run from start to end: what `sage-grpo train`, a Python program and the doctor open, watch and close in the same way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from sage_grpo.folder import identity, journal
+from sage_grpo.folder.found import FINISHED, Found, look_around
+from sage_grpo.folder.owned import by_main, owned, write
+from sage_grpo.forecast.opening import opening
+from sage_grpo.models.base import Explains
+from sage_grpo.parallel import checkpoint
+from sage_grpo.parallel.world import RankLost, World, start
+from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.sentinel.watch import Watch
+from sage_grpo.session.preflight import preflight
+from sage_grpo.telling.clock import Clock
+from sage_grpo.telling.events import Ended, Hooks, StopRequest
+from sage_grpo.telling.metrics import Metrics
+from sage_grpo.telling.observers import Checkpoints, export, note, watching
+from sage_grpo.telling.samples import Samples
+from sage_grpo.telling.terminal import Terminal, outliving_output, plan_table
+from sage_grpo.training.build import build
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.loop import Loop
+from sage_grpo.training.own import Own
+from sage_grpo.training.planning.choosing import foresee
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.update import Diverged
+
+
+@contextmanager
+def session(
+    config: TrainConfig, own: Own | None = None, remark: Callable[[str], None] | None = None
+) -> Iterator[World]:
+    """Start the ranks, refuse what cannot work before anything heavy is loaded, and watch over the ranks while inside.
+
+    `remark` gets what preflight finds worth a sentence, in the main process; None leaves preflight out (the doctor runs it as a check).
+    """
+    world, lost = start(config.parallel, config.model.device), False
+    try:
+        if remark is not None:
+            for text in preflight(config, world.size, own):
+                if world.is_main:
+                    remark(text)
+        with world.watching():
+            yield world
+    except RankLost:
+        lost = True
+        raise
+    finally:
+        if not lost:  # else to close would be to wait for the rank that is gone
+            world.close()
+
+
+def run(
+    config: TrainConfig,
+    world: World | None = None,
+    own: Own | None = None,
+    hooks: Hooks | None = None,
+    stop: StopRequest | None = None,
+    *,
+    quiet: bool = False,
+) -> Ended:
+    """Train to the end, or from where the run in the folder stands; `own` takes the place of what the configuration names."""
+    world, own, out = world or World(), own or Own(), Path(config.out)
+    with outliving_output(), owned(out, world):
+        terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
+        found = Found(
+            **json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(look_around(config, own, out)))))
+        )
+        for text in found.notes:
+            terminal.say(text, style="yellow")
+        if found.finished is not None:
+            terminal.say(
+                f"{out} is finished: {found.finished} iterations are done, weights in {out / 'final'}. Nothing was changed; raise "
+                "`iterations` to train on."
+            )
+            return Ended(found.finished, stopped=False)
+
+        def listen(phase: str, done: int, total: int) -> None:
+            world.note(f"{phase} {done}/{total}")
+            terminal.listen(phase, done, total)
+
+        if world.is_main and not quiet and own.model is None:
+            for line in opening(config, world.processes):
+                terminal.say(line)
+        trainer = Trainer(config, build(config, world, own), world, Clock(listen))
+        resumed = _resume(trainer, out, found, terminal)
+        metrics = _open_metrics(trainer, found, terminal, resumed)
+        try:
+            return _train(trainer, found, terminal, metrics, hooks or Hooks(), stop or StopRequest())
+        except (
+            Diverged,
+            RewardFailure,
+        ) as error:  # all ranks alike, so they can also finish together what is being written
+            note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
+            trainer.writer.finish()
+            raise
+        finally:
+            metrics.close()
+
+
+def _train(
+    trainer: Trainer, found: Found, terminal: Terminal, metrics: Metrics, hooks: Hooks, stop: StopRequest
+) -> Ended:
+    """The loop with its observers, and what is left at its end."""
+    config, out = trainer.config, Path(trainer.config.out)
+    saver = Checkpoints(trainer, out / "checkpoints", found.identity, metrics)
+    samples = Samples(out / "videos", megabytes=config.keep.video_megabytes)
+    watch = Watch(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
+    observers = watching(trainer, metrics, terminal, samples, hooks, saver)
+    loop = Loop(trainer, watch, saver, observers, config.evaluate.points(config.iterations), stop)
+    with stop.listening(), terminal:
+        trainer.encode_prompts()
+        terminal.start_at(trainer.state.iteration)
+        stopped = loop.run()
+        trainer.writer.finish()
+        saver.prune()  # what was written in the background counts only now
+        if stopped:
+            _say_why(trainer, terminal, by_sentinel=watch.stops, by_signal=stop.signal is not None)
+        else:
+            _finish(trainer, terminal)
+        return Ended(trainer.state.iteration, stopped=stopped, model=trainer.model)
+
+
+def _say_why(trainer: Trainer, terminal: Terminal, *, by_sentinel: bool, by_signal: bool) -> None:
+    number = trainer.state.iteration
+    where = f"after iteration {number}; saved" if number else "before the first iteration"
+    cause = "by the sentinel" if by_sentinel else "by signal" if by_signal else "as asked"
+    note(trainer, "stop", cause)
+    terminal.say(f"Stopped {cause} {where}. The same command continues from here.")
+
+
+def _finish(trainer: Trainer, terminal: Terminal) -> None:
+    out, number = Path(trainer.config.out), trainer.state.iteration
+    fault = export(trainer, out / "final")
+    if fault:
+        raise checkpoint.SaveFailed(
+            f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: mend the cause, "
+            "and the same command writes them."
+        )
+    if trainer.world.is_main:
+        write(out / FINISHED, f"{number}\n")
+        note(trainer, "finish", "")
+    terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
+
+
+def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> int | None:
+    """Continue a run that is there; returns the iteration it stands at."""
+    folder = out / "checkpoints" / found.checkpoint
+    if found.checkpoint:
+        trainer.state.load(folder, trainer.world)
+    plan = foresee(trainer.config, trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts)))
+    terminal.console.print(
+        plan_table(
+            trainer.config,
+            plan,
+            dims=trainer.objective.dims,
+            clip=trainer.objective.clip,
+            device=str(trainer.model.device),
+            parameters=trainer.state.size,
+            choices=trainer.model.choices if isinstance(trainer.model, Explains) else None,
+        )
+    )
+    if not found.checkpoint:
+        return None
+    terminal.say(f"Resumed from {folder} at iteration {trainer.state.iteration}.")
+    wanted = trainer.config.profile
+    if wanted is not None and wanted < trainer.state.iteration:
+        terminal.say(
+            f"profile {wanted}: that iteration is over, so nothing is recorded. Use {trainer.state.iteration} or more.",
+            style="yellow",
+        )
+    if found.changed:
+        terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
+    return trainer.state.iteration
+
+
+def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: int | None) -> Metrics:
+    """The files of the run's folder that are written at its start, the journal, and the loggers; the main process alone has any."""
+    config, out = trainer.config, Path(trainer.config.out)
+    if not trainer.world.is_main:
+        return Metrics()
+    coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
+    write(out / "schedule.json", json.dumps(coming.groups[0].noise()))
+    write(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
+    rows, notice = journal.reopen(out / journal.NAME, _recorded(trainer, out, found))
+    if notice:
+        terminal.say(notice, style="yellow")
+    kind, texts = ("start" if resumed is None else "resume"), [notice, *found.notes]
+    texts += [f"changed: {', '.join(found.changed)}"] if found.changed else []
+    metrics = Metrics.open(out, config.log, dataclasses.asdict(config), journal=rows, resumed_at=resumed)
+    note(trainer, kind, " ".join(text for text in texts if text))
+    return metrics
+
+
+def _recorded(trainer: Trainer, out: Path, found: Found) -> bytes | None:
+    """The rows that belong to the checkpoint."""
+    if not found.checkpoint:
+        return None
+    copy = out / "checkpoints" / found.checkpoint / journal.NAME
+    if copy.is_file():
+        return copy.read_bytes()
+    state, points = trainer.state, trainer.config.evaluate.points(trainer.config.iterations)
+    missing = bool(trainer.held_out) and state.iteration in points and state.evaluated < state.iteration
+    return journal.rows_until(out / journal.NAME, state.iteration, evaluated=not missing)

@@ -1,0 +1,281 @@
+"""Where metrics go besides metrics.jsonl: TensorBoard by default, Weights & Biases and trackio when asked.
+
+These are views of the journal: one that fails is named, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sage_grpo.folder.journal import Journal
+from sage_grpo.training.config import LogConfig
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Videos to show: the pixels, and the mp4 files where they were saved."""
+
+    name: str
+    pixels: Tensor
+    """uint8 B x F x H x W x 3."""
+    captions: Sequence[str]
+    fps: float
+    files: Sequence[Path] = ()
+    """In the order of the pixels; empty where they could not be saved."""
+
+
+class Sink(Protocol):
+    """A place for metrics."""
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log scalars."""
+        ...
+
+    def show(self, iteration: int, clips: Clips) -> None:
+        """Log videos."""
+        ...
+
+    def close(self) -> None:
+        """Flush."""
+        ...
+
+
+class TensorBoard:
+    """Scalars, and clips as animated pictures (its own video summary needs another package).
+
+    Written here and now, not by the usual writer: that one writes from a thread, and when the disk is full it fails later
+    and elsewhere, or waits forever for a thread that has died.
+    """
+
+    def __init__(self, folder: Path, *, purge_from: int | None) -> None:
+        self.folder = folder
+        self._purge, self._numbers = purge_from, itertools.count()
+        self._stream: IO[bytes] | None = None
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log scalars."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._put(step=iteration, summary=Summary(value=values))
+
+    def show(self, iteration: int, clips: Clips) -> None:
+        """Log clips side by side as one animation."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        strip = torch.cat(list(clips.pixels), dim=2)
+        picture = Summary.Image(
+            height=strip.shape[1], width=strip.shape[2], colorspace=3, encoded_image_string=animation(strip, clips.fps)
+        )
+        self._put(step=iteration, summary=Summary(value=[Summary.Value(tag=clips.name, image=picture)]))
+
+    def _put(self, **content: Any) -> None:
+        """Append an event. After a failure the next one goes to another file: readers stop at a half-written event."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        fresh = self._stream is None
+        events = [Event(wall_time=time.time(), **content)]
+        if fresh:
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            if self._purge is not None:
+                start = SessionLog(status=SessionLog.START)  # hides what another process logged from this step on
+                events.insert(1, Event(wall_time=time.time(), step=self._purge, session_log=start))
+            self.folder.mkdir(parents=True, exist_ok=True)
+        stream = self._stream or (self.folder / self._name()).open("xb")
+        self._stream = None
+        try:
+            record = RecordWriter(stream)
+            for event in events:
+                record.write(event.SerializeToString())
+            stream.flush()
+        except OSError:
+            with suppress(OSError):  # it still has what could not be written
+                stream.close()
+            raise
+        self._stream, self._purge = stream, None
+
+    def _name(self) -> str:
+        moment = f"{time.time():017.6f}"  # readers take files in the order of their names
+        return f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+class Wandb:
+    """Weights & Biases; offline where there is no key to log in with, or no way there."""
+
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._wandb = wandb
+        start: dict[str, Any] = {"project": project, "dir": str(folder), "config": dict(config), "id": _run_id(folder)}
+        try:
+            # With nobody to ask for a key it says that there is none.
+            with open(os.devnull) as nobody, _stdin(nobody):
+                self._run = wandb.init(**start, resume="allow")
+        except (wandb.errors.Error, OSError) as error:
+            warnings.warn(
+                f"wandb cannot log in ({type(error).__name__}: {error}): logged offline to {folder / 'wandb'}; `wandb login` and "
+                "`wandb sync` upload it later.",
+                stacklevel=2,
+            )
+            self._run = wandb.init(**start, mode="offline")
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log scalars."""
+        self._run.log({**metrics, "iteration": iteration})
+
+    def show(self, iteration: int, clips: Clips) -> None:
+        """Log the mp4 files; from pixels it would encode them anew, with a package of its own."""
+        files = [(file, caption) for file, caption in zip(clips.files, clips.captions) if file.is_file()]
+        if files:
+            videos = [self._wandb.Video(str(file), caption=caption, format="mp4") for file, caption in files]
+            self._run.log({clips.name: videos, "iteration": iteration})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class Trackio:
+    """trackio, the local-first tracker."""
+
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+        import trackio
+
+        self._trackio = trackio
+        trackio.init(project=project, name=_run_id(folder), config=dict(config), resume="allow")
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log scalars."""
+        self._trackio.log(dict(metrics), step=iteration)
+
+    def show(self, iteration: int, clips: Clips) -> None:
+        """Videos stay in the run's folder."""
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._trackio.finish()  # type: ignore[no-untyped-call]
+
+
+def attempt(what: str, action: Callable[[], Any]) -> bool:
+    """Do something that a run can do without: if it fails, a warning says so and the run goes on. Returns whether it worked."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - neither a full disk nor a logger's fault ends a run of days
+        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run goes on.", stacklevel=3)
+        return False
+    return True
+
+
+class Metrics:
+    """The journal and all sinks of a run as one; ranks other than the first have none."""
+
+    def __init__(self, sinks: Sequence[Sink] = (), journal: Journal | None = None) -> None:
+        self.sinks, self.journal = list(sinks), journal
+        self._failures = [0] * len(self.sinks)
+
+    @classmethod
+    def open(
+        cls, out: Path, log: LogConfig, config: Mapping[str, Any], *, journal: Journal, resumed_at: int | None
+    ) -> Metrics:
+        """Open the sinks that the configuration names; they forget what is computed again after `resumed_at`."""
+        sinks: list[Sink] = []
+        if log.tensorboard:
+            # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
+            sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
+        if log.wandb is not None:
+            sinks += _optional("wandb", lambda: Wandb(log.wandb or "", out, config))
+        if log.trackio is not None:
+            sinks += _optional("trackio", lambda: Trackio(log.trackio or "", out, config))
+        return cls(sinks, journal)
+
+    @property
+    def rows(self) -> bytes:
+        """What the journal holds, for a checkpoint."""
+        return b"" if self.journal is None else bytes(self.journal.rows)
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log scalars everywhere."""
+        if self.journal is not None:
+            self.journal.write(iteration, metrics)
+        self._each(iteration, lambda sink: sink.write(iteration, metrics))
+
+    def show(self, iteration: int, clips: Clips) -> None:
+        """Log clips everywhere."""
+        self._each(iteration, lambda sink: sink.show(iteration, clips))
+
+    def _each(self, iteration: int, action: Callable[[Sink], None], *, limit: int = 5) -> None:
+        """A sink that fails `limit` times in a row is left alone."""
+        for place, sink in enumerate(self.sinks):
+            if self._failures[place] < limit:
+                name = type(sink).__name__
+                worked = attempt(f"Logging iteration {iteration} to {name}", lambda sink=sink: action(sink))  # type: ignore[misc]
+                self._failures[place] = 0 if worked else self._failures[place] + 1
+                if self._failures[place] == limit:
+                    warnings.warn(f"{name} failed {limit} times in a row: no more is logged to it.", stacklevel=3)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for sink in self.sinks:
+            attempt(f"Closing {type(sink).__name__}", sink.close)
+
+
+def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
+    """A uint8 clip F x H x W x 3 as an animated GIF, small clips enlarged."""
+    from PIL import Image
+
+    scale = max(1, width // clip.shape[2])
+    frames = [
+        Image.fromarray(frame.numpy()).resize((clip.shape[2] * scale, clip.shape[1] * scale), 0) for frame in clip
+    ]
+    stream = io.BytesIO()
+    frames[0].save(stream, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
+    return stream.getvalue()
+
+
+def _run_id(folder: Path) -> str:
+    return folder.name
+
+
+@contextmanager
+def _stdin(stream: IO[str]) -> Iterator[None]:
+    before, sys.stdin = sys.stdin, stream
+    try:
+        yield
+    finally:
+        sys.stdin = before
+
+
+def _optional(extra: str, build: Callable[[], Sink]) -> list[Sink]:
+    """A tracker that was asked for: it must be installed, but a run does not need it to work."""
+    try:
+        import_module(extra)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
+        ) from error
+    built: list[Sink] = []
+    attempt(f"Starting {extra}", lambda: built.append(build()))
+    return built

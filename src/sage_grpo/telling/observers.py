@@ -1,0 +1,285 @@
+"""Who watches a run of `sage-grpo train`: its journal and loggers, the terminal, the diary, videos, the best weights, a profile, callbacks.
+
+They stand in this order (`watching`), so that what one adds to a row the next ones see. A run can do without most of them: what fails is
+named, and the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sage_grpo.folder import diary, journal
+from sage_grpo.parallel import checkpoint
+from sage_grpo.telling import profiler
+from sage_grpo.telling.events import (
+    CallbackFailed,
+    CheckpointEvent,
+    EvaluationEvent,
+    Hooks,
+    IterationEvent,
+    SentinelEvent,
+)
+from sage_grpo.telling.metrics import Clips, Metrics, attempt
+from sage_grpo.telling.profiler import Recorder
+from sage_grpo.telling.samples import Samples
+from sage_grpo.telling.terminal import Terminal
+from sage_grpo.training.loop import Evaluated, Observer
+from sage_grpo.training.trainer import Trainer
+
+
+def note(trainer: Trainer, kind: str, text: str) -> None:
+    """Write an event into the run's diary; a run can do without."""
+    out = Path(trainer.config.out)
+    if trainer.world.is_main:
+        attempt(f"Writing to {out / diary.NAME}", lambda: diary.note(out, kind, trainer.state.iteration, text))
+
+
+@dataclass(frozen=True)
+class Numbers(Observer):
+    """metrics.jsonl and the loggers."""
+
+    trainer: Trainer
+    metrics: Metrics
+
+    def after(self, row: dict[str, float]) -> None:
+        """A row for the iteration."""
+        self.metrics.write(self.trainer.state.iteration, row)
+
+    def evaluated(self, found: Evaluated) -> None:
+        """A row for the evaluation."""
+        self.metrics.write(self.trainer.state.iteration, found.metrics)
+
+
+@dataclass(frozen=True)
+class Words(Observer):
+    """The terminal, and the diary (events.jsonl)."""
+
+    trainer: Trainer
+    terminal: Terminal
+
+    def after(self, row: dict[str, float]) -> None:
+        """A line, and rewards that failed."""
+        self.terminal.iteration(self.trainer.state.iteration, row)
+        self._failed(self.trainer.failures)
+
+    def evaluated(self, found: Evaluated) -> None:
+        """The held-out scores, and rewards that failed."""
+        self.terminal.evaluation(self.trainer.state.iteration, found.result.metrics)
+        self._failed(found.result.report)
+
+    def told(self, event: SentinelEvent) -> None:
+        """What the sentinel says."""
+        text = f"{event.name}: {event.text}" if event.action == "warn" else event.text
+        self.terminal.say(f"sentinel: {text}", style="yellow")
+        note(self.trainer, "sentinel", text)
+
+    def _failed(self, report: str) -> None:
+        self.terminal.failures(report)
+        if report:
+            note(self.trainer, "failed", report)
+
+
+@dataclass(frozen=True)
+class Videos(Observer):
+    """Clips of rollouts and evaluations as mp4 files, and those of evaluations for the loggers."""
+
+    trainer: Trainer
+    samples: Samples
+    metrics: Metrics
+
+    def after(self, row: dict[str, float]) -> None:
+        """A few clips of some rollouts."""
+        trainer, keep = self.trainer, self.trainer.config.keep
+        number, last = trainer.state.iteration, trainer.state.iteration == trainer.config.iterations
+        if trainer.world.is_main and keep.videos_every and (number % keep.videos_every == 0 or last):
+            self._keep(f"rollout-{number:06d}", trainer.videos[: keep.videos], trainer.captions[: keep.videos])
+
+    def evaluated(self, found: Evaluated) -> None:
+        """The clips that the evaluation shows."""
+        trainer, result, number = self.trainer, found.result, self.trainer.state.iteration
+        if trainer.world.is_main and len(result.clips):
+            files = self._keep(f"heldout-{number:06d}", result.clips, result.captions, result.rows)
+            shown = Clips("held_out", result.clips, result.captions, trainer.model.video.fps, files)
+            self.metrics.show(number, shown)
+
+    def _keep(
+        self, name: str, clips: Tensor, captions: Sequence[str], rows: Sequence[dict[str, Any]] = ()
+    ) -> list[Path]:
+        """Save clips as videos; a full disk is only named."""
+        files: list[Path] = []
+        fps = self.trainer.model.video.fps
+        attempt(
+            f"Saving videos to {self.samples.folder}",
+            lambda: files.extend(self.samples.save(name, clips, captions, fps, rows)),
+        )
+        return files
+
+
+@dataclass(frozen=True)
+class Best(Observer):
+    """best/: the weights of the best evaluation so far. NaN is never the best, nor is what the sentinel doubts."""
+
+    trainer: Trainer
+    terminal: Terminal
+    folder: Path
+
+    def evaluated(self, found: Evaluated) -> None:
+        """Write the weights when no evaluation was better."""
+        state, total = self.trainer.state, found.result.metrics["eval/total"]
+        if not total > state.best.get("score", float("-inf")):
+            return
+        if state.sentinel.doubts:
+            text = (
+                f"The held-out total of {total:.4g} after iteration {state.iteration} is the highest so far, but best/ is not taken from it: the "
+                f"sentinel doubts it ({', '.join(state.sentinel.doubts)})."
+            )
+            self.terminal.say(text, style="yellow")
+            note(self.trainer, "best", text)
+            return
+        fault = export(self.trainer, self.folder) if state.iteration > 0 else ""
+        if fault:
+            self.terminal.say(
+                f"The best weights so far could not be written ({fault}). The run goes on.", style="yellow"
+            )
+            return
+        state.best = {"iteration": state.iteration, "score": total}
+        found.best = True
+
+
+@dataclass
+class Profile(Observer):
+    """A recording of the one iteration that `profile` names, by the main process."""
+
+    trainer: Trainer
+    terminal: Terminal
+    folder: Path
+    recorder: Recorder | None = None
+
+    def during(self, number: int) -> AbstractContextManager[object]:
+        """Record where it is this iteration."""
+        wanted = number == self.trainer.config.profile and self.trainer.world.is_main
+        return self._recording() if wanted else nullcontext()
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        self.recorder = self.trainer.clock.recorder = Recorder(self.folder)
+        try:
+            yield
+        finally:
+            self.trainer.clock.recorder = None
+
+    def after(self, row: dict[str, float]) -> None:
+        """Write the table of what was recorded."""
+        if self.recorder is None:
+            return
+        recorder, self.recorder, number = self.recorder, None, self.trainer.state.iteration
+        attempt(
+            f"Writing the profile to {recorder.folder}",
+            lambda: self.terminal.say(recorder.write_table(number - 1, row)),
+        )
+        self.terminal.say(f"Profile of iteration {number}: {recorder.folder} (open the traces in ui.perfetto.dev).")
+
+
+@dataclass(frozen=True)
+class Callbacks(Observer):
+    """Functions of a program, called by the main process; what they raise ends the run on all ranks, saved."""
+
+    trainer: Trainer
+    hooks: Hooks
+    saver: Checkpoints
+
+    def after(self, row: dict[str, float]) -> None:
+        """`on_iteration`."""
+        trainer = self.trainer
+        event = IterationEvent(trainer.state.iteration, row, trainer.videos, trainer.captions)
+        self._call(self.hooks.iteration, event)
+
+    def evaluated(self, found: Evaluated) -> None:
+        """`on_evaluation`."""
+        result = found.result
+        event = EvaluationEvent(self.trainer.state.iteration, result.metrics, result.clips, result.captions, found.best)
+        self._call(self.hooks.evaluation, event)
+
+    def saved(self, folder: Path) -> None:
+        """`on_checkpoint`."""
+        trainer = self.trainer
+        event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
+        self._call(self.hooks.checkpoint, event)
+
+    def told(self, event: SentinelEvent) -> None:
+        """`on_sentinel`."""
+        self._call(self.hooks.sentinel, event)
+
+    def _call(self, hook: Callable[[Any], object] | None, event: Any) -> None:
+        trainer, raised = self.trainer, None
+        if hook is None:
+            return
+        if trainer.world.is_main:
+            try:
+                hook(event)
+            except Exception as error:  # noqa: BLE001 - users' code may raise anything, and the other ranks wait
+                raised = error
+        if trainer.world.any(raised is not None):
+            if trainer.state.iteration > 0 and not isinstance(event, CheckpointEvent):
+                self.saver.save(needed=False)
+            trainer.writer.finish()
+            raise raised or CallbackFailed("A callback of the main process raised; its own message has the traceback.")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Saves the run: weights and everything else that it needs to go on, with the journal's rows until here."""
+
+    trainer: Trainer
+    root: Path
+    identity: dict[str, str]
+    metrics: Metrics
+
+    def due(self, number: int, *, last: bool, stopping: bool) -> bool:
+        """Every so many iterations, and at every end."""
+        return last or stopping or number % self.trainer.config.keep.checkpoint_every == 0
+
+    def save(self, *, needed: bool) -> Path:
+        """Write a checkpoint, and delete those that are too many."""
+        folder = self.trainer.save(self.root, {"identity": self.identity}, {journal.NAME: self.metrics.rows})
+        self.prune()
+        return folder
+
+    def prune(self) -> None:
+        """Delete checkpoints that are too many."""
+        if self.trainer.world.is_main:
+            keep, state = self.trainer.config.keep.checkpoints, self.trainer.state
+            checkpoint.prune(self.root, keep, state.iteration, spare=state.sentinel.good)
+
+
+def export(trainer: Trainer, folder: Path) -> str:
+    """Write weights; returns what went wrong with the main process's files, on all ranks."""
+    fault = ""
+    try:
+        trainer.export(folder)
+    except (OSError, SafetensorError) as error:  # of the main process, which alone writes
+        fault = f"{type(error).__name__}: {error}"
+        trainer.world.barrier()  # the one at which the others wait
+    return trainer.world.from_main(fault)
+
+
+def watching(
+    trainer: Trainer, metrics: Metrics, terminal: Terminal, samples: Samples, hooks: Hooks, saver: Checkpoints
+) -> list[Observer]:
+    """The observers of a run, in their order."""
+    out = Path(trainer.config.out)
+    return [
+        Profile(trainer, terminal, out / profiler.FOLDER),
+        Numbers(trainer, metrics),
+        Words(trainer, terminal),
+        Videos(trainer, samples, metrics),
+        Best(trainer, terminal, out / "best"),
+        Callbacks(trainer, hooks, saver),
+    ]

@@ -1,0 +1,449 @@
+"""The whole configuration of a run: frozen, keyword-only, one default in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.solvers import Rule, SolverName
+from sage_grpo.flow.windows import Window
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, check
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.sentinel.spec import SentinelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """How many rollouts an iteration makes. Prompts x group size is all that you state; the rest is derived."""
+
+    prompts: Count = 16
+    """Prompts per iteration."""
+    group_size: Annotated[int, Range(2)] = 4
+    """Rollouts per prompt; advantages are relative to this group."""
+    micro_batch: Count = 1
+    """Rollouts that go through the network together, in rollout and in updates alike (a matter of memory only)."""
+    trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
+    """Share of a group's clips that updates train: the best of them and the worst, half each, at least one of both (DanceGRPO's 8 of 24 is
+    1/3). Advantages are relative to the whole group. A micro-batch without any is not replayed: with micro_batch 1 updates cost this share."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def trained(self) -> int:
+        """Clips of a group that updates train."""
+        return min(self.group_size, max(2, round(self.trained_fraction * self.group_size)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How rollouts are sampled."""
+
+    steps: Count = 20
+    """Denoising steps."""
+    shift: Positive | None = None
+    """Shift of the noise schedule; None is the model's."""
+    window: Window = Window()
+    """Which steps explore."""
+    deterministic_last: bool | None = None
+    """Make the last step an ODE step. None asks the kernel: where it would leave its noise in the video the last step is one, and so are steps
+    before it after which the state would hold more than 3.5 times the noise variance that the network is told (grids that end near 0, as
+    SD3's). true: the last step alone. false: none (the paper's way)."""
+    same_noise: bool = False
+    """Start all members of a group from the same noise, so that they differ by exploration only."""
+    share: bool = True
+    """With same_noise: run what the members of a group have in common once, and replay a state that they share once."""
+    solver: Rule = "euler"
+    """Solver of the deterministic steps: euler, or ab2 (second order, at the same cost)."""
+    before_steps: Count | None = None
+    """Deterministic steps before those that explore, where there are any; None is as `steps` has them."""
+    after_steps: Count | None = None
+    """Deterministic steps after those that explore, where there are any; None is as `steps` has them."""
+    after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
+    """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
+    (MixGRPO-Flash)."""
+    storage: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
+    offload: bool = False
+    """Keep trajectories in CPU memory between rollout and update."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, unused in (("before_steps", None), ("after_steps", None), ("after_fraction", 1.0)):
+            if getattr(self, name) != unused and self.window.kind == "all":
+                raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
+        if self.after_steps is not None and self.after_fraction < 1:
+            raise ValueError(
+                f"rollout.after_fraction {self.after_fraction:g} and rollout.after_steps {self.after_steps} say the same thing twice: leave "
+                "one of them out."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageConfig:
+    """How rewards become advantages."""
+
+    scale: Literal["group", "global", "none"] = "group"
+    """Divide by the group's std, by the std of the rewards of all groups together (as FlowGRPO's, DiffusionNFT's and AWM's code does), or not
+    at all. The mean is the group's in any case."""
+    decoupled: bool = False
+    """Normalise every reward in its group before adding them up (GDPO)."""
+    clip: Positive | None = 5.0
+    """Largest absolute advantage; None is no limit."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurrogateConfig:
+    """The policy-gradient loss."""
+
+    kind: Literal["clipped", "kl_mask"] = "clipped"
+    """PPO's clip on the ratio, or Flow-DPPO's mask on the exact KL."""
+    centred: bool | Literal["scaled"] = False
+    """Remove the bias of the ratio: log r + KL, the KL as a constant. "scaled" is GRPO-Guard's released code: the KL with its gradient, and both
+    times the step's std before the ratio is taken, so that one clip range is as tight at every step."""
+    clip_scale: Positive = 0.076
+    """Clip range as c / sqrt(latent dimensions); the paper's 1e-4 at 480p x 81 frames is c = 0.076."""
+    clip_range: Positive | None = None
+    """Absolute clip range; overrides clip_scale."""
+    kl_mask_scale: Positive = 1.0
+    """kl_mask drops aggressive moves where KL >= kl_mask_scale / latent dimensions."""
+    equalize: bool = True
+    """Temporal gradient equaliser: weight steps by median(sensitivity) / sensitivity."""
+    equalize_cap: Positive | None = None
+    """Largest equaliser weight; None is no cap."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.kind == "kl_mask" and self.centred == "scaled":
+            raise ValueError(
+                "surrogate.centred scaled is about the clip, which surrogate.kind kl_mask has none of: use true."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateConfig:
+    """How a rollout is used."""
+
+    updates_per_rollout: Count = 2
+    """Optimizer updates per rollout; its trained steps are dealt out to them. With 1 the ratio is always 1, the clip never
+    binds and the step-wise KL has no gradient."""
+    step_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
+    """Share of the stochastic steps that is trained, drawn anew every iteration."""
+    repeat: bool = False
+    """Every update replays all trained steps, as PPO's epochs do, instead of its share of them."""
+    deal: Literal["steps", "clips"] = "steps"
+    """What is dealt out to a rollout's updates: its trained steps, so that every update sees every clip; or its clips, each with all of its
+    trained steps, as most authors' code does (a window of one step then has several updates, too)."""
+    permute_steps: bool = True
+    """Deal steps out in random order; false goes from noise to data."""
+    gradient_checkpointing: bool | Literal["attention", "auto"] = "auto"
+    """Compute what the backward pass needs again instead of keeping it. true: all but the input of each block; "attention": all but
+    that and what attention gave, the slowest to compute and small; "auto": nothing where memory allows, else as little as it
+    takes."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorConfig:
+    """The reference policy of the position term."""
+
+    every: Count = 10
+    """Optimizer updates between renewals (modes moving and dual; fixed and fixed_dual never renew)."""
+    offload: bool = False
+    """Keep the anchor in CPU memory."""
+    skip_below: Annotated[float, Range(0, 1, open_above=True)] = 0.0
+    """Leave the anchor's pass out, for up to four fifths of the updates, where the KL's share of the gradient was measured to stay below this
+    (`gradient/kl_share`; 6e-8 is the round-off of float32, 1e-3 that of bfloat16). 0 never does. Kinds of `kl` that steer by the KL always run it."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Optimizer and learning rate."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for matrices with AdamW for the rest."""
+    lr: Positive = 1e-5
+    """Peak learning rate."""
+    target_kl: Positive | None = None
+    """The learning rate follows so that the policies before and after a rollout's updates are this far apart: nats of the whole path of
+    a rollout (the exact KL, summed over its trained steps and all latent dimensions). None leaves it alone."""
+    max_lr_factor: Positive = 1.0
+    """With target_kl: the largest factor on the learning rate; 1 is never hotter than asked. The smallest is 0.001."""
+    max_kl: Positive | None = None
+    """A rollout's updates that move the policy by more nats than this are scaled back to it, so that none can wreck the policy. Costs a
+    copy of the trainable weights."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Momentum and second-moment decay of AdamW."""
+    eps: Positive = 1e-8
+    """AdamW's epsilon. The loss is scaled by sqrt(latent dimensions), so it means the same at any resolution; the metric
+    gradient/rms_over_eps says how far gradients are above it."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm. Typical norms: 0.3 to 3 for the miniature, 0.1 for HunyuanVideo-1.5 with a LoRA."""
+    warmup_updates: Natural = 0
+    """Updates of linear warm-up."""
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """What the learning rate does after warm-up; it would reach 0 one update after the last."""
+    ema: Decay | None = None
+    """Decay of an exponential moving average of the weights, per update; None keeps none."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.target_kl is None and self.max_lr_factor != 1.0:
+            raise ValueError(
+                f"optimizer.max_lr_factor ({self.max_lr_factor}) needs optimizer.target_kl, which is not set."
+            )
+        if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
+            raise ValueError(
+                f"optimizer.max_kl ({self.max_kl}) is below optimizer.target_kl ({self.target_kl}), which no rollout could then "
+                "reach: 4 to 10 times the target leaves room for its scatter."
+            )
+
+    @property
+    def measures_kl(self) -> bool:
+        """Whether the KL of a rollout's updates is measured, which takes a pass per prompt."""
+        return self.target_kl is not None or self.max_kl is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where prompts come from."""
+
+    prompts: str = "shapes"
+    """"shapes" (the embedded world's training split), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
+    .jsonl file."""
+    eval_prompts: str | None = None
+    """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or "starter", or for files no
+    evaluation."""
+    encode_ahead: Count = 1024
+    """Training prompts that are encoded at a time and kept in memory, per rank. A run with more loads its text encoders again
+    whenever these are used up."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.prompts == "starter_eval":
+            raise ValueError('data.prompts: "starter_eval" is held out and never trained on. Use "starter".')
+        if self.prompts == self.eval_prompts == "starter":
+            raise ValueError('data.eval_prompts: "starter" is what is trained on. Leave it out, or use "starter_eval".')
+
+    @property
+    def held_out(self) -> str | None:
+        """Where held-out prompts come from; None is nowhere."""
+        if self.eval_prompts is not None:
+            return self.eval_prompts
+        return {"shapes": "shapes", "starter": "starter_eval"}.get(self.prompts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation on held-out prompts with the ODE and fixed seeds."""
+
+    every: Natural = 20
+    """Iterations between evaluations; 0 evaluates only before and after training. Before and after always count."""
+    early: list[Count] = field(default_factory=list)
+    """Further iterations that are evaluated, such as [2, 4, 6, 8]: a reward that can be hacked is often hacked within ten iterations,
+    and the sentinel sees only what is evaluated."""
+    prompts: Count = 64
+    """How many held-out prompts."""
+    per_prompt: Count = 1
+    """Clips per prompt."""
+    steps: Count = 40
+    """ODE steps."""
+    solver: SolverName = "euler"
+    """"euler" is the Euler step on the model's grid, "ab2" its second-order sister at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
+    seed: Seed = 1234
+    """Seed of the initial noises: the same in every evaluation."""
+    show: Natural = 8
+    """Clips that are saved as videos."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def points(self, iterations: int) -> list[int]:
+        """After which iterations a run of this length is evaluated."""
+        regular = range(0, iterations, self.every) if self.every else ()
+        return sorted({0, *regular, *(number for number in self.early if number < iterations), iterations})
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepConfig:
+    """What is written to disk."""
+
+    checkpoint_every: Count = 10
+    """Iterations between checkpoints; the last iteration always saves."""
+    checkpoints: Count = 2
+    """How many checkpoints are kept, besides the best weights."""
+    videos_every: Natural = 10
+    """Iterations between saved rollout videos; 0 saves none."""
+    videos: Natural = 4
+    """Rollout videos per saved iteration."""
+    video_megabytes: NotNegative = 200.0
+    """Disk budget of all saved videos; the oldest go first."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Where metrics go, besides the terminal and metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Scalars and videos for TensorBoard."""
+    wandb: str | None = None
+    """Weights & Biases project; needs the extra sage-grpo[wandb]."""
+    trackio: str | None = None
+    """Trackio project; needs the extra sage-grpo[trackio]."""
+    progress: bool = True
+    """Progress bars."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A run of `sage-grpo train`. The defaults are the paper's SAGE-GRPO."""
+
+    out: Folder = "runs/sage"
+    """Folder of the run: config, metrics, checkpoints, videos."""
+    iterations: Count = 100
+    """Rollout-and-update iterations."""
+    seed: Seed = 0
+    """Seed of prompts, noise, windows and step choices."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """Continue from the newest good checkpoint in `out` if there is one; start anew into an empty folder; or insist on one."""
+    allow_changes: list[str] = field(default_factory=list)
+    """What a continued run may change of its meaning: fields (optimizer.lr, seed) or prompts, eval_prompts, weights, code, plugins
+    (their content). Anything else that changes what a run computes is refused."""
+    model: ModelSpec = ModelSpec()
+    """The video model."""
+    rewards: list[RewardSpec] = field(
+        default_factory=lambda: [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
+    )
+    """Rewards with their weights."""
+    max_failed_fraction: Share = 0.25
+    """Share of rollouts whose reward may fail before the run stops."""
+    data: DataConfig = DataConfig()
+    """Prompts."""
+    batch: BatchConfig = BatchConfig()
+    """Batch arithmetic."""
+    kernel: KernelSpec = KernelSpec()
+    """The sampler that explores."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Sampling."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """Advantages."""
+    objective: ObjectiveSpec = ObjectiveSpec()
+    """What is learned from."""
+    surrogate: SurrogateConfig = SurrogateConfig()
+    """Policy loss."""
+    trust_region: TrustRegion = TrustRegion()
+    """KL terms."""
+    kl: KlCoefficient = KlCoefficient()
+    """KL coefficient."""
+    anchor: AnchorConfig = AnchorConfig()
+    """Reference policy."""
+    update: UpdateConfig = UpdateConfig()
+    """Updates."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer."""
+    evaluate: EvalConfig = EvalConfig()
+    """Evaluation."""
+    keep: KeepConfig = KeepConfig()
+    """Disk."""
+    parallel: ParallelSpec = ParallelSpec()
+    """Several processes."""
+    log: LogConfig = LogConfig()
+    """Logging."""
+    sentinel: SentinelConfig = SentinelConfig()
+    """Watches the run."""
+    profile: Natural | None = None
+    """Record what happens between iterations N and N + 1 (0: the first) with torch's profiler: `out/profile` gets a trace of every phase's
+    first passes and a table of phases and kernels; see docs/speed.md."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.profile is not None and self.profile >= self.iterations:
+            raise ValueError(
+                f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "
+                f"use at most {self.iterations - 1}."
+            )
+        late = [number for number in self.evaluate.early if number > self.iterations]
+        if late:
+            raise ValueError(
+                f"evaluate.early {late[0]} is never reached: the run has {self.iterations} iterations. Leave it out, or raise iterations."
+            )
+        if not self.model.train:
+            raise ValueError("model.train must be true in a run, which would train nothing: leave it out.")
+        if not any(reward.counts for reward in self.rewards):
+            raise ValueError(
+                "rewards: none of them counts (each is metric_only or has only weights of 0), so there is nothing to learn "
+                "from. Give one a weight."
+            )
+        self._check_share()
+        self._check_clips()
+        if self.objective.fresh:
+            self._check_fresh()
+
+    def _check_fresh(self) -> None:
+        """What only makes sense where steps explore is refused where none does."""
+        rollout, update, objective = self.rollout, self.update, self.objective
+        reasons = {
+            f"kernel.name {self.kernel.name}: it samples with the ODE, set ode": self.kernel.name != "ode",
+            f"rollout.window.kind {rollout.window.kind}: no step explores, leave it all": rollout.window.kind != "all",
+            "rollout.same_noise true: without exploration a group would be one clip, set false": rollout.same_noise,
+            "surrogate.equalize true: levels are weighed by objective.weight, set false": self.surrogate.equalize,
+            f"update.step_fraction {update.step_fraction:g}: objective.levels says how much is learned, set 1": update.step_fraction
+            < 1,
+            "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": self.optimizer.measures_kl,
+            f"objective.levels {objective.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
+                objective.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
+            ),
+            f"objective.old_samples false and {update.updates_per_rollout} updates: the ratio would need the rollout's weights as well, "
+            "set update.updates_per_rollout 1": not objective.old_samples
+            and objective.kind == "awm"
+            and update.updates_per_rollout > 1,
+            "objective.old_samples false and trust_region.estimator log_ratio: the old policy has no ratio then, set closed_form": (
+                not objective.old_samples and self.trust_region.estimator == "log_ratio"
+            ),
+        }
+        wrong = [reason for reason, found in reasons.items() if found]
+        if wrong:
+            raise ValueError(f"objective.kind {objective.kind} does not go with " + "; nor with ".join(wrong) + ".")
+
+    def _check_share(self) -> None:
+        """kl.kind share needs a KL that has a gradient."""
+        mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
+        own = once and not self.objective.lags  # the policy of the rollout is still the live one
+        inert = mode == "stepwise" and own and self.trust_region.estimator == "closed_form"
+        if self.kl.kind == "share" and (mode == "none" or inert):
+            why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
+            raise ValueError(
+                f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
+            )
+
+    def _check_clips(self) -> None:
+        """Every update needs a clip where clips are dealt out."""
+        update, clips = self.update, self.batch.prompts * self.rollout.window.branches * self.batch.trained
+        if update.deal == "clips" and update.repeat:
+            raise ValueError(
+                "update.deal clips does not go with update.repeat true, where every update trains every clip: leave one of them out."
+            )
+        if update.deal == "clips" and clips < update.updates_per_rollout:
+            raise ValueError(
+                f"update.deal clips: {clips} trained clips are too few for update.updates_per_rollout {update.updates_per_rollout}. "
+                "Use fewer updates, or more prompts or clips."
+            )

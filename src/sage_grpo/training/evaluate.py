@@ -1,0 +1,139 @@
+"""Evaluation on held-out prompts: the ODE, fixed seeds, all rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.data.groups import Member, share_out
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.training.config import EvalConfig
+from sage_grpo.training.scoring import ScoreTable, score_everywhere
+from sage_grpo.types import Conditioning, VideoSpec
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a model on held-out prompts."""
+
+    metrics: dict[str, float]
+    """Mean of every part and of the total, the standard error of the total, and the number of failed clips: without a total,
+    and for every reward."""
+    clips: Tensor
+    """The first few clips of this rank, for people."""
+    captions: list[str]
+    """Their prompts."""
+    report: str = ""
+    """Which rewards failed on which prompts and why, for people; empty when none did."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Every clip of all ranks: `prompt`, `noise` (equal text is equal initial noise), `scores` by part (None where a reward
+    failed), and `clip`, its place in `clips` (None where it is not among them)."""
+
+
+def evaluate(
+    model: VelocityModel,
+    reward: CompositeReward,
+    prompts: Sequence[Prompt],
+    config: EvalConfig,
+    *,
+    micro_batch: int,
+    shift: float | None = None,
+    world: World | None = None,
+    images: Callable[[Prompt], Tensor | None] = lambda prompt: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Sample `config.per_prompt` clips for every prompt and score them; RewardFailure when too many cannot be scored."""
+    world = world or World()
+    prompts = list(prompts)[: config.prompts]
+    conditions = model.encode([p.text for p in prompts], [images(p) for p in prompts])
+    model.unload_text()  # the network needs their memory; what is encoded stays
+    members = members_of(len(prompts), config.per_prompt)
+    # Equal text lengths side by side: a model runs prompts of one length in one pass.
+    members.sort(key=lambda member: _lengths(conditions[member.group]))
+    share = share_out(members, micro_batch, world_size=world.size)[world.rank]
+    real = [number for number, batch in enumerate(share) if not batch.filler]
+    scored = {real[place] for place in world.mine(len(real))}
+    made: list[tuple[Member, Tensor]] = []
+    for number, batch in enumerate(share):
+        x = torch.stack([_start(model.latent_shape(), m, prompts[m.group].seed, config.seed) for m in batch.members])
+        solver = build_solver(model, config.solver, config.steps, shift)
+        latents = solve(model, solver, x.to(model.device), [conditions[m.group] for m in batch.members])
+        if number in scored:
+            made += zip(batch.members, model.decode(latents))
+        progress(number + 1, len(share))
+    made.sort(key=lambda one: (one[0].group, one[0].index))
+    shown = [prompts[member.group] for member, _ in made]
+    places = torch.tensor([(m.group, m.index) for m, _ in made], dtype=torch.float64).reshape(-1, 2)
+    result, table = _score(reward, [clip for _, clip in made], shown, places, model.video, config.show, world)
+    result.rows.extend(_rows(table, prompts, config.seed, [(m.group, m.index) for m, _ in made][: config.show]))
+    return result
+
+
+def _rows(
+    table: ScoreTable, prompts: Sequence[Prompt], seed: int, clips: list[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """What every clip scored, in the order of prompts; `clips` are those that this rank shows."""
+    columns = {"total": table.total.tolist(), **{name: values.tolist() for name, values in table.parts.items()}}
+    rows = []
+    for number, (group, index) in sorted(enumerate(table.places.long().tolist()), key=lambda one: one[1]):
+        own = prompts[group].seed
+        rows.append(
+            {
+                "prompt": prompts[group].text,
+                "noise": f"{seed}/{group}/{index}" if own is None else f"{own + index}",
+                "scores": {
+                    name: values[number] if math.isfinite(values[number]) else None for name, values in columns.items()
+                },
+                "clip": clips.index((group, index)) if (group, index) in clips else None,
+            }
+        )
+    return rows
+
+
+def members_of(prompts: int, per_prompt: int) -> list[Member]:
+    """The clips of an evaluation."""
+    return [Member(group, index) for group in range(prompts) for index in range(per_prompt)]
+
+
+def _start(shape: tuple[int, ...], member: Member, own: int | None, seed: int) -> Tensor:
+    """Initial noise. A prompt's own seed gives the clip that `sage-grpo generate` makes of it, whatever stands around it."""
+    if own is not None:
+        return keyed_noise(shape, "generate", own + member.index, "start")
+    return keyed_noise(shape, "eval", seed, member.group, member.index)
+
+
+def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tensor.shape) for tensor in condition.tensors.values())
+
+
+def _score(
+    reward: CompositeReward,
+    clips: list[Tensor],
+    prompts: Sequence[Prompt],
+    places: Tensor,
+    video: VideoSpec,
+    show: int,
+    world: World,
+) -> tuple[Evaluation, ScoreTable]:
+    videos = (
+        torch.stack(clips) if clips else torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
+    )
+    table = score_everywhere(reward, videos, prompts, video.fps, places, world)
+    columns = {**table.parts, "total": table.total}
+    metrics = {f"eval/{name}": float(torch.nanmean(values)) for name, values in columns.items()}
+    valid = torch.isfinite(table.total)
+    spread = table.total[valid].std(correction=0) if bool(valid.any()) else torch.tensor(float("nan"))
+    metrics["eval/total_stderr"] = float(spread) / max(1.0, float(valid.sum())) ** 0.5
+    metrics["eval/failed"] = float((~valid).sum())
+    metrics |= {f"eval/failed/{title}": float(count) for title, count in table.failed.items()}
+    return Evaluation(metrics, videos[:show], [prompt.text for prompt in prompts[:show]], table.report), table

@@ -1,0 +1,250 @@
+"""The plan of an iteration as pure data: which groups are sampled how, what their members share, and what every update replays.
+
+Rollout and update execute it, the terminal prints it, tests count it. It holds no tensor but a schedule's and needs no weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from sage_grpo.data.groups import Member, MicroBatch
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.training.planning.levels import Levels
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """One trained step of a group that stands for all of them."""
+
+    step: int
+    """Index in the group's schedule."""
+    weight: float
+    """Times the step's KL, gives an unbiased estimate of the sum over the group's trained steps."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clips that are compared with one another: one prompt, one schedule, and, where `shared`, one state to branch from."""
+
+    index: int
+    """Place among the iteration's groups."""
+    place: int
+    """Place of its prompt among the iteration's prompts; the start noise goes by it."""
+    prompt: Prompt
+    schedule: Schedule
+    """Its grid, with the steps that explore."""
+    offset: int
+    """Added to an exploring step's index in `schedule`, gives its index in the run's own grid, by which it is keyed and logged."""
+    trained: tuple[tuple[int, ...], ...]
+    """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
+    shared: bool
+    """Members start from one noise: all before and at the first exploring step happens once."""
+    gauge: Gauge | None = None
+    """Where the KL of the iteration's updates is measured; None measures none."""
+    levels: Levels | None = None
+    """Fresh noise levels at which its clips are learned, to which `trained` then refers; None where steps of `schedule` are."""
+
+    @cached_property
+    def branch(self) -> int:
+        """The first step at which members are apart; 0 where they never were together."""
+        return self.schedule.exploring_range()[0] + 1 if self.shared else 0
+
+    def label(self, step: int) -> int:
+        """A trained step's index in the run's own grid."""
+        return step + self.offset if self.levels is None else self.levels.labels[step]
+
+    def sigma(self, step: int) -> float:
+        """Where a trained step is replayed."""
+        return float((self.schedule if self.levels is None else self.levels.schedule).sigmas[step])
+
+    @cached_property
+    def way(self) -> Hashable:
+        """What groups have in common that can go through the network together, from noise to their replays."""
+        schedule = self.schedule
+        return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
+
+    def noise(self) -> dict[str, Any]:
+        """The noise levels that it visits and where it explores, for readers of the run: only the model knows its grid."""
+        schedule = self.schedule
+        return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a rollout through the network."""
+
+    sigma: float
+    rows: int
+    """Clips that go through it together."""
+    shared: bool
+    """Members of a group that have not parted yet go through it as one."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One pass forward and backward of an update."""
+
+    step: int
+    """Index in the schedule (or the levels) of its members' groups."""
+    members: tuple[Member, ...]
+    shared: bool
+    """One state stands for all members of a group."""
+
+    @property
+    def rows(self) -> int:
+        """States that go through the network together."""
+        return len({member.group for member in self.members}) if self.shared else len(self.members)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One iteration."""
+
+    iteration: int
+    groups: tuple[Group, ...]
+    group_size: int
+    equalizer: dict[int, float]
+    """Weight of every trained step, by its label."""
+    shares: tuple[tuple[MicroBatch, ...], ...]
+    """Micro-batches of every data-parallel rank."""
+    trains: Callable[[float], bool] = field(default=lambda sigma: True, compare=False)
+    """Whether the trained network runs at sigma; another expert may run elsewhere."""
+    abreast: int = 1
+    """Up to so many groups that go the same way run what their members share in one pass."""
+    chosen: tuple[frozenset[Member], ...] | None = None
+    """The clips that every update trains, where these are not all: known once there are rewards (training/planning/choosing.py)."""
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompt of every group."""
+        return [group.prompt for group in self.groups]
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates."""
+        return len(self.groups[0].trained)
+
+    def batches(self, rank: int) -> list[MicroBatch]:
+        """The micro-batches that a rank samples."""
+        return [batch for batch in self.shares[rank] if not batch.filler]
+
+    def group_of(self, batch: MicroBatch) -> Group:
+        """The group of a micro-batch, or one that stands for those in it: they have the same schedule."""
+        return self.groups[batch.members[0].group]
+
+    def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
+        """A rank's members of every group of which it has any."""
+        return self._members[rank]
+
+    @cached_property
+    def _members(self) -> list[dict[int, tuple[Member, ...]]]:
+        ranks: list[dict[int, tuple[Member, ...]]] = []
+        for rank in range(len(self.shares)):
+            own: dict[int, list[Member]] = {}
+            for batch in self.batches(rank):
+                for member in batch.members:
+                    own.setdefault(member.group, []).append(member)
+            ranks.append({group: tuple(members) for group, members in own.items()})
+        return ranks
+
+    def trunk(self, group: Group) -> list[tuple[int, tuple[float, ...]]]:
+        """What identifies the network's passes of a group before its members part: its prompt and the sigmas up to there.
+
+        Groups of one prompt have the same passes until the first of them branches.
+        """
+        sigmas = group.schedule.sigmas.tolist()
+        return [(group.place, tuple(sigmas[: step + 1])) for step in range(group.branch)]
+
+    def trunks(self, rank: int) -> list[tuple[Group, ...]]:
+        """A rank's groups whose members share their beginning; those that walk it side by side are together."""
+        ways: dict[Hashable, list[Group]] = {}
+        for index in self.members(rank):
+            if self.groups[index].shared:
+                ways.setdefault(self.groups[index].way, []).append(self.groups[index])
+        return [
+            tuple(groups[start : start + self.abreast])
+            for groups in ways.values()
+            for start in range(0, len(groups), self.abreast)
+        ]
+
+    def sampled(self, rank: int) -> Iterator[Pass]:
+        """The network's passes of a rank's rollout: what groups share, each once, and then what members run for themselves."""
+        keys = (key for groups in self.trunks(rank) for key in zip(*map(self.trunk, groups)))
+        for key in dict.fromkeys(keys):
+            yield Pass(key[0][-1][-1], rows=len(key), shared=True)
+        for batch in self.batches(rank):
+            group = self.group_of(batch)
+            for sigma in group.schedule.sigmas[group.branch : -1].tolist():
+                yield Pass(sigma, rows=len(batch.members), shared=False)
+
+    def rollout_passes(self, rank: int) -> Counter[bool]:
+        """Passes of a rank's rollout, by whether the trained network runs."""
+        return Counter(self.trains(one.sigma) for one in self.sampled(rank))
+
+    def idle_passes(self, rank: int) -> Counter[bool]:
+        """Passes that a rank makes for nothing, because sharded networks take all ranks to run one."""
+        return self._most_passes - self.rollout_passes(rank)
+
+    @cached_property
+    def _most_passes(self) -> Counter[bool]:
+        counts = [self.rollout_passes(rank) for rank in range(len(self.shares))]
+        return Counter({kind: max(count[kind] for count in counts) for kind in (True, False)})
+
+    def replays(self, rank: int, update: int) -> list[Replay]:
+        """What a rank replays in an update, step by step. A pass of which one clip is trained is run whole, as in the rollout: its ratios
+        are then exactly 1 before the first update."""
+        every = self.replayable(rank, update)
+        if self.chosen is None:
+            return every
+        return [replay for replay in every if not self.chosen[update].isdisjoint(replay.members)]
+
+    def replayable(self, rank: int, update: int) -> list[Replay]:
+        """What it would replay of all clips, and what the rollout keeps for it."""
+        own_members = self.members(rank)
+        groups, trunks = [self.groups[index] for index in own_members], self.trunks(rank)
+        steps = dict.fromkeys(step for group in groups for step in group.trained[update])
+        result = []
+        for step in steps:
+            here = [group for group in groups if step in group.trained[update]]
+            for together in trunks:
+                if step in together[0].trained[update] and step < together[0].branch:
+                    rows = tuple(member for group in together for member in own_members[group.index])
+                    result.append(Replay(step, rows, shared=True))
+            own = {group.index for group in here if step >= group.branch}
+            apart = [batch for batch in self.batches(rank) if self.group_of(batch).index in own]
+            result += [Replay(step, batch.members, shared=False) for batch in apart]
+        return result
+
+    def gauged(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:
+        """The replays in which a rank measures how far the updates moved the policy, with the rows that count and their weights.
+
+        Only the first member of a group counts, so that the figure depends on neither ranks nor micro-batches.
+        """
+        found: dict[Replay, list[tuple[int, float]]] = {}
+        for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replayable(rank, update)):
+            for place, member in enumerate(replay.members):
+                gauge = self.groups[member.group].gauge
+                if gauge is not None and member.index == 0 and gauge.step == replay.step:
+                    row = place * replay.rows // len(replay.members)
+                    found.setdefault(replay, []).append((row, gauge.weight))
+        return found
+
+    @cached_property
+    def gauge_rounds(self) -> int:
+        """Passes that measuring takes on the rank that has most; the others fill up."""
+        return max(len(self.gauged(rank)) for rank in range(len(self.shares)))
+
+    def labels(self, update: int) -> list[int]:
+        """The steps that an update trains, over all groups, in order."""
+        return list(dict.fromkeys(group.label(step) for group in self.groups for step in group.trained[update]))
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        """Replays of every update on the rank that has most; the others fill up with passes of weight 0."""
+        ranks = range(len(self.shares))
+        return [max(len(self.replays(rank, update)) for rank in ranks) for update in range(self.updates)]

@@ -1,0 +1,288 @@
+"""Makes the plan of every iteration from a run's configuration."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+
+from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_updates
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.exploring import explore, left_out
+from sage_grpo.flow.kernels import Kernel
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.rl.equalizer import equalizing_weights
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.planning.levels import draw_levels
+from sage_grpo.training.planning.plan import Gauge, Group, Plan
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes the plans of a run."""
+
+    config: TrainConfig
+    grid: Schedule
+    """The run's own grid."""
+    kernel: Kernel
+    trains: Callable[[float], bool]
+    ranks: int = 1
+    """Data-parallel ranks."""
+
+    def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
+        """The plan of an iteration over these prompts."""
+        config, window = self.config, self.config.rollout.window
+        if config.objective.fresh:
+            return self._fresh(iteration, prompts)
+        if window.kind == "drawn":
+            allowed = self.candidates()
+            rows = window.draw(allowed, len(prompts), iteration, config.seed)
+            firsts = [(place, first) for place, row in enumerate(rows) for first in row]
+            flags = [window.flags(first, config.rollout.steps) for _, first in firsts]
+            weighted = [step for first in allowed for step in self.trainable(window.flags(first, config.rollout.steps))]
+        else:
+            same = window.steps(config.rollout.steps, iteration, config.seed)
+            firsts, flags = [(place, 0) for place in range(len(prompts))], [same] * len(prompts)
+            weighted = self.trainable(same)
+        groups = tuple(
+            self._group(index, place, prompts[place], flags[index], iteration)
+            for index, (place, _) in enumerate(firsts[: None if window.kind == "drawn" else 1])
+        )
+        if window.kind != "drawn":  # all prompts go one way
+            groups += tuple(
+                self._another(groups[0], place, prompts[place], iteration) for place in range(1, len(prompts))
+            )
+        return Plan(
+            iteration=iteration,
+            groups=groups,
+            group_size=config.batch.group_size,
+            equalizer=self._weights(sorted(set(weighted))),
+            shares=self._side_by_side(groups) if self._abreast > 1 else self.shares,
+            trains=self.trains,
+            abreast=self._abreast,
+        )
+
+    @property
+    def _abreast(self) -> int:
+        """How many groups may go side by side. On several ranks none: prompts of different lengths would take one rank more passes than
+        another. Nor groups of one prompt, which share passes anyhow."""
+        alone = self.ranks > 1 or self.config.rollout.window.branches > 1
+        return 1 if alone else self.config.batch.micro_batch
+
+    def _side_by_side(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
+        """The micro-batches of one rank: groups that go the same way fill them together."""
+        if not self._apart:
+            return self.shares
+        ways: dict[Hashable, list[Member]] = {}
+        for group in groups:
+            own = [Member(group.index, index) for index in range(self.config.batch.group_size)]
+            ways.setdefault(group.way, []).extend(own)
+        pieces = [share_out(members, self.config.batch.micro_batch)[0] for members in ways.values()]
+        return (tuple(batch for piece in pieces for batch in piece),)
+
+    def _fresh(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
+        """The plan of an iteration without exploration: every prompt draws the noise levels at which its clips are learned."""
+        config, schedule = self.config, self.grid.exploring((False,) * self.grid.num_steps)
+        groups = []
+        for place, prompt in enumerate(prompts):
+            draw = random.Random(f"levels/{config.seed}/{iteration}/{place}")
+            levels = draw_levels(config.objective, self.grid, self.trains, draw)
+            trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
+            groups.append(Group(place, place, prompt, schedule, 0, trained, shared=False, levels=levels))
+        ones = dict.fromkeys(range(self.grid.num_steps), 1.0)
+        return Plan(iteration, tuple(groups), config.batch.group_size, ones, self.shares, self.trains)
+
+    @cached_property
+    def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
+        """Micro-batches of every rank; prompts that explore at different steps do not share one."""
+        batch, window = self.config.batch, self.config.rollout.window
+        return deal(
+            batch.prompts * window.branches,
+            batch.group_size,
+            batch.micro_batch,
+            world_size=self.ranks,
+            apart=self._apart,
+        )
+
+    @property
+    def _apart(self) -> bool:
+        """Whether prompts may go different ways."""
+        rollout = self.config.rollout
+        return rollout.window.kind == "drawn" or self._together or self.config.objective.fresh
+
+    def places(self, rank: int) -> list[int]:
+        """Which of an iteration's prompts a rank samples, in every iteration."""
+        branches = self.config.rollout.window.branches
+        return sorted({member.group // branches for batch in self.shares[rank] for member in batch.members})
+
+    @property
+    def _together(self) -> bool:
+        return self.config.rollout.same_noise and self.config.rollout.share
+
+    def trainable(self, flags: Sequence[bool]) -> list[int]:
+        """The steps with noise whose velocity depends on the trainable parameters, in the run's own grid."""
+        key = tuple(flags)
+        if key not in self._trainable:
+            schedule = self._exploring(flags)
+            self._trainable[key] = [
+                step
+                for step, flag in enumerate(schedule.stochastic)
+                if flag
+                and float(self.kernel(*schedule.pair(step)).std) > 0
+                and self.trains(float(schedule.sigmas[step]))
+            ]
+        return list(self._trainable[key])
+
+    @cached_property
+    def _trainable(self) -> dict[tuple[bool, ...], list[int]]:
+        """Trainable steps of the windows asked for so far: every group of every iteration asks for one of a few."""
+        return {}
+
+    @cached_property
+    def _schedules(self) -> dict[tuple[bool, ...], tuple[Schedule, int]]:
+        """Their schedules and offsets."""
+        return {}
+
+    @cached_property
+    def _squares(self) -> dict[tuple[int, ...], list[float]]:
+        """Squared sensitivities of steps of the run's own grid."""
+        return {}
+
+    def candidates(self) -> list[int]:
+        """Where a drawn window may start."""
+        window, steps = self.config.rollout.window, self.config.rollout.steps
+        if window.at is not None:
+            for first in window.at:
+                if not self.trainable(window.flags(first, steps)):
+                    raise ValueError(
+                        f"window.at names step {first}, but no step of a window there can be trained: it is deterministic, "
+                        f"or another expert's. {self._why()}"
+                    )
+            return list(window.at)
+        allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
+        if len(allowed) < window.branches:
+            raise ValueError(
+                f"window.branches is {window.branches}, but only steps {allowed} can be trained. {_look()}"
+            )
+        return allowed
+
+    def check(self) -> None:
+        """A plan that cannot work fails before the first rollout, also where the fault is in a window of a late iteration."""
+        config, window = self.config, self.config.rollout.window
+        if config.objective.fresh:
+            self._fresh(0, [Prompt("")])
+            return
+        first_seen: dict[tuple[bool, ...], int] = {}
+        if window.kind == "drawn":
+            first_seen = {window.flags(first, config.rollout.steps): 0 for first in self.candidates()}
+        for iteration in range(config.iterations) if window.kind != "drawn" else ():
+            first_seen.setdefault(window.steps(config.rollout.steps, iteration, config.seed), iteration)
+        for flags, iteration in first_seen.items():
+            self._group(0, 0, Prompt(""), flags, iteration)
+        self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
+
+    def unexplored(self) -> str | None:
+        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much noise."""
+        window, steps = self.config.rollout.window, self.config.rollout.steps
+        wanted = [True] * steps
+        if window.kind == "fixed":
+            wanted = list(window.steps(steps))
+        elif window.kind == "drawn" and window.at is not None:
+            wanted = [any(window.flags(first, steps)[index] for first in window.at) for index in range(steps)]
+        elif window.kind in ("random", "sliding"):
+            wanted = [window.start <= index < (window.stop or steps) for index in range(steps)]
+        return left_out(self.grid, wanted, self.kernel, self.config.rollout.deterministic_last)
+
+    def _exploring(self, flags: Sequence[bool]) -> Schedule:
+        return explore(self.grid, flags, self.kernel, self.config.rollout.deterministic_last)
+
+    def _group(self, index: int, place: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
+        rollout, steps = self.config.rollout, self.trainable(flags)
+        if not steps:
+            raise ValueError(
+                "No step of the rollout can be trained: kernel.eta is 0, or the window only covers deterministic steps. "
+                f"Set kernel.eta > 0 (0.3 to 0.7). {self._why()}"
+            )
+        schedule, offset = self._placed(flags)
+        own = f"/{index}" if rollout.window.kind == "drawn" else ""
+        parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
+        trained = tuple(tuple(step - offset for step in part) for part in parts)
+        gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
+        return Group(index, place, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
+
+    def _another(self, group: Group, place: int, prompt: Prompt, iteration: int) -> Group:
+        """A group that goes the way of one that is there."""
+        measures = self.config.optimizer.measures_kl
+        gauge = self._gauge(place, group.offset, group.trained, iteration) if measures else None
+        return replace(group, index=place, place=place, prompt=prompt, gauge=gauge)
+
+    def _why(self) -> str:
+        """What may have left too few steps."""
+        left = self.unexplored()
+        return f"{left[0].upper()}{left[1:]}. {_look()}" if left else _look()
+
+    def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
+        """The schedule of a group, and what its steps' indices differ by from the run's own."""
+        rollout, key = self.config.rollout, tuple(flags)
+        if key not in self._schedules:
+            schedule = self._exploring(flags)
+            first, stop = schedule.exploring_range()
+            after = rollout.after_steps
+            if rollout.after_fraction < 1 and stop < schedule.num_steps:
+                after = max(1, round(rollout.after_fraction * (schedule.num_steps - stop)))
+            schedule = schedule.around(rollout.before_steps, after)
+            offset = first - schedule.exploring_range()[0]
+            self._schedules[key] = schedule, offset
+        return self._schedules[key]
+
+    def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> Gauge:
+        """One of the trained steps, drawn in proportion to its sensitivity squared, which is most of how the KLs of steps differ:
+        what is left is the change of the velocity. The groups' draws are evenly spaced, so that together they cover the steps."""
+        groups = self.config.batch.prompts * self.config.rollout.window.branches
+        steps = sorted({step for part in trained for step in part})
+        key = tuple(step + offset for step in steps)
+        if key not in self._squares:
+            self._squares[key] = [float(self.kernel(*self.grid.pair(step)).sensitivity) ** 2 for step in key]
+        squares = self._squares[key]
+        edges = list(accumulate(squares))
+        draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
+        place = bisect(edges, (draw + index) % groups / groups * edges[-1])
+        place = min(place, len(steps) - 1)  # rounding
+        return Gauge(steps[place], edges[-1] / squares[place])
+
+    def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
+        """The trained steps of a group, one list per optimizer update."""
+        config = self.config.update
+        least = config.updates_per_rollout if self._steps_are_dealt else 1
+        count = max(least, round(config.step_fraction * len(steps)))
+        return self._deal(sorted(draw.sample(steps, min(count, len(steps)))), draw)
+
+    def _deal(self, chosen: list[int], draw: random.Random) -> list[list[int]]:
+        """What is trained, dealt out to the updates."""
+        config = self.config.update
+        if config.permute_steps:
+            draw.shuffle(chosen)
+        if not self._steps_are_dealt:
+            return [chosen] * config.updates_per_rollout
+        return split_updates(chosen, config.updates_per_rollout)
+
+    @property
+    def _steps_are_dealt(self) -> bool:
+        """Whether every update has steps of its own; otherwise each trains all of them, of all clips or of its own."""
+        return not self.config.update.repeat and self.config.update.deal == "steps"
+
+    def _weights(self, steps: list[int]) -> dict[int, float]:
+        surrogate = self.config.surrogate
+        if not surrogate.equalize:
+            return dict.fromkeys(steps, 1.0)
+        sensitivity = torch.stack([self.kernel(*self.grid.pair(step)).sensitivity for step in steps])
+        return dict(zip(steps, equalizing_weights(sensitivity, cap=surrogate.equalize_cap).tolist()))
+
+
+def _look() -> str:
+    return "Look at `sage-grpo inspect`."

@@ -1,0 +1,280 @@
+"""Rollouts: sample the clips of a plan and keep what its replays need of their trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from sage_grpo.data.groups import Member, MicroBatch
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.flow.path import interpolate, velocity
+from sage_grpo.flow.solvers import Rule, Stepper
+from sage_grpo.models.policy import Policy, Step
+from sage_grpo.training.placing.transfers import settle, to_device, to_storage
+from sage_grpo.training.planning.plan import Group, Plan, Replay
+from sage_grpo.types import Conditioning
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the update needs of one replay."""
+
+    policy: Policy
+    conditions: tuple[Conditioning, ...]
+    """One per row of `x`."""
+    x: Tensor
+    """State before the step: one row per member, or one per group where its members share it."""
+    x_next: Tensor
+    """State after the step, one row per member; at a fresh noise level the target velocity."""
+    v_old: Tensor | None
+    """Velocity of the rollout's policy, rows as in `x`; None when neither a loss term nor the measured KL needs it."""
+    log_prob_old: Tensor | None
+    """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None, as `v_old`, where the
+    live policy is the rollout's."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The clips of one rank, and the records of its replays."""
+
+    latents: list[tuple[MicroBatch, Tensor]] = field(default_factory=list)
+    records: dict[Replay, Record] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How trajectories are kept."""
+
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    velocities: bool = True
+    """Keep the rollout's velocities (step-wise KL, KL mask, centred ratio), not only those by which the updates are measured."""
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """x as it is stored. Rounding the state itself, not a copy of it, keeps rollout and replay on the same numbers."""
+        return x if self.dtype == torch.float32 else x.to(self.dtype).to(torch.float32)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """x in its place."""
+        return to_storage(x, self.device, self.dtype)
+
+
+@dataclass(frozen=True)
+class NoiseKeys:
+    """Noise of a rollout, keyed by (seed, iteration, group, member): independent of ranks, batches and interruptions."""
+
+    seed: int
+    iteration: int
+    same_start: bool = False
+    """All members of a group start from the same noise."""
+
+    def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
+        """Initial noise of a member; a prompt with its own seed gives the same noises in every iteration."""
+        own = group.prompt.seed
+        place = (self.seed, self.iteration, group.place) if own is None else ("prompt", own)
+        return keyed_noise(shape, "start", *place, 0 if self.same_start else member.index)
+
+    def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...]) -> Tensor:
+        """Exploration noise of a step (by its label) for every member."""
+        rows = [keyed_noise(shape, "step", self.seed, self.iteration, m.group, m.index, step) for m in members]
+        return torch.stack(rows)
+
+    def fresh(self, members: Sequence[Member], level: int, shape: tuple[int, ...]) -> Tensor:
+        """Noise with which clean clips are learned at their group's level of this number."""
+        rows = [keyed_noise(shape, "fresh", self.seed, self.iteration, m.group, m.index, level) for m in members]
+        return torch.stack(rows)
+
+
+class Sampler:
+    """Executes one rank's part of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        policies: Callable[[Group], Policy],
+        conditions: Mapping[int, Conditioning],
+        *,
+        keys: NoiseKeys,
+        storage: Storage,
+        solver: Rule = "euler",
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
+        self.keys, self.storage, self.solver, self.progress = keys, storage, solver, progress
+        self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
+        self.gauged = plan.gauged(rank)
+        self.result = Rollout()
+        self._known: dict[Hashable, Tensor] = {}
+        """Velocities of passes that several trunks have in common."""
+        self._forked: dict[Member, Tensor] = {}
+        """States of members at the first step that is their own."""
+
+    @torch.no_grad()
+    def run(self) -> Rollout:
+        """Sample everything from noise to latents.
+
+        Where two networks share the schedule, all ranks first run the one for high noise: sharded networks take all ranks to run.
+        """
+        trunks = [_Trunk(self, groups) for groups in self.plan.trunks(self.rank)]
+        trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
+        paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
+        idle = self.plan.idle_passes(self.rank)
+        walks: list[_Trunk | _Members] = [*trunks, *paths]
+        for network in dict.fromkeys((self.plan.trains(1.0), not self.plan.trains(1.0))):
+            for walk in walks:
+                while walk.ready() and self.plan.trains(walk.sigma()) == network:
+                    walk.step()
+            if idle[network]:
+                self._idle(network, idle[network])
+        self.result.latents.extend((path.batch, path.x) for path in paths)
+        self._renoise(paths)
+        settle(self.policies(self.plan.groups[0]).model.device)
+        return self.result
+
+    def _renoise(self, paths: Sequence[_Members]) -> None:
+        """Records of clean clips at fresh noise levels, where the plan learns there."""
+        own = {path.batch.members: path for path in paths if path.group.levels is not None}
+        for replay in sorted(self.wanted, key=lambda replay: replay.step) if own else ():
+            path = own[replay.members]
+            levels, x0 = path.group.levels, path.x
+            assert levels is not None
+            policy = replace(path.policy, kernel=levels.kernel, schedule=levels.schedule)
+            eps = to_device(self.keys.fresh(replay.members, replay.step, tuple(x0.shape[1:])), x0.device)
+            self.result.records[replay] = Record(
+                policy=policy,
+                conditions=path.conditions,
+                x=self.storage.kept(interpolate(x0, eps, policy.sigma(replay.step))),
+                x_next=self.storage.kept(velocity(x0, eps)),
+                v_old=None,
+                log_prob_old=None,
+            )
+
+    def _idle(self, network: bool, passes: int) -> None:
+        """Keep ranks in step with passes whose result nobody reads."""
+        batch = self.plan.batches(self.rank)[0]
+        group = self.plan.group_of(batch)
+        policy = self.policies(group)
+        steps = [s for s in range(policy.schedule.num_steps) if self.plan.trains(policy.sigma(s)) == network]
+        x = self.start(group, batch.members[:1])
+        for _ in range(passes):
+            policy.step(steps[0], x, (self.conditions[group.index],))
+            self.progress()
+
+    def start(self, group: Group, members: Sequence[Member]) -> Tensor:
+        """Initial states."""
+        model = self.policies(group).model
+        shape = model.latent_shape()
+        rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
+        return self.storage.rounded(to_device(torch.stack(rows), model.device))
+
+    def explore(self, walk: _Trunk | _Members, replay: Replay, step: Step) -> Tensor:
+        """Take a noisy step for every member, and keep it if an update replays it."""
+        policy, storage = walk.policy, self.storage
+        law = step.gaussian.expand(len(replay.members))
+        # Drawn by the CPU while the device still computes the velocity: nothing before this waits for it.
+        noise = self.keys.step(replay.members, walk.group.label(replay.step), policy.model.latent_shape())
+        x_next = storage.rounded(law.sample(to_device(noise, walk.x.device)))
+        kept, walk.kept = walk.kept, None
+        if replay in self.wanted:
+            walk.kept = storage.kept(x_next)
+            self.result.records[replay] = Record(
+                policy=policy,
+                conditions=walk.conditions,
+                x=storage.kept(walk.x) if kept is None else kept,
+                x_next=walk.kept,
+                v_old=to_storage(step.velocity, storage.device)
+                if storage.velocities or replay in self.gauged
+                else None,
+                log_prob_old=law.log_prob(x_next),
+            )
+        return x_next
+
+
+class _Trunk:
+    """The common part of groups that go the same way: one row each until their members part at the first exploring step."""
+
+    def __init__(self, sampler: Sampler, groups: tuple[Group, ...]) -> None:
+        self.sampler, self.group, self.index = sampler, groups[0], 0
+        self.policy, self.stepper = sampler.policies(self.group), Stepper(sampler.solver)
+        own = sampler.plan.members(sampler.rank)
+        self.members = tuple(member for group in groups for member in own[group.index])
+        self.first = [own[group.index][0] for group in groups]
+        self.conditions = tuple(sampler.conditions[group.index] for group in groups)
+        self.keys = list(zip(*map(sampler.plan.trunk, groups)))
+        self.x = torch.empty(0)
+        """The state; it starts with the first step, so that noise is drawn while the device is busy with other clips."""
+        self.kept: Tensor | None = None
+
+    def ready(self) -> bool:
+        """Whether there is a step to take."""
+        return self.index < self.group.branch
+
+    def sigma(self) -> float:
+        """Where the next pass is made."""
+        return self.policy.sigma(self.index)
+
+    def step(self) -> None:
+        """One step; groups of one prompt share the network's passes."""
+        if not len(self.x):
+            self.x = self.sampler.start(self.group, self.first)
+        key, known = self.keys[self.index], self.sampler._known
+        if key not in known:
+            known[key] = self.policy.step(self.index, self.x, self.conditions).velocity
+            self.sampler.progress()
+        step = self.policy.at(self.index, self.x, known[key])
+        if self.policy.is_noisy(self.index):
+            replay = Replay(self.index, self.members, shared=True)
+            rows = self.sampler.explore(self, replay, step)
+            self.sampler._forked |= dict(zip(self.members, rows))
+        else:
+            x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
+            self.x = self.sampler.storage.rounded(x_next)
+        self.index += 1
+
+
+class _Members:
+    """The steps that the members of a micro-batch take each for itself."""
+
+    def __init__(self, sampler: Sampler, batch: MicroBatch) -> None:
+        self.sampler, self.batch = sampler, batch
+        self.group = sampler.plan.group_of(batch)
+        self.policy, self.stepper = sampler.policies(self.group), Stepper(sampler.solver)
+        self.conditions = tuple(sampler.conditions[member.group] for member in batch.members)
+        self.index = self.group.branch
+        self.kept: Tensor | None = None
+        """`x` as it is stored, where the step before stored it."""
+        self.x = torch.empty(0)
+        """The states, from the first step on."""
+
+    def ready(self) -> bool:
+        """Whether there is a step to take: not before the trunk has got here."""
+        parted = not self.group.shared or self.batch.members[0] in self.sampler._forked
+        return parted and self.index < self.policy.schedule.num_steps
+
+    def sigma(self) -> float:
+        """Where the next pass is made."""
+        return self.policy.sigma(self.index)
+
+    def step(self) -> None:
+        """One step of all rows."""
+        if not len(self.x):
+            self.x = self._start()
+        step = self.policy.step(self.index, self.x, self.conditions)
+        if self.policy.is_noisy(self.index):
+            replay = Replay(self.index, self.batch.members, shared=False)
+            self.x = self.sampler.explore(self, replay, step)
+            self.stepper = Stepper(self.sampler.solver)
+        else:
+            x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
+            self.x, self.kept = self.sampler.storage.rounded(x_next), None
+        self.index += 1
+        self.sampler.progress()
+
+    def _start(self) -> Tensor:
+        if not self.group.shared:
+            return self.sampler.start(self.group, self.batch.members)
+        return torch.stack([self.sampler._forked[member] for member in self.batch.members])

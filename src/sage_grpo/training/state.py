@@ -1,0 +1,156 @@
+"""Everything that a checkpoint holds: a resumed run continues to the bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.data.prompts import PromptStream
+from sage_grpo.models.base import VelocityModel, unread_of
+from sage_grpo.parallel import checkpoint
+from sage_grpo.parallel.world import World
+from sage_grpo.rl.kl_control import KlController
+from sage_grpo.sentinel.sentinel import Sentinel
+from sage_grpo.sentinel.spec import SentinelConfig
+from sage_grpo.training.anchor import Anchor, Ema, Old, state_of
+from sage_grpo.training.optim import Optimizer
+from sage_grpo.training.reference import Reference
+
+
+@dataclass
+class TrainState:
+    """Weights, optimizer with its pace, EMA, anchor, KL controller, data position, counters and the best score so far.
+
+    There is no random state: all noise and all choices are keyed by (seed, iteration, ...), so the counters are enough.
+    """
+
+    params: dict[str, nn.Parameter]
+    optimizer: Optimizer
+    anchor: Anchor | None
+    ema: Ema | None
+    kl: KlController
+    stream: PromptStream
+    reference: Reference = field(default_factory=Reference)
+    old: Old | None = None
+    """The policy that samples, where it lags behind the live one."""
+    sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
+    unread: Collection[str] = ()
+    """Parameters that nothing reads, which an older checkpoint may hold."""
+    iteration: int = 0
+    """Iterations completed."""
+    updates: int = 0
+    """Optimizer updates completed."""
+    evaluated: int = -1
+    """Iteration of the last evaluation."""
+    best: dict[str, float] = field(default_factory=dict)
+    """Iteration and score of the best evaluation."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers are trained, over all ranks."""
+        return sum(p.numel() for p in self.params.values())
+
+    def save(
+        self, root: Path, writer: checkpoint.Writer, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+    ) -> Path:
+        """Write a checkpoint of this moment, with what the caller adds to it."""
+        return writer.save(root, self.iteration, self._tensors(), {**self._meta(), **meta}, files)
+
+    def load(self, folder: Path, world: World) -> None:
+        """Continue from a checkpoint; resharding where the number of ranks differs."""
+        meta = self._restore(folder, world)
+        with checkpoint.continuing(folder):
+            self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
+            self.evaluated = int(meta.get("evaluated", self.iteration))
+            self.stream.position = int(meta["stream_position"])
+            self.sentinel.load_state_dict(meta.get("sentinel", {}))
+            if self.anchor is not None:
+                self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
+
+    def go_back(self, folder: Path, world: World) -> None:
+        """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
+
+        So a run that goes back still ends after its iterations, with new prompts and new noise.
+        """
+        meta = self._restore(folder, world)
+        self.sentinel.go_back(meta["sentinel"])
+        self.optimizer.pace.slow_to(self.sentinel.brake)
+        if self.anchor is not None:  # the live weights are not the anchor's unless they were then
+            was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
+            self.anchor.renewed_at = self.updates if was_live else -1
+
+    def _restore(self, folder: Path, world: World) -> dict[str, Any]:
+        """Everything that goes with the weights; returns the rest."""
+        meta = checkpoint.read_meta(folder)
+        self.optimizer.materialize()
+        tensors = self._tensors()
+        with torch.no_grad():
+            checkpoint.load(folder, tensors, world, _useless(meta["tensors"], self.unread))
+        self.optimizer.load_tensors(tensors)
+        with checkpoint.continuing(folder):
+            self.kl.load_state_dict(meta["kl"])
+            self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
+            self.reference.load_state_dict(meta.get("reference", {}))
+        return meta
+
+    def _tensors(self) -> dict[str, Tensor]:
+        weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
+        return {
+            **weights,
+            **self.optimizer.tensors(),
+            **state_of(self.anchor, "anchor"),
+            **state_of(self.ema, "ema"),
+            **state_of(self.old, "old"),
+        }
+
+    def _meta(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "updates": self.updates,
+            "evaluated": self.evaluated,
+            "stream_position": self.stream.position,
+            "kl": self.kl.state_dict(),
+            "pace": self.optimizer.pace.state_dict(),
+            "reference": self.reference.state_dict(),
+            "sentinel": self.sentinel.state_dict(),
+            "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
+            "best": self.best,
+        }
+
+
+def has_ema(folder: Path) -> bool:
+    """Whether a checkpoint holds a moving average of the weights."""
+    return any(name.startswith("ema/") for name in checkpoint.read_meta(folder)["tensors"])
+
+
+def _useless(names: Iterable[str], unread: Collection[str]) -> set[str]:
+    """Of a checkpoint's tensors (weights/NAME, optimizer/NAME/...) those of parameters that nothing reads, or of adapters there."""
+    return {
+        name for name in names if re.sub(r"\.lora_[AB]\..+", ".weight", name.partition("/")[2].split("/")[0]) in unread
+    }
+
+
+def load_weights(folder: Path, model: VelocityModel, *, ema: bool = False) -> dict[str, Tensor]:
+    """The trainable weights (or their EMA) of a checkpoint, by parameter name."""
+    meta = checkpoint.read_meta(folder)
+    prefix = "ema" if ema else "weights"
+    if ema and not has_ema(folder):
+        raise ValueError(f"{folder} has no EMA: the run was trained without optimizer.ema.")
+    wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in model.trainable().items()}
+    saved = {name for name in meta["tensors"] if name.startswith(f"{prefix}/")}
+    saved -= _useless(saved, unread_of(model))
+    different = sorted(saved ^ set(wanted))
+    if different:
+        name, where = different[0].partition("/")[2], "the checkpoint" if different[0] in saved else "the model"
+        raise ValueError(
+            f"{folder} holds the weights of another model: only {where} trains {name} ({len(different)} such names). "
+            "Use the run's own model, LoRA and model.train settings."
+        )
+    checkpoint.load_some(folder, wanted)
+    return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in wanted.items()}

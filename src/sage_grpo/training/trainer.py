@@ -1,0 +1,405 @@
+"""The whole system on two screens: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sage_grpo.data.groups import Member
+from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.forecast.fitting import keep_what_fits
+from sage_grpo.models.base import unread_of
+from sage_grpo.models.policy import Policy
+from sage_grpo.parallel import checkpoint
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.early import Early
+from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
+from sage_grpo.rl.pace import share_kept
+from sage_grpo.sentinel.agreement import agreements
+from sage_grpo.sentinel.looks import look_at
+from sage_grpo.sentinel.travel import Travel
+from sage_grpo.sentinel.watch import sentinel_of
+from sage_grpo.telling.clock import Clock
+from sage_grpo.training.anchor import Anchor, Ema, Old, Snapshot
+from sage_grpo.training.build import Parts
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.evaluate import Evaluation, evaluate
+from sage_grpo.training.optim import Optimizer
+from sage_grpo.training.placing.distribute import distribute
+from sage_grpo.training.placing.vae_place import VaePlace
+from sage_grpo.training.planning.choosing import choose
+from sage_grpo.training.planning.plan import Group, Plan
+from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.reference import Reference, anchored
+from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
+from sage_grpo.training.scoring import Scored, metadata_of, score_everywhere
+from sage_grpo.training.sources import first_frame
+from sage_grpo.training.state import TrainState
+from sage_grpo.training.stride import path_kl
+from sage_grpo.training.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_old
+from sage_grpo.types import Conditioning
+
+
+class Trainer:
+    """Trains what it is handed and owns the training state. `step` is one iteration; files and signals are the runner's."""
+
+    def __init__(
+        self, config: TrainConfig, parts: Parts, world: World | None = None, clock: Clock | None = None
+    ) -> None:
+        self.config, self.world, self.clock = config, world or World(), clock or Clock()
+        self.model, self.reward, self.held_out = parts.model, parts.reward, parts.held_out
+        keep_what_fits(config, self.model, self.world)
+        self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
+        self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
+        params = self.model.trainable()
+        self.travel = Travel(params, self.engine)
+        region = config.trust_region
+        needs_old = any(config.objective.old_passes(config.update.updates_per_rollout))
+        spec = config.objective
+        self.old = (
+            Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload) if needs_old else None
+        )
+        """The old policy of a loss at fresh noise levels."""
+        self.state = TrainState(
+            params=params,
+            optimizer=Optimizer(
+                params, config.optimizer, total_updates=config.iterations * config.update.updates_per_rollout
+            ),
+            anchor=Anchor(
+                params, every=config.anchor.every if region.renews_anchor else None, offload=config.anchor.offload
+            )
+            if region.uses_anchor
+            else None,
+            ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
+            kl=config.kl.controller(),
+            stream=PromptStream(parts.prompts, config.seed),
+            reference=Reference.of(config),
+            old=self.old if config.objective.lags else None,
+            unread=unread_of(self.model),
+        )
+        self.before = None if config.optimizer.max_kl is None else Snapshot(params)
+        """The weights that made the rollout, where its updates may be taken back."""
+        dims = math.prod(self.model.latent_shape())
+        self.objective = Objective(config.surrogate, region, dims, config.objective)
+        self.state.sentinel = sentinel_of(config, self.reward, self.objective.clip)
+        grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
+        self.planner = Planner(
+            config=config,
+            grid=grid,
+            kernel=config.kernel.build(grid),
+            trains=self.model.trains,
+            ranks=self.world.size,
+        )
+        self.planner.check()
+        self.vae = VaePlace(self.model)
+        self.encoded: dict[Prompt, Conditioning] = {}
+        """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
+        self.encoded_until = 0
+        self.done: Plan | None = None
+        """The plan of the last iteration, with the clips that it trained."""
+
+    def encode_prompts(self) -> None:
+        """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
+        config, state = self.config, self.state
+        coming = PromptStream(state.stream.prompts, config.seed)
+        coming.position = state.stream.position
+        batches = (coming.take(config.batch.prompts) for _ in range(state.iteration, config.iterations))
+        places = [self.planner.places(rank) for rank in range(self.world.size)]
+        near = look_ahead(batches, places, config.data.encode_ahead)
+        mine = [batch[place] for batch in near for place in places[self.world.rank]]
+        prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
+        with self.clock("encode"):
+            tick = self.clock.ticker(len(prompts))
+            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
+            for prompt in prompts:
+                if prompt not in self.encoded:
+                    (self.encoded[prompt],) = self.model.encode([prompt.text], [first_frame(prompt)])
+                tick()
+        self.model.unload_text()
+        self.encoded_until = state.iteration + len(near)
+
+    def step(self) -> dict[str, float]:
+        """One iteration: the straight line."""
+        if self.state.iteration >= self.encoded_until:
+            self.encode_prompts()
+        plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
+        with self.clock("rollout"):
+            rollout = self.roll_out(plan)
+        with self.reward.early(self.model.video.fps) as early:
+            with self.clock("decode"):
+                videos = self.decode(rollout, partial(self.hand_on, plan, early))
+            with self.clock("reward"):
+                scored = self.score(videos, plan, early)
+        advantages = self.advantages(scored)
+        plan = choose(self.config, plan, advantages, scored.valid)
+        with self.clock("update"):
+            metrics = self.update(plan, rollout, scored, advantages)
+        self.done = plan
+        self.state.iteration += 1
+        times = self.clock.report()
+        self.vae.observe(times)
+        self.failures = scored.report
+        members = self._scored(plan)
+        self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
+        seen = {**look_at(videos, members, self.world), **self.travel.measure(self.world)}
+        return {**self.describe(scored, advantages), **metrics, **seen, **times}
+
+    def policy(self, group: Group) -> Policy:
+        """The policy that samples a group."""
+        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance)
+
+    def roll_out(self, plan: Plan) -> Rollout:
+        """Sample this rank's clips, with the old policy where that lags behind and samples."""
+        with self.state.old.applied() if self.state.old is not None and self.state.old.samples else nullcontext():
+            return self.sampler(plan).run()
+
+    def sampler(self, plan: Plan) -> Sampler:
+        """What samples this rank's clips."""
+        config = self.config.rollout
+        groups = [plan.groups[index] for index in plan.members(self.world.rank)]
+        conditions = self.model.encode([g.prompt.text for g in groups], [first_frame(g.prompt) for g in groups])
+        passes = plan.rollout_passes(self.world.rank) + plan.idle_passes(self.world.rank)
+        return Sampler(
+            plan,
+            self.world.rank,
+            self.policy,
+            {group.index: condition for group, condition in zip(groups, conditions)},
+            keys=NoiseKeys(self.config.seed, plan.iteration, same_start=config.same_noise),
+            storage=Storage(
+                dtype=getattr(torch, config.storage),
+                device=torch.device("cpu") if config.offload else self.model.device,
+                velocities=self.objective.needs_v_old,
+            ),
+            solver=config.solver,
+            progress=self.clock.ticker(passes.total()),
+        )
+
+    def decode(self, rollout: Rollout, each: Callable[[int, Tensor], None] = lambda place, clips: None) -> Tensor:
+        """The clips that this process scores, uint8; `each` is called with every micro-batch's as soon as they are there."""
+        video, places = self.model.video, self.world.mine(len(rollout.latents))
+        tick = self.clock.ticker(len(places))
+        clips = []
+        with self.vae.decoding():
+            for place in places:
+                clips.append(self.model.decode(rollout.latents[place][1]))
+                each(place, clips[-1])
+                tick()
+        if not clips:  # more ranks share the clips of this one than there are micro-batches
+            return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
+        return torch.cat(clips)
+
+    def hand_on(self, plan: Plan, early: Early, place: int, clips: Tensor) -> None:
+        """Give clips to the rewards that compute elsewhere, while others are decoded."""
+        shown = [plan.groups[m.group].prompt for m in plan.batches(self.world.rank)[place].members]
+        early.add(clips, [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
+
+    def score(self, videos: Tensor, plan: Plan, early: Early | None = None) -> Scored:
+        """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
+        members = self._scored(plan)
+        shown = [plan.groups[member.group].prompt for member in members]
+        places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
+        table = score_everywhere(self.reward, videos, shown, self.model.video.fps, places, self.world, early)
+        order = torch.argsort((table.places[:, 0] * plan.group_size + table.places[:, 1]).long())
+        total = table.total[order].float()
+        parts = {name: values[order].float() for name, values in table.parts.items()}
+        groups = table.places[order, 0].long()
+        return Scored(groups, total, torch.isfinite(total), parts, table.failed, table.report)
+
+    def advantages(self, scored: Scored) -> Tensor:
+        """Group-relative advantages of all rollouts."""
+        config = self.config.advantage
+        if config.decoupled:
+            return decoupled_advantage(
+                scored.parts,
+                self.reward.weights,
+                scored.groups,
+                valid=scored.valid,
+                scale=config.scale,
+                clip=config.clip,
+            )
+        return group_advantage(scored.total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
+
+    def update(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> dict[str, float]:
+        """The optimizer updates of one rollout; returns their mean metrics."""
+        state, device = self.state, self.model.device
+        needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
+        old_passes = self.config.objective.old_passes(plan.updates)
+        passes = sum(rounds * (1 + (need == "pass") + old) for rounds, need, old in zip(plan.rounds, needs, old_passes))
+        tick = self.clock.ticker(passes + plan.gauge_rounds)
+        logs = []
+        if self.before is not None:
+            self.before.renew()
+        if self.old is not None:
+            self.old.begin()
+        for update in range(plan.updates):
+            items = self.items(plan, rollout, scored, advantages, update)
+            if self.old is not None and old_passes[update]:
+                with self.old.applied():
+                    items = with_old(self.objective, items, device, tick)
+            if state.anchor is not None:
+                items = anchored(items, needs[update], state.anchor, device, tick)
+            self.engine.begin()
+            tally = accumulate(
+                self.objective,
+                items,
+                device,
+                kl_lambda=state.kl.value,
+                scale=self.engine.scale,
+                deterministic=self.config.model.deterministic,
+                before_last=self.engine.synchronize,
+                progress=tick,
+            )
+            logs.append(self._apply(summarize(tally, self.world, plan.labels(update))))
+            if update == plan.updates - 1 and self.config.optimizer.measures_kl:
+                logs[-1] |= self._measure(plan, rollout, tick)
+            self._advance(logs[-1])
+        if self.old is not None:
+            self.old.end(self.config.objective.decay(plan.iteration + 1))
+        return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
+
+    def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
+        """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""
+        counts = scored.valid.clone()
+        if plan.chosen is not None:
+            counts &= torch.tensor(
+                [Member(*divmod(row, plan.group_size)) in plan.chosen[update] for row in range(len(counts))]
+            )
+        share = counts.float() / counts.sum().clamp(min=1)
+        items = []
+        own = plan.replays(self.world.rank, update)
+        # A rank none of whose clips are trained keeps in step on one of them, of weight 0.
+        for replay in own or plan.replayable(self.world.rank, update)[:1]:
+            group = plan.groups[replay.members[0].group]
+            rows = torch.tensor([m.group * plan.group_size + m.index for m in replay.members])
+            label = group.label(replay.step)
+            items.append(
+                Item(
+                    record=rollout.records[replay],
+                    step=replay.step,
+                    label=label,
+                    advantage=advantages[rows],
+                    weight=share[rows] / len(group.trained[update]),
+                    equalizer=plan.equalizer[label],
+                )
+            )
+        idle = dataclasses.replace(items[0], weight=torch.zeros_like(items[0].weight))
+        return items + [idle] * (plan.rounds[update] - len(items))
+
+    def _apply(self, metrics: dict[str, float]) -> dict[str, float]:
+        """One optimizer step."""
+        state, config = self.state, self.config.optimizer
+        norm = self.engine.clip(state.params.values(), config.max_grad_norm)
+        if not torch.isfinite(torch.tensor(norm)):
+            state.optimizer.zero_grad()
+            raise Diverged(
+                f"The gradient norm of optimizer update {state.updates} is {norm}. The weights were not changed. "
+                "Lower optimizer.lr or kernel.eta, or set surrogate.equalize_cap."
+            )
+        metrics["gradient/norm"] = norm
+        # AdamW divides by (root mean square + eps): near 1 or below, eps holds every step back.
+        metrics["gradient/rms_over_eps"] = norm / math.sqrt(self.state.size) / config.eps
+        metrics["kl/lambda"] = state.kl.value
+        metrics["optimizer/lr"] = state.optimizer.step(state.updates)
+        state.optimizer.zero_grad()
+        state.updates += 1
+        return metrics
+
+    def _measure(self, plan: Plan, rollout: Rollout, progress: Callable[[], None]) -> dict[str, float]:
+        """How far the updates moved the policy: take back what is too far, and let the learning rate follow."""
+        config, pace = self.config.optimizer, self.state.optimizer.pace
+        kl = self.objective.dims * path_kl(plan, rollout, self.world, self.model.device, progress)
+        if not math.isfinite(kl):
+            raise Diverged(
+                f"After optimizer update {self.state.updates} the policy is at a KL of {kl} from that of its rollout: its "
+                "velocities are not finite. Continue from the last checkpoint with a lower optimizer.lr."
+            )
+        kept = share_kept(kl, config.max_kl)
+        if self.before is not None and kept < 1.0:
+            self.before.take_back(kept)
+        metrics = {"optimizer/kl": kl, "optimizer/kept": kept, "optimizer/lr_factor": pace.factor}
+        pace.observe(kl)
+        return metrics
+
+    def _advance(self, metrics: dict[str, float]) -> None:
+        """What counts in updates: EMA, KL coefficient, anchor."""
+        state = self.state
+        if state.ema is not None:
+            state.ema.advance()
+        state.kl.observe(metrics["kl/total"], metrics["gradient/kl_share"])
+        if state.anchor is not None:
+            metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
+
+    def describe(self, scored: Scored, advantages: Tensor) -> dict[str, float]:
+        """Metrics of the rewards."""
+        ok = scored.valid
+        spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
+        metrics = {
+            "reward/total": float(scored.total[ok].mean()),
+            "reward/std": float(scored.total[ok].std(correction=0)),
+            "reward/group_std": float(torch.stack(spread).nanmean()),
+            "reward/failed": float((~ok).sum()),
+            "advantage/std": float(advantages.std(correction=0)),
+            "advantage/largest": float(advantages.abs().max()),
+        }
+        metrics |= {f"reward/{name}": float(values.nanmean()) for name, values in scored.parts.items()}
+        metrics |= agreements(scored.total, scored.parts, scored.groups, self.state.sentinel.witnesses.scores)
+        metrics |= {f"reward/failed/{title}": float(count) for title, count in scored.failed.items()}
+        return metrics
+
+    def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
+        """Score the held-out prompts with the ODE; with EMA weights when there are some.
+
+        `after_batch` is called after every micro-batch, by all ranks equally often; it may raise.
+        """
+        config, weights = self.config, self.state.ema.applied() if self.state.ema is not None else nullcontext()
+
+        def progress(done: int, total: int) -> None:
+            self.clock.listen("evaluate", done, total)
+            after_batch()
+
+        with self.clock("evaluate"), self.vae.decoding(), weights:
+            return evaluate(
+                self.model,
+                self.reward,
+                self.held_out,
+                config.evaluate,
+                micro_batch=config.batch.micro_batch,
+                world=self.world,
+                images=first_frame,
+                progress=progress,
+            )
+
+    def _scored(self, plan: Plan) -> list[Member]:
+        """The rollouts that this process decodes and scores: ranks that share clips share that work too."""
+        batches = plan.batches(self.world.rank)
+        return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
+
+    def save(
+        self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> Path:
+        """Write a checkpoint, with what the caller adds to its state and its files."""
+        return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
+
+    def export(self, folder: Path) -> None:
+        """Write weights that load into diffusers: the EMA's when there is one. Called by all ranks."""
+        weights = self.engine.whole(self.state.params if self.state.ema is None else self.state.ema.copies)
+        if self.world.is_main:
+            self.model.save(folder, weights=weights)
+        self.world.barrier()
+
+    def resume(self, root: Path) -> Path | None:
+        """Continue from the newest good checkpoint, if there is one."""
+        found = checkpoint.newest_good(root) if self.world.is_main else None
+        name = self.world.from_main("" if found is None else found.name)
+        if not name:
+            return None
+        self.state.load(root / name, self.world)
+        return root / name

@@ -1,0 +1,394 @@
+"""Updates: replay the trajectories of a rollout and move the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sage_grpo.gaussian import expanded
+from sage_grpo.models.policy import Step
+from sage_grpo.parallel.world import World
+from sage_grpo.rl.awm import ghuber_log_prob
+from sage_grpo.rl.nft import nft_loss, optimality
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.surrogate import (
+    SurrogateTerms,
+    centred_log_ratio,
+    clip_range,
+    clipped_surrogate,
+    kl_masked_surrogate,
+    scaled_surrogate,
+)
+from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
+from sage_grpo.training.config import SurrogateConfig
+from sage_grpo.training.placing.same_bits import same_bits
+from sage_grpo.training.placing.transfers import settle, to_device, to_storage
+from sage_grpo.training.rollout import Record
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient is not finite; the weights were not touched."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of one (micro-batch, step): surrogate + lambda KL, or in the surrogate's place DiffusionNFT's loss.
+
+    Advantage-weighted matching is the surrogate, too: on the law of the velocity at a fresh noise level (flow/matching.py).
+    """
+
+    surrogate: SurrogateConfig
+    trust_region: TrustRegion
+    dims: int
+    """Latent dimensions of a sample, which set the scale of the clip range."""
+    spec: ObjectiveSpec = ObjectiveSpec()
+
+    @property
+    def scale(self) -> float:
+        """sqrt(D), by which the loss is multiplied.
+
+        A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size AdamW's
+        epsilon and the clipping norm would be of another order than in a small run; with this factor learning rate, epsilon and
+        clipping mean the same at any resolution.
+        """
+        return math.sqrt(self.dims)
+
+    @property
+    def clip(self) -> float:
+        """The clip range in use."""
+        given = self.surrogate.clip_range
+        return clip_range(self.dims, self.surrogate.clip_scale) if given is None else given
+
+    @property
+    def needs_v_old(self) -> bool:
+        """Whether the rollout must keep its velocities."""
+        stepwise = self.trust_region.uses_stepwise and self.trust_region.estimator == "closed_form"
+        return stepwise or bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
+
+    def log_prob(self, step: Step, x_next: Tensor, sigma: float) -> Tensor:
+        """What the ratio is made of, one value per sample: the log-probability of x_next, unless errors are weighted otherwise."""
+        if self.spec.weight == "ghuber":
+            return ghuber_log_prob(step.velocity, x_next, sigma=sigma)
+        return step.gaussian.expand(len(x_next)).log_prob(x_next)
+
+    def surrogate_terms(
+        self, log_ratio: Tensor, advantage: Tensor, kl_old: Tensor | None, std: Tensor
+    ) -> SurrogateTerms:
+        """The policy loss per sample; `kl_old` is the exact KL to the rollout's policy where it is needed, `std` the step's."""
+        if self.surrogate.centred == "scaled" and kl_old is not None:
+            return scaled_surrogate(log_ratio, advantage, kl_old, std=std, clip=self.clip)
+        if self.surrogate.centred and kl_old is not None:
+            log_ratio = centred_log_ratio(log_ratio, kl_old)
+        if self.surrogate.kind == "kl_mask" and kl_old is not None:
+            tau = self.surrogate.kl_mask_scale / self.dims
+            return kl_masked_surrogate(log_ratio, advantage, kl_old, tau=tau)
+        return clipped_surrogate(log_ratio, advantage, clip=self.clip)
+
+    def matching_terms(
+        self, v: Tensor, v_old: Tensor, target: Tensor, advantage: Tensor, sigma: float
+    ) -> SurrogateTerms:
+        """DiffusionNFT's loss per sample."""
+        r = optimality(advantage, saturation=self.spec.saturation)
+        return nft_loss(
+            v,
+            v_old,
+            target,
+            r,
+            beta=self.spec.beta,
+            sigma=sigma,
+            weight=self.spec.weight,
+            saturation=self.spec.saturation,
+        )
+
+
+@dataclass
+class Tally:
+    """Sums over the items of one update, in float64 where the losses are; read once, and added up over ranks in one go."""
+
+    device: torch.device = torch.device("cpu")
+    sums: dict[str, Tensor] = field(init=False)
+    grad_raw: dict[int, Tensor] = field(init=False)
+    """Squared gradient norm of the surrogate at the velocity, per step, before equalising."""
+    grad_weighted: dict[int, Tensor] = field(init=False)
+    """The same after equalising."""
+    grad_sent: dict[int, Tensor] = field(init=False)
+    """Of the whole gradient that went into the network: equalised surrogate plus KL."""
+    bad: dict[int, Tensor] = field(init=False)
+    """Number of items whose loss is not finite, per step."""
+    largest_log_ratio: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sums, self.grad_raw, self.grad_weighted, self.grad_sent, self.bad = (
+            defaultdict(self._zero) for _ in range(5)
+        )
+        self.largest_log_ratio = self._zero()
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.device)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One replay with what the loss needs besides its record. Values go by member."""
+
+    record: Record
+    step: int
+    """Index in the record's schedule."""
+    label: int
+    """The step's index in the run's own grid, by which it is logged."""
+    advantage: Tensor
+    weight: Tensor
+    """Share of each member in the update's mean; 0 for masked members, and for passes that only keep ranks in step."""
+    equalizer: float
+    v_anchor: Tensor | None = None
+    at_anchor: bool = False
+    """The live velocities stand for the anchor's: the KL to it is 0 and has no gradient."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one item with its gradient at the velocity, the only way by which it reaches the network.
+
+    `total` is what is sent backward, and what the metrics are made of.
+    """
+
+    terms: SurrogateTerms
+    kl: KlTerms
+    log_ratio: Tensor
+    value: Tensor
+    """Weighted mean of the surrogate, before the equaliser; detached."""
+    raw: Tensor
+    """Gradient of the surrogate without the equaliser."""
+    policy: Tensor
+    """Gradient of the surrogate, equalised."""
+    trust: Tensor
+    """Gradient of lambda times the KL."""
+    squares: tuple[Tensor, Tensor]
+    """Squared norms of `policy` and `trust` with a row for every member: their ratio depends on neither sharing nor ranks."""
+    matching: dict[str, Tensor]
+    """At a fresh noise level: weighted means of the squared error of the velocity, and of its squared way from the old policy's."""
+
+    @property
+    def total(self) -> Tensor:
+        """The gradient that goes through the network."""
+        return self.policy + self.trust
+
+
+def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -> Loss:
+    """Surrogate + lambda KL of one item at the velocities of `step`, which have a graph, and its gradients there.
+
+    They are taken at the velocity first: the shares of surrogate and KL and the norms per step then cost nothing, and the
+    network's backward pass runs once. Members that share their state share the velocity, too: its gradient is then the sum over
+    them, and one pass serves the whole group.
+    """
+    record, v = item.record, step.velocity
+    x_next = to_device(record.x_next, v.device, torch.float32)
+    transition = record.policy.transition(item.step)
+    sensitivity = transition.sensitivity.to(v.device, non_blocking=True)
+    log_prob = objective.log_prob(step, x_next, record.policy.sigma(item.step))
+    log_prob_old = record.log_prob_old
+    v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
+    if log_prob_old is None:
+        log_prob_old = log_prob.detach()
+    kl_old = expanded(closed_form_kl(v, v_old, sensitivity), len(x_next)) if objective.needs_v_old else None
+    if objective.spec.kind == "nft":
+        terms = objective.matching_terms(v, v_old, x_next, item.advantage, record.policy.sigma(item.step))
+    else:
+        std = transition.std.to(v.device, non_blocking=True)
+        terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old, std)
+    v_anchor = v.detach() if item.at_anchor else item.v_anchor
+    kl = objective.trust_region.penalty(
+        v=v, v_old=v_old, v_anchor=v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
+    )
+    value = (item.weight * terms.loss).sum()
+    (raw,) = torch.autograd.grad(objective.scale * value, v, retain_graph=True)
+    trust = torch.zeros_like(raw)
+    if kl.total is not None:
+        penalty = objective.scale * kl_lambda * (item.weight * kl.total).sum()
+        (trust,) = torch.autograd.grad(penalty, v, retain_graph=True)
+    log_ratio = (log_prob - log_prob_old).detach()
+    policy = item.equalizer * raw
+    squares = policy.square().sum(), trust.square().sum()
+    if len(v) < len(x_next):
+        (slope,) = torch.autograd.grad(objective.scale * item.equalizer * value, log_prob, retain_graph=True)
+        moved = sensitivity * (v.detach() - v_old) if objective.surrogate.centred == "scaled" else None
+        squares = _by_member(slope, step, x_next, sensitivity, moved), _shared_out(trust, item.weight)
+    matching = {}
+    if objective.spec.fresh:
+        for name, other in (("matching/error", x_next), ("matching/moved", v_old)):
+            matching[name] = (item.weight * (v.detach() - other).square().flatten(1).mean(1)).sum()
+    return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares, matching)
+
+
+def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor, moved: Tensor | None) -> Tensor:
+    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next - mean) / (std D).
+
+    Where the KL to the rollout's policy has a gradient beside it, sensitivity^2 (v - v_old) / D, `moved` is sensitivity (v - v_old).
+    """
+    law = step.gaussian.expand(len(x_next))
+    noise = ((x_next - law.mean.detach()) / law.std.to(x_next.device)).flatten(1)
+    if moved is not None:
+        noise = noise - expanded(moved, len(x_next)).flatten(1)  # b is negative: the two point against one another
+    return (slope * sensitivity / noise.shape[1]).square().dot(noise.square().sum(1))
+
+
+def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
+    """Sum of the squared norms of the members' parts of a gradient that is the same for all of a row but for their weights."""
+    own = weight.unflatten(0, (len(trust), -1))
+    spread = own.square().sum(1) / own.sum(1).square().clamp(min=1e-30)
+    return trust.square().flatten(1).sum(1).dot(spread)
+
+
+def replay(item: Item, device: torch.device) -> Step:
+    """Run an item's step again, with the weights that are in the model now."""
+    record = item.record
+    x = to_device(record.x, device, torch.float32)
+    return record.policy.step(item.step, x, record.conditions)
+
+
+def backward(
+    objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally, deterministic: bool = False
+) -> None:
+    """Replay one step and add its gradient; `scale` makes up for an engine that averages gradients over ranks."""
+    step = replay(item, item.advantage.device)
+    loss = loss_of(objective, item, step, kl_lambda=kl_lambda)
+    with same_bits(step.velocity.device, wanted=deterministic):
+        step.velocity.backward(scale * loss.total)
+    _count(tally, item, loss, kl_lambda)
+
+
+def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
+    """Add one item to the tally, without waiting for the device."""
+    w, kl, terms = item.weight, loss.kl, loss.terms
+    value = loss.value.double()
+    kl_total = torch.zeros_like(value) if kl.total is None else (w * kl.total.detach()).sum().double()
+    sums = tally.sums
+    sums["loss/policy"] += item.equalizer * value
+    sums["loss/kl"] += kl_lambda * kl_total
+    sums["kl/total"] += kl_total
+    for name, term in (("kl/position", kl.position), ("kl/velocity", kl.velocity)):
+        if term is not None:
+            sums[name] += (w * term.detach()).sum()
+    for name, term in loss.matching.items():
+        sums[name] += term
+    if terms.ratio is not None:
+        # Ratios differ from 1 in the fifth digit and beyond: their spread is lost in float32, and in E[r^2] - E[r]^2.
+        excess, share = terms.ratio.double() - 1.0, w.double()
+        sums["ratio/mean"] += (share * excess).sum()
+        sums["ratio/square"] += (share * excess.square()).sum()
+        sums["ratio/clip_fraction"] += (w * terms.inactive).sum()
+    live = torch.where(w > 0, loss.log_ratio.abs(), 0.0)
+    tally.largest_log_ratio = torch.maximum(tally.largest_log_ratio, live.max().double())
+    policy = loss.policy.square().sum()
+    tally.grad_raw[item.label] += loss.raw.square().sum()
+    tally.grad_weighted[item.label] += policy
+    tally.grad_sent[item.label] += loss.total.square().sum()
+    sums["gradient/policy"] += loss.squares[0]
+    sums["gradient/kl"] += loss.squares[1]
+    tally.bad[item.label] += ~torch.isfinite(value + kl_total + tally.grad_sent[item.label])
+
+
+@torch.no_grad()
+def with_anchor(items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None) -> list[Item]:
+    """The reference pass: items with the velocities of the weights that are in the model now."""
+    result = []
+    for item in items:
+        v_anchor = to_storage(replay(item, device).velocity, item.record.x.device)
+        result.append(dataclasses.replace(item, v_anchor=v_anchor))
+        progress()
+    settle(device)
+    return result
+
+
+@torch.no_grad()
+def with_old(
+    objective: Objective, items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None
+) -> list[Item]:
+    """Items at fresh noise levels with what the weights that are in the model now, the old policy's, say there.
+
+    Where the newest weights sampled, the ratio is theirs: the old policy's log-probability is nobody's.
+    """
+    result = []
+    for item in items:
+        record, step = item.record, replay(item, device)
+        x_next = to_device(record.x_next, device, torch.float32)
+        sampled = objective.spec.old_samples
+        log_prob = objective.log_prob(step, x_next, record.policy.sigma(item.step)) if sampled else record.log_prob_old
+        v_old = to_storage(step.velocity, record.x.device)
+        result.append(dataclasses.replace(item, record=dataclasses.replace(record, v_old=v_old, log_prob_old=log_prob)))
+        progress()
+    settle(device)
+    return result
+
+
+def accumulate(
+    objective: Objective,
+    items: Sequence[Item],
+    device: torch.device,
+    *,
+    kl_lambda: float,
+    scale: float = 1.0,
+    deterministic: bool = False,
+    before_last: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None,
+) -> Tally:
+    """Gradients of one optimizer update.
+
+    `before_last` is called before the last backward pass: engines that synchronise gradients do so only there.
+    """
+    tally = Tally(device)
+    for number, item in enumerate(items):
+        if number == len(items) - 1:
+            before_last()
+        placed = dataclasses.replace(
+            item,
+            advantage=to_device(item.advantage, device),
+            weight=to_device(item.weight, device),
+            v_anchor=None if item.v_anchor is None else to_device(item.v_anchor, device),
+        )
+        backward(objective, placed, kl_lambda=kl_lambda, scale=scale, tally=tally, deterministic=deterministic)
+        progress()
+    return tally
+
+
+def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, float]:
+    """Metrics of one update over all ranks; raises Diverged, on every rank alike, when a loss was not finite."""
+    names = sorted(tally.sums)
+    squares = {"raw": tally.grad_raw, "equalized": tally.grad_weighted, "sent": tally.grad_sent}
+    rows = [tally.sums[name] for name in names]
+    rows += [square[step] for square in squares.values() for step in steps]
+    rows += [tally.bad[step] for step in steps]
+    read = torch.stack([*rows, tally.largest_log_ratio]).cpu()  # the only time that this process waits for the device
+    packed = iter(world.sum(read[:-1]).tolist())
+    metrics = {name: next(packed) for name in names}
+    for kind in squares:
+        metrics |= {f"gradient/{kind}/{step:03d}": math.sqrt(next(packed)) for step in steps}
+    broken = [step for step in steps if next(packed)]
+    if broken:
+        raise Diverged(
+            f"The loss is not finite at denoising step(s) {broken}. The weights were not changed. Lower optimizer.lr or "
+            "kernel.eta, or look at how gradient/norm and ratio/largest_log grew in metrics.jsonl."
+        )
+    policy, kl = math.sqrt(metrics.pop("gradient/policy")), math.sqrt(metrics.pop("gradient/kl"))
+    metrics["gradient/kl_share"] = kl / (policy + kl) if policy + kl > 0 else 0.0
+    if "ratio/mean" in metrics:  # a loss may have none
+        metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
+        metrics["ratio/mean"] += 1.0
+        metrics["ratio/largest_log"] = float(world.gather(read[-1:]).max())
+    return metrics
+
+
+def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean over the updates in which a metric appears; the first update's largest log-ratio tells whether replay is exact."""
+    names = sorted({name for log in logs for name in log})
+    mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
+    if "ratio/largest_log" in mean:
+        mean["ratio/first_update"] = logs[0]["ratio/largest_log"]
+        mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
+    return mean
