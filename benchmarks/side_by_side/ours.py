@@ -152,7 +152,7 @@ def iterations(
             "seconds": seconds,
             "peak_gib": {phase: row.get(f"time/peak_gib_{phase}", 0.0) for phase in PHASES},
             "forwards": meter.take()["forwards"],
-            "first_log_ratio": row["ratio/first_update"],
+            "first_log_ratio": row["ratio/first_log"],
             "gradient_norm": row["gradient/norm"],
             "reward": row["reward/total"],
         }

@@ -65,7 +65,7 @@ def test_the_whole_loop(kind: str, checkpoint: Callable[[str], Path], tmp_path: 
     assert len(steps) == len(evaluations) == 2
     for row in steps:
         assert row["reward/failed"] == 0
-        assert row["ratio/first_update"] == 0.0
+        assert row["ratio/first_log"] == 0.0
         assert row["reward/total"] == pytest.approx(row["reward/redness"] + 0.5 * row["reward/brightness"], abs=1e-5)
     assert evaluations[0]["eval/total"] != evaluations[1]["eval/total"]
     videos = {file.name for file in (out / "videos").glob("*.mp4")}

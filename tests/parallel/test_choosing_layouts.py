@@ -32,7 +32,7 @@ def test_choosing_is_the_same_run_in_every_layout(deal, checkpoint, tmp_path) ->
     for result in results:
         assert isinstance(result, dict), result
         assert (result["rewards"] == alone["rewards"]).all()
-        assert all(row["ratio/first_update"] == 0.0 for row in result["rows"])
+        assert all(row["ratio/first_log"] == 0.0 for row in result["rows"])
     check_real_rewards(results, alone)
     check_learning(results[0], alone)
     check_metrics(results, alone)

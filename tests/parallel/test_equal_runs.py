@@ -77,7 +77,7 @@ def test_a_compiled_run_over_two_ranks_is_the_plain_run_of_one(reference) -> Non
     for result in results:
         assert isinstance(result, dict), result
         assert np.array_equal(result["advantages"], alone["advantages"])
-        assert all(row["ratio/first_update"] == 0.0 for row in result["rows"])
+        assert all(row["ratio/first_log"] == 0.0 for row in result["rows"])
     check_learning(results[0], alone)
 
 

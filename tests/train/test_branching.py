@@ -63,7 +63,7 @@ def watch(trainer, iterations: int) -> tuple[list[dict[str, torch.Tensor]], list
 
     trainer._apply = noted
     for _ in range(iterations):
-        assert trainer.step()["ratio/first_update"] == 0.0
+        assert trainer.step()["ratio/first_log"] == 0.0
     return gradients, trainer.log
 
 
@@ -263,7 +263,7 @@ def test_the_solver_changes_the_clips_but_not_the_first_ratio(make_config, make_
         trainer = make_trainer(branching(make_config, share=True, rollout={"steps": 8, "solver": solver}))
         plan = plan_of(trainer)
         clips.append(torch.cat([latents for _, latents in trainer.roll_out(plan).latents]))
-        assert trainer.step()["ratio/first_update"] == 0.0
+        assert trainer.step()["ratio/first_log"] == 0.0
     assert not torch.equal(*clips)
 
 

@@ -131,7 +131,7 @@ def test_only_chosen_clips_are_replayed_and_the_first_ratio_is_one(make_config, 
     trainer = make_trainer(make_config(batch=HALF, optimizer=OptimizerConfig(target_kl=0.1)))
     metrics = trainer.step()
     plan = trainer.done
-    assert metrics["ratio/first_update"] == 0.0
+    assert metrics["ratio/first_log"] == 0.0
     assert [len(part) for part in plan.chosen] == [4, 4]
     assert plan.rounds == [len(plan.replayable(0, number)) // 2 for number in range(2)]
     assert len(plan.gauged(0)) == 2  # the step is measured in both groups, whoever was trained
@@ -154,7 +154,7 @@ def test_clips_are_dealt_out_once_with_all_their_steps(make_config, make_trainer
         assert sum(float(item.weight.sum()) for item in items) == pytest.approx(1)
     other = choose(trainer.config, replace(plan, iteration=1, chosen=None), advantages, scored.valid)
     assert other.chosen != plan.chosen
-    assert trainer.step()["ratio/first_update"] == 0.0
+    assert trainer.step()["ratio/first_log"] == 0.0
 
 
 def test_one_step_per_prompt_has_two_updates(make_config, make_trainer) -> None:

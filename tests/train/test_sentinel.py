@@ -27,7 +27,7 @@ FAULTS: dict[str, tuple[str, Break]] = {
     "clip": ("clipped_away", lambda row: {"ratio/clip_fraction": 0.9}),
     "KL away": ("kl_away", lambda row: {"kl/total": 1000 * row["kl/total"]}),
     "path KL away": ("kl_away", lambda row: {"optimizer/kl": 1e3}),
-    "replay of another policy": ("replay_differs", lambda row: {"ratio/first_update": 0.5}),
+    "replay of another policy": ("replay_differs", lambda row: {"ratio/first_log": 0.5}),
     "collapse": ("diversity_collapsed", lambda row: {"video/spread": 0.002}),
     "NaN": ("not_finite", lambda row: {"gradient/norm": math.nan}),
     "no reward at all": ("not_finite", lambda row: {"reward/total": None}),

@@ -319,7 +319,7 @@ def test_the_spread_of_rewards_is_that_of_the_valid_ones(make_config, make_train
 def test_rollout_and_updates_run_without_guidance_when_asked_to(guides, family, make_config, make_trainer) -> None:
     model = replace(family(Guided), guidance_in_training=guides)
     trainer = make_trainer(replace(make_config(), model=model))
-    assert trainer.step()["ratio/first_update"] == 0.0
+    assert trainer.step()["ratio/first_log"] == 0.0
     assert set(trainer.model.seen) == {3.0 if guides else 1.0}
 
 

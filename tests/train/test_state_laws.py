@@ -29,7 +29,7 @@ def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
     ]
     assert mean_of(logs) == {
         "ratio/largest_log": 0.5,
-        "ratio/first_update": 1e-6,
+        "ratio/first_log": 1e-6,
         "loss/policy": 3.0,
         "kl/position": 3.0,  # of the updates that have it
     }

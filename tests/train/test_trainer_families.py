@@ -30,7 +30,7 @@ def test_every_method_trains_every_family(kind: str, make_config, make_trainer) 
         before = weights_of(trainer)
         metrics = trainer.step()
         assert all(math.isfinite(value) for value in metrics.values()), method
-        assert metrics.get("ratio/first_update", 0.0 if method == "nft" else None) == 0.0, method  # nft has no ratio
+        assert metrics.get("ratio/first_log", 0.0 if method == "nft" else None) == 0.0, method  # nft has no ratio
         assert not same(before, weights_of(trainer)), method
 
 
@@ -40,4 +40,4 @@ def test_flow_on_a_grid_that_starts_below_one(make_config, make_trainer, monkeyp
     monkeypatch.setattr(toy.ToyModel, "sigmas", lambda model, steps, shift=None: sigmas)
     trainer = make_trainer(make_config(kernel=KernelSpec(name="flow", eta=0.5), rollout={"steps": 4}))
     assert trainer.planner.kernel == Flow(0.5, first=float(sigmas[0]))
-    assert trainer.step()["ratio/first_update"] == 0.0
+    assert trainer.step()["ratio/first_log"] == 0.0

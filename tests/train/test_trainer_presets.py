@@ -69,7 +69,7 @@ def check_iteration(trainer) -> None:
     config, before, plan = trainer.config, weights_of(trainer), plan_of(trainer)
     metrics = trainer.step()
     assert all(math.isfinite(value) for value in metrics.values())
-    assert metrics.get("ratio/first_update") == (None if config.objective.kind == "nft" else 0.0)
+    assert metrics.get("ratio/first_log") == (None if config.objective.kind == "nft" else 0.0)
     assert ("matching/error" in metrics) == config.objective.fresh
     assert not same(before, weights_of(trainer))
     region = config.trust_region

@@ -24,7 +24,7 @@ def test_first_update_ratio_is_exactly_one(kernel: str, make_config, make_traine
         )
         trainer = make_trainer(config)
         metrics = trainer.step()
-        assert metrics["ratio/first_update"] == 0.0
+        assert metrics["ratio/first_log"] == 0.0
         assert trainer.log[0]["ratio/mean"] == pytest.approx(1.0, abs=1e-12)
         assert trainer.log[0]["ratio/std"] == 0.0
         assert trainer.log[0]["ratio/clip_fraction"] == 0.0
@@ -38,7 +38,7 @@ def test_first_update_ratio_is_one_in_every_iteration_with_guidance_and_an_ancho
     model = {"guidance_scale": 4.0, "frames": 5}
     trainer = make_trainer(make_config(kind="hunyuan15_t2v", model=model, batch=batch, rollout={"steps": 4}))
     for _ in range(2):
-        assert trainer.step()["ratio/first_update"] == 0.0
+        assert trainer.step()["ratio/first_log"] == 0.0
     assert trainer.log[-1]["ratio/largest_log"] > 0
 
 

@@ -23,7 +23,7 @@ def healthy_row(number: int, draw: random.Random) -> dict[str, float]:
         "reward/failed": float(draw.random() < 0.1),
         "ratio/mean": 1 + draw.gauss(0, 1e-4),
         "ratio/largest_log": 0.02 * math.exp(draw.gauss(0, 0.4)),
-        "ratio/first_update": 0.0,
+        "ratio/first_log": 0.0,
         "ratio/clip_fraction": min(1.0, max(0.0, draw.gauss(0.2, 0.06))),
         "gradient/norm": 1.0 * math.exp(draw.gauss(0, 0.35)),
         "kl/total": 1e-4 * (1 + number % 5) * math.exp(draw.gauss(0, 0.4)),

@@ -19,7 +19,7 @@ from sage_grpo.sentinel.signs import EXPLODED, LEAST_PAST, SIGNS, TINY, Past, Ro
 from sage_grpo.sentinel.spec import SentinelConfig
 
 WATCHED = (
-    "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_update",
+    "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_log",
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """What is remembered of a row."""

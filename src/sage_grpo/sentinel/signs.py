@@ -121,9 +121,9 @@ def rewards_failing(row: Row, past: Past) -> str:
 
 def replay_differs(row: Row, past: Past) -> str:
     """The first update of a rollout sees other probabilities than the rollout did."""
-    first = row.get("ratio/first_update")
+    first = row.get("ratio/first_log", row.get("ratio/first_update"))  # the name in runs of earlier versions
     return (
-        f"ratio/first_update is {first:.2g}, above the clip range of {past.clip:.2g}: before any step the replay should repeat the rollout "
+        f"ratio/first_log is {first:.2g}, above the clip range of {past.clip:.2g}: before any step the replay should repeat the rollout "
         "(1e-6). Guidance, dtype, compilation or attention differ between the two: run `sage-grpo doctor`."
         if first is not None and first > past.clip
         else ""

@@ -385,10 +385,11 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
 
 
 def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the updates in which a metric appears; the first update's largest log-ratio tells whether replay is exact."""
+    """Mean over the updates in which a metric appears; ratio/first_log, the largest |log ratio| of the first update, is 0
+    where the replay repeats the rollout exactly."""
     names = sorted({name for log in logs for name in log})
     mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
     if "ratio/largest_log" in mean:
-        mean["ratio/first_update"] = logs[0]["ratio/largest_log"]
+        mean["ratio/first_log"] = logs[0]["ratio/largest_log"]
         mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
     return mean
