@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.report.study.making import Plan, invite, make, open_study
-from sage_grpo.report.study.pairs import Shown
-from sage_grpo.report.study.store import Store, Study
+from sage_grpo.study.making import Plan, invite, make, open_study
+from sage_grpo.study.pairs import Shown
+from sage_grpo.study.store import Store, Study
 from sage_grpo.video import write_mp4
 
 BRIGHTNESS = {"sage": 200, "flow": 120, "base": 40}

@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("forecast", "sentinel.watch", "telling.terminal", "folder.identity", "session.preflight", "probe"),
     ("folder.found", "training.trainer"),
-    ("training.loop", "doctor", "report"),
+    ("training.loop", "doctor", "report", "study"),
     ("lab", "telling.observers"),
     ("session",),
     ("commands",),

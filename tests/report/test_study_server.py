@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sage_grpo.report.study.app import HEADERS
+from sage_grpo.study.app import HEADERS
 from studies import Server, ask, call, serving, small_study, vote_for
 
 RATERS = 50

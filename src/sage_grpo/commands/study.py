@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from sage_grpo.inside import printable, replace_text
 from sage_grpo.ranges import Count, Range, Seed, Share, check
-from sage_grpo.report.study.app import StudyLimits
-from sage_grpo.report.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, Plan, invite, make, open_study
-from sage_grpo.report.study.store import StudyError
+from sage_grpo.study.app import StudyLimits
+from sage_grpo.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, Plan, invite, make, open_study
+from sage_grpo.study.store import StudyError
 
 PORT = 8770
 
@@ -135,7 +135,7 @@ def _link(options: Options, page: str, token: str) -> str:
 
 
 def _serve(options: Options) -> None:
-    from sage_grpo.report.study.app import create_app
+    from sage_grpo.study.app import create_app
     from sage_grpo.rewards.serving.connections import check_port, guarded_config, is_loopback
 
     store = open_study(options.study)
@@ -167,7 +167,7 @@ def _serve(options: Options) -> None:
 
 
 def _results(options: Options) -> None:
-    from sage_grpo.report.study.results import results, to_text
+    from sage_grpo.study.results import results, to_text
 
     with contextlib.closing(open_study(options.study)) as store:
         found = results(store, exclude_flagged=options.exclude_flagged)
@@ -175,7 +175,7 @@ def _results(options: Options) -> None:
 
 
 def _export(options: Options) -> None:
-    from sage_grpo.report.study.results import to_csv
+    from sage_grpo.study.results import to_csv
 
     with contextlib.closing(open_study(options.study)) as store:
         text, rows = to_csv(store), len(store.votes()) * len(store.study.dimensions)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.documents import parse_json
-from sage_grpo.report.study.pairs import Comparison, Shown, Task
+from sage_grpo.study.pairs import Comparison, Shown, Task
 
 VERSION = 1
 ANSWERS = ("left", "tie", "right")

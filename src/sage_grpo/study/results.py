@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sage_grpo.report.study.pairs import attentive, comparisons
-from sage_grpo.report.study.statistics import krippendorff_alpha, ranked, win_rate
-from sage_grpo.report.study.store import Store, Study, Vote
+from sage_grpo.study.pairs import attentive, comparisons
+from sage_grpo.study.statistics import krippendorff_alpha, ranked, win_rate
+from sage_grpo.study.store import Store, Study, Vote
 from sage_grpo.rounding import fixed, percent
 
 COLUMNS = (

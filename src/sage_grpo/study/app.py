@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Positive, Seconds, check
-from sage_grpo.report.study.material import clip_file
-from sage_grpo.report.study.results import results, to_csv
-from sage_grpo.report.study.store import ANSWERS, NoSuchTask, OtherVote, Store, StudyError
+from sage_grpo.study.material import clip_file
+from sage_grpo.study.results import results, to_csv
+from sage_grpo.study.store import ANSWERS, NoSuchTask, OtherVote, Store, StudyError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

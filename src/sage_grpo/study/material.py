@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.hints import did_you_mean
-from sage_grpo.report.study.store import StudyError
+from sage_grpo.study.store import StudyError
 
 SUFFIXES = (".mp4", ".webm")
 PLAYED = {".mp4": ("h264", "vp9", "av1"), ".webm": ("vp8", "vp9", "av1")}

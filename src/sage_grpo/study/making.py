@@ -12,9 +12,9 @@ from pathlib import Path
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.hints import did_you_mean
 from sage_grpo.inside import inside
-from sage_grpo.report.study.material import clip_file, copy_clip, find_clips, spoil_clip, unequal
-from sage_grpo.report.study.pairs import Shown, check_count, comparisons, deal, spoilt_pool
-from sage_grpo.report.study.store import Store, Study, StudyError
+from sage_grpo.study.material import clip_file, copy_clip, find_clips, spoil_clip, unequal
+from sage_grpo.study.pairs import Shown, check_count, comparisons, deal, spoilt_pool
+from sage_grpo.study.store import Store, Study, StudyError
 
 DATABASE, CLIPS = "study.sqlite", "clips"
 DIMENSIONS = {
