@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.lab.report import plus_minus
-from sage_grpo.lab.statistics import mean_interval, paired_interval
 from sage_grpo.rounding import fixed
+from sage_grpo.statistics import mean_interval, paired_interval
 
 ALIKE: dict[str, Any] = {
     "batch.trained_fraction": 1.0,

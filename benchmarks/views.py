@@ -248,7 +248,7 @@ def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str
 def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     """How far an arm ends from another, seed by seed."""
     from sage_grpo.lab.report import plus_minus
-    from sage_grpo.lab.statistics import paired_interval
+    from sage_grpo.statistics import paired_interval
 
     own, others = (_ends(folder, name, column) for name in (arm, other))
     return plus_minus(paired_interval(own, others), signed=True)
@@ -307,7 +307,7 @@ def made(folder: Path) -> str:
 def leaderboard(file: Path, most: str = "20") -> str:
     """The best entries of the leaderboard."""
     from sage_grpo.lab.report import plus_minus
-    from sage_grpo.lab.statistics import Interval
+    from sage_grpo.statistics import Interval
 
     def cell(found: dict[str, Any] | None, *, signed: bool = False) -> str:
         if found is None:

@@ -23,7 +23,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in pa
 # module of one that stands on another floor than the rest of its room.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("ranges", "version"),
-    ("documents", "secrecy", "hints", "inside", "named", "captions", "tables", "rounding", "student"),
+    ("documents", "secrecy", "hints", "inside", "named", "captions", "tables", "rounding", "statistics"),
     ("manual", "types", "gaussian", "video", "pretrained", "configure", "objects", "hub", "telling.events"),
     ("flow", "rl", "sentinel.spec"),
     ("models", "rewards", "shapes", "data", "parallel", "inspector"),

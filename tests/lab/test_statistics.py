@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sage_grpo.lab.statistics import Interval, holm, mean_interval, paired_interval, t_cdf, t_quantile
+from sage_grpo.statistics import holm, mean_interval, paired_interval, t_cdf, t_quantile
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 7: 2.3646, 9: 2.2622, 15: 2.1314, 30: 2.0423, 120: 1.9799}
 """97.5% quantiles of Student's t by degrees of freedom, as printed in tables."""
@@ -49,7 +49,6 @@ def test_one_seed_has_a_mean_and_no_interval() -> None:
     found = mean_interval([1.5])
     assert found.mean == 1.5
     assert math.isnan(found.half)
-    assert not found.excludes_zero
     assert mean_interval([]).count == 0
 
 
@@ -113,22 +112,6 @@ def test_holm_by_hand() -> None:
     found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": math.nan})
     assert {name: found[name] for name in "abc"} == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
     assert math.isnan(found["d"])
-
-
-@pytest.mark.parametrize(
-    ("mean", "half", "excluded"),
-    [
-        (0.75, 0.5, True),
-        (-0.75, 0.5, True),
-        (0.0, 0.5, False),
-        (0.5, 1.0, False),
-        (1.0, 1.0, False),
-        (-1.0, 1.0, False),
-    ],
-)
-def test_zero_is_excluded_by_an_interval_on_one_side_of_it(mean: float, half: float, excluded: bool) -> None:
-    """One that ends at 0 holds it."""
-    assert Interval(mean, half, 3).excludes_zero is excluded
 
 
 def test_adjusted_p_values_are_probabilities() -> None:

@@ -20,7 +20,7 @@ from sage_grpo.report.pairs import side_by_side, slug, write_pairs
 from sage_grpo.report.picture import draw_run
 from sage_grpo.report.run_data import MOST_POINTS, noise_picture, read_run, series, stepwise
 from sage_grpo.report.summary import interval, table
-from sage_grpo.student import t_quantile
+from sage_grpo.statistics import t_quantile
 from sage_grpo.video import read_video
 
 

@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from sage_grpo.inside import replace_text
-from sage_grpo.lab.statistics import LEVEL, paired_interval
 from sage_grpo.rounding import fixed, percent
+from sage_grpo.statistics import LEVEL, paired_interval
 
 if TYPE_CHECKING:
     from sage_grpo.training.evaluate import Evaluation

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sage_grpo.lab.design import Suite
-from sage_grpo.lab.statistics import Interval, mean_interval
 from sage_grpo.lab.summary import at_passes, reached
+from sage_grpo.statistics import Interval, mean_interval
 
 FILE = "leaderboard.json"
 FORMAT = 1

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from sage_grpo.lab.design import Column, Suite
-from sage_grpo.lab.statistics import Interval, Paired, holm, mean_interval, paired_interval
+from sage_grpo.statistics import Interval, Paired, holm, mean_interval, paired_interval
 
 Row = Mapping[str, Any]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sage_grpo.folder.identity import FREE_OF_REWARDS
 from sage_grpo.report.run_data import Clip, RunData
-from sage_grpo.student import t_quantile
+from sage_grpo.statistics import mean_interval
 
 NOT_SCORES = ("total_stderr", "failed")
 SAME = ("seed", "out", "resume", "allow_changes", "log.", "keep.", "parallel.", "model.device", "model.cache")
@@ -48,14 +47,10 @@ class Interval:
 
 def interval(values: Sequence[float], of: str) -> Interval | None:
     """Mean and 95% interval by Student's t; None without values."""
-    count = len(values)
-    if not count:
+    if not values:
         return None
-    mean = sum(values) / count
-    if count == 1:
-        return Interval(mean, None, 1, of)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    return Interval(mean, t_quantile(0.975, count - 1) * deviation / math.sqrt(count), count, of)
+    found = mean_interval(values)
+    return Interval(found.mean, found.half if found.count > 1 else None, found.count, of)
 
 
 def parts(runs: Sequence[RunData]) -> list[str]:
