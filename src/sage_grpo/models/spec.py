@@ -177,7 +177,7 @@ class ModelSpec:
 def find_family(family: str) -> ModuleType:
     """The module of a family: one that ships with the package, or a user's, by its import path."""
     try:
-        module = import_named(family if "." in family else f"sage_grpo.models.{family}")
+        module = import_named(family if "." in family else f"sage_grpo.models.families.{family}")
     except NoSuchModule as error:
         raise ModelError(f'model.family "{family}": {error}') from error
     if not callable(vars(module).get("load")):
