@@ -91,7 +91,7 @@ def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool 
     trainer = Trainer(config, build(config, world), world)
     root = Path(config.out) / "checkpoints"
     if resume:
-        assert trainer.resume(root) is not None
+        trainer.state.load(checkpoint.newest_good(root), world)
     record = Recorder(trainer)
     rows = []
     while trainer.state.iteration < config.iterations:

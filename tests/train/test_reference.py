@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trainer_helpers import assert_resumes_to_the_bit, same, weights_of
+from trainer_helpers import assert_resumes_to_the_bit, resume, same, weights_of
 
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
@@ -121,7 +121,7 @@ def test_a_run_that_leaves_passes_out_resumes_to_the_bit(make_config, make_train
     trainer.save(tmp_path / "again")
     trainer.writer.finish()
     other = make_trainer(config)
-    other.resume(tmp_path / "again")
+    resume(other, tmp_path / "again")
     assert other.state.reference.state_dict() == trainer.state.reference.state_dict()
     assert other.state.reference.rest == 2 * REST
     assert other.state.anchor.renewed_at == 4

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from trainer_helpers import plan_of, same, steps_of, weights_of
+from trainer_helpers import plan_of, resume, same, steps_of, weights_of
 from trainer_zoo import toy
 
 from double import CLOSE
@@ -37,7 +37,7 @@ from sage_grpo.training.config import (
     UpdateConfig,
 )
 from sage_grpo.training.evaluate import Evaluation
-from sage_grpo.training.scoring import Scored
+from sage_grpo.training.scoring import Scored, describe
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Tally, summarize
 from sage_grpo.types import Conditioning
@@ -300,12 +300,11 @@ def test_spread_and_shares_are_made_of_their_sums() -> None:
     assert metrics["gradient/kl_share"] == pytest.approx(4 / 7)
 
 
-def test_the_spread_of_rewards_is_that_of_the_valid_ones(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config())
+def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
     total = torch.tensor([0.0, 2.0, math.nan, 4.0, 1.0, 1.0, 1.0, 5.0])
     groups = torch.tensor([0] * 4 + [1] * 4)
     scored = Scored(groups, total, torch.isfinite(total), {"bright": total}, {"bright": 1}, "")
-    metrics = trainer.describe(scored, torch.tensor([1.0, -3.0] * 4))
+    metrics = describe(scored, torch.tensor([1.0, -3.0] * 4), {})
     assert metrics["reward/total"] == metrics["reward/bright"] == 2.0
     assert metrics["reward/std"] == pytest.approx(math.sqrt((4 + 0 + 4 + 1 + 1 + 1 + 9) / 7))
     assert metrics["reward/group_std"] == pytest.approx((math.sqrt(8 / 3) + math.sqrt(3)) / 2)
@@ -523,7 +522,7 @@ def test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated(make_config,
     first.state.best, first.state.evaluated = {"iteration": 1, "score": 0.9}, 1
     first.save(tmp_path)
     first.writer.finish()
-    assert second.resume(tmp_path) is not None
+    resume(second, tmp_path)
     assert second.state.best == {"iteration": 1, "score": 0.9}
     assert second.state.evaluated == 1  # else the continued run would begin with an evaluation that was done
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
+from sage_grpo.effects import Content, Course, Effect, Record, Speed, Start
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import Rule, SolverName
 from sage_grpo.flow.windows import Window
@@ -26,7 +27,7 @@ class BatchConfig:
     """Prompts per iteration."""
     group_size: Annotated[int, Range(2)] = 4
     """Rollouts per prompt; advantages are relative to this group."""
-    micro_batch: Count = 1
+    micro_batch: Speed[Count] = 1
     """Rollouts that go through the network together, in rollout and in updates alike (a matter of memory only)."""
     trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of a group's clips that updates train: the best of them and the worst, half each, at least one of both (DanceGRPO's 8 of 24 is
@@ -70,7 +71,7 @@ class RolloutConfig:
     (MixGRPO-Flash)."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
-    offload: bool = False
+    offload: Speed[bool] = False
     """Keep trajectories in CPU memory between rollout and update."""
 
     def __post_init__(self) -> None:
@@ -145,7 +146,7 @@ class UpdateConfig:
     trained steps, as most authors' code does (a window of one step then has several updates, too)."""
     permute_steps: bool = True
     """Deal steps out in random order; false goes from noise to data."""
-    gradient_checkpointing: bool | Literal["attention", "auto"] = "auto"
+    gradient_checkpointing: Speed[bool | Literal["attention", "auto"]] = "auto"
     """Compute what the backward pass needs again instead of keeping it. true: all but the input of each block; "attention": all but
     that and what attention gave, the slowest to compute and small; "auto": nothing where memory allows, else as little as it
     takes."""
@@ -160,7 +161,7 @@ class AnchorConfig:
 
     every: Count = 10
     """Optimizer updates between renewals (modes moving and dual; fixed and fixed_dual never renew)."""
-    offload: bool = False
+    offload: Speed[bool] = False
     """Keep the anchor in CPU memory."""
     skip_below: Annotated[float, Range(0, 1, open_above=True)] = 0.0
     """Leave the anchor's pass out, for up to four fifths of the updates, where the KL's share of the gradient was measured to stay below this
@@ -224,13 +225,13 @@ class OptimizerConfig:
 class DataConfig:
     """Where prompts come from."""
 
-    prompts: str = "shapes"
+    prompts: Content[str] = "shapes"
     """"shapes" (the embedded world's training split), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
     .jsonl file."""
-    eval_prompts: str | None = None
+    eval_prompts: Content[str | None] = None
     """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or "starter", or for files no
     evaluation."""
-    encode_ahead: Count = 1024
+    encode_ahead: Speed[Count] = 1024
     """Training prompts that are encoded at a time and kept in memory, per rank. A run with more loads its text encoders again
     whenever these are used up."""
 
@@ -253,9 +254,9 @@ class DataConfig:
 class EvalConfig:
     """Evaluation on held-out prompts with the ODE and fixed seeds."""
 
-    every: Natural = 20
+    every: Record[Natural] = 20
     """Iterations between evaluations; 0 evaluates only before and after training. Before and after always count."""
-    early: list[Count] = field(default_factory=list)
+    early: Record[list[Count]] = field(default_factory=list)
     """Further iterations that are evaluated, such as [2, 4, 6, 8]: a reward that can be hacked is often hacked within ten iterations,
     and the sentinel sees only what is evaluated."""
     prompts: Count = 64
@@ -268,7 +269,7 @@ class EvalConfig:
     """"euler" is the Euler step on the model's grid, "ab2" its second-order sister at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
     seed: Seed = 1234
     """Seed of the initial noises: the same in every evaluation."""
-    show: Natural = 8
+    show: Record[Natural] = 8
     """Clips that are saved as videos."""
 
     def __post_init__(self) -> None:
@@ -284,6 +285,7 @@ class EvalConfig:
 class KeepConfig:
     """What is written to disk."""
 
+    affects: ClassVar[Effect] = "record"
     checkpoint_every: Count = 10
     """Iterations between checkpoints; the last iteration always saves."""
     checkpoints: Count = 2
@@ -303,6 +305,7 @@ class KeepConfig:
 class LogConfig:
     """Where metrics go, besides the terminal and metrics.jsonl."""
 
+    affects: ClassVar[Effect] = "start"
     tensorboard: bool = True
     """Scalars and videos for TensorBoard."""
     wandb: str | None = None
@@ -317,15 +320,15 @@ class LogConfig:
 class TrainConfig:
     """A run of `sage-grpo train`. The defaults are the paper's SAGE-GRPO."""
 
-    out: Folder = "runs/sage"
+    out: Start[Folder] = "runs/sage"
     """Folder of the run: config, metrics, checkpoints, videos."""
-    iterations: Count = 100
+    iterations: Course[Count] = 100
     """Rollout-and-update iterations."""
     seed: Seed = 0
     """Seed of prompts, noise, windows and step choices."""
-    resume: Literal["auto", "never", "must"] = "auto"
+    resume: Start[Literal["auto", "never", "must"]] = "auto"
     """Continue from the newest good checkpoint in `out` if there is one; start anew into an empty folder; or insist on one."""
-    allow_changes: list[str] = field(default_factory=list)
+    allow_changes: Start[list[str]] = field(default_factory=list)
     """What a continued run may change of its meaning: fields (optimizer.lr, seed) or prompts, eval_prompts, weights, code, plugins
     (their content). Anything else that changes what a run computes is refused."""
     model: ModelSpec = ModelSpec()
@@ -334,7 +337,7 @@ class TrainConfig:
         default_factory=lambda: [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
     )
     """Rewards with their weights."""
-    max_failed_fraction: Share = 0.25
+    max_failed_fraction: Course[Share] = 0.25
     """Share of rollouts whose reward may fail before the run stops."""
     data: DataConfig = DataConfig()
     """Prompts."""
@@ -370,7 +373,7 @@ class TrainConfig:
     """Logging."""
     sentinel: SentinelConfig = SentinelConfig()
     """Watches the run."""
-    profile: Natural | None = None
+    profile: Start[Natural | None] = None
     """Record what happens between iterations N and N + 1 (0: the first) with torch's profiler: `out/profile` gets a trace of every phase's
     first passes and a table of phases and kernels; see docs/speed.md."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.early import Early
 from sage_grpo.rewards.failures import check_failures, describe_failures
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.sentinel.agreement import agreements
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.own import Own
 from sage_grpo.types import VideoSpec
@@ -117,3 +118,21 @@ def score_everywhere(
     check_failures(int((~valid).sum()), len(valid), reward.max_failed_fraction, text)
     parts = {name: rows[:, width + 1 + column] for column, name in enumerate(reward.names)}
     return ScoreTable(rows[:, :width], total, parts, failed, text)
+
+
+def describe(scored: Scored, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of the rewards; `witnesses` are those that nothing is trained on, with the weights of their parts."""
+    ok = scored.valid
+    spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
+    metrics = {
+        "reward/total": float(scored.total[ok].mean()),
+        "reward/std": float(scored.total[ok].std(correction=0)),
+        "reward/group_std": float(torch.stack(spread).nanmean()),
+        "reward/failed": float((~ok).sum()),
+        "advantage/std": float(advantages.std(correction=0)),
+        "advantage/largest": float(advantages.abs().max()),
+    }
+    metrics |= {f"reward/{name}": float(values.nanmean()) for name, values in scored.parts.items()}
+    metrics |= agreements(scored.total, scored.parts, scored.groups, witnesses)
+    metrics |= {f"reward/failed/{title}": float(count) for title, count in scored.failed.items()}
+    return metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.data.prompts import PromptStream
+from sage_grpo.data.prompts import Prompt, PromptStream
 from sage_grpo.models.base import VelocityModel, unread_of
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -19,6 +19,7 @@ from sage_grpo.rl.kl_control import KlController
 from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.sentinel.spec import SentinelConfig
 from sage_grpo.training.anchor import Anchor, Ema, Old, state_of
+from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.reference import Reference
 
@@ -50,6 +51,27 @@ class TrainState:
     """Iteration of the last evaluation."""
     best: dict[str, float] = field(default_factory=dict)
     """Iteration and score of the best evaluation."""
+
+    @classmethod
+    def begin(cls, config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt], old: Old | None) -> TrainState:
+        """The state of a run before its first iteration; `old` is an old policy that lags behind."""
+        params, region = model.trainable(), config.trust_region
+        updates = config.iterations * config.update.updates_per_rollout
+        anchor = None
+        if region.uses_anchor:
+            every = config.anchor.every if region.renews_anchor else None
+            anchor = Anchor(params, every=every, offload=config.anchor.offload)
+        return cls(
+            params=params,
+            optimizer=Optimizer(params, config.optimizer, total_updates=updates),
+            anchor=anchor,
+            ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
+            kl=config.kl.controller(),
+            stream=PromptStream(prompts, config.seed),
+            reference=Reference.of(config),
+            old=old,
+            unread=unread_of(model),
+        )
 
     @property
     def size(self) -> int:

@@ -16,31 +16,28 @@ from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.fitting import keep_what_fits
-from sage_grpo.models.base import unread_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.early import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
-from sage_grpo.sentinel.agreement import agreements
 from sage_grpo.sentinel.looks import look_at
 from sage_grpo.sentinel.travel import Travel
 from sage_grpo.sentinel.watch import sentinel_of
 from sage_grpo.telling.clock import Clock
-from sage_grpo.training.anchor import Anchor, Ema, Old, Snapshot
+from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.build import Parts
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation, evaluate
-from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.placing.distribute import distribute
 from sage_grpo.training.placing.vae_place import VaePlace
 from sage_grpo.training.planning.choosing import choose
 from sage_grpo.training.planning.plan import Group, Plan
 from sage_grpo.training.planning.planner import Planner
-from sage_grpo.training.reference import Reference, anchored
+from sage_grpo.training.reference import anchored
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, metadata_of, score_everywhere
+from sage_grpo.training.scoring import Scored, describe, metadata_of, score_everywhere
 from sage_grpo.training.sources import first_frame
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.stride import path_kl
@@ -49,7 +46,7 @@ from sage_grpo.types import Conditioning
 
 
 class Trainer:
-    """Trains what it is handed and owns the training state. `step` is one iteration; files and signals are the runner's."""
+    """Trains what it is handed and owns the training state. `step` is one iteration; what stands between iterations is the loop's."""
 
     def __init__(
         self, config: TrainConfig, parts: Parts, world: World | None = None, clock: Clock | None = None
@@ -61,34 +58,16 @@ class Trainer:
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
         self.travel = Travel(params, self.engine)
-        region = config.trust_region
-        needs_old = any(config.objective.old_passes(config.update.updates_per_rollout))
-        spec = config.objective
-        self.old = (
-            Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload) if needs_old else None
-        )
+        spec, old = config.objective, None
+        if any(spec.old_passes(config.update.updates_per_rollout)):
+            old = Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload)
+        self.old = old
         """The old policy of a loss at fresh noise levels."""
-        self.state = TrainState(
-            params=params,
-            optimizer=Optimizer(
-                params, config.optimizer, total_updates=config.iterations * config.update.updates_per_rollout
-            ),
-            anchor=Anchor(
-                params, every=config.anchor.every if region.renews_anchor else None, offload=config.anchor.offload
-            )
-            if region.uses_anchor
-            else None,
-            ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
-            kl=config.kl.controller(),
-            stream=PromptStream(parts.prompts, config.seed),
-            reference=Reference.of(config),
-            old=self.old if config.objective.lags else None,
-            unread=unread_of(self.model),
-        )
+        self.state = TrainState.begin(config, self.model, parts.prompts, self.old if spec.lags else None)
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""
         dims = math.prod(self.model.latent_shape())
-        self.objective = Objective(config.surrogate, region, dims, config.objective)
+        self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
         self.state.sentinel = sentinel_of(config, self.reward, self.objective.clip)
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(
@@ -150,7 +129,8 @@ class Trainer:
         members = self._scored(plan)
         self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
         seen = {**look_at(videos, members, self.world), **self.travel.measure(self.world)}
-        return {**self.describe(scored, advantages), **metrics, **seen, **times}
+        rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
+        return {**rewards, **metrics, **seen, **times}
 
     def policy(self, group: Group) -> Policy:
         """The policy that samples a group."""
@@ -337,23 +317,6 @@ class Trainer:
         if state.anchor is not None:
             metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
 
-    def describe(self, scored: Scored, advantages: Tensor) -> dict[str, float]:
-        """Metrics of the rewards."""
-        ok = scored.valid
-        spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
-        metrics = {
-            "reward/total": float(scored.total[ok].mean()),
-            "reward/std": float(scored.total[ok].std(correction=0)),
-            "reward/group_std": float(torch.stack(spread).nanmean()),
-            "reward/failed": float((~ok).sum()),
-            "advantage/std": float(advantages.std(correction=0)),
-            "advantage/largest": float(advantages.abs().max()),
-        }
-        metrics |= {f"reward/{name}": float(values.nanmean()) for name, values in scored.parts.items()}
-        metrics |= agreements(scored.total, scored.parts, scored.groups, self.state.sentinel.witnesses.scores)
-        metrics |= {f"reward/failed/{title}": float(count) for title, count in scored.failed.items()}
-        return metrics
-
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
         """Score the held-out prompts with the ODE; with EMA weights when there are some.
 
@@ -394,12 +357,3 @@ class Trainer:
         if self.world.is_main:
             self.model.save(folder, weights=weights)
         self.world.barrier()
-
-    def resume(self, root: Path) -> Path | None:
-        """Continue from the newest good checkpoint, if there is one."""
-        found = checkpoint.newest_good(root) if self.world.is_main else None
-        name = self.world.from_main("" if found is None else found.name)
-        if not name:
-            return None
-        self.state.load(root / name, self.world)
-        return root / name
