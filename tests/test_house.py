@@ -23,14 +23,14 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in pa
 # module of one that stands on another floor than the rest of its room.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("ranges", "version"),
-    ("documents", "secrecy", "hints", "inside", "named", "captions", "tables", "rounding", "statistics"),
+    ("documents", "effects", "secrecy", "hints", "inside", "named", "captions", "tables", "rounding", "web", "statistics"),
     ("manual", "types", "gaussian", "video", "pretrained", "configure", "objects", "hub", "telling.events"),
     ("flow", "rl", "sentinel.spec"),
     ("models", "rewards", "shapes", "data", "parallel", "inspector"),
     ("training.config", "sentinel", "folder", "telling.samples"),
     ("recipes", "telling"),
     ("training",),
-    ("forecast", "sentinel.watch", "telling.terminal", "folder.identity", "session.preflight", "probe"),
+    ("forecast", "sentinel.guard", "telling.terminal", "folder.identity", "session.preflight", "probe"),
     ("folder.found", "training.trainer"),
     ("training.loop", "doctor", "report", "study"),
     ("lab", "telling.observers"),

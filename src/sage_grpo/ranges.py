@@ -97,7 +97,7 @@ def check(options: Any) -> None:
 
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
     """What is out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
-    for name, hint in _hints(kind).items():
+    for name, hint in type_hints(kind).items():
         if dataclasses.is_dataclass(values):
             yield from _faults(hint, getattr(values, name), prefix + name)
         elif name in values:
@@ -106,14 +106,23 @@ def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
 
 def ranges(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every key of a dataclass, and of those inside it, that has a range, with the range in words."""
-    for name, hint in _hints(kind).items():
+    for name, hint in type_hints(kind).items():
         yield from _ranges(hint, prefix + name)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def type_hints(kind: type) -> dict[str, Any]:
+    """Field of a dataclass -> its type, with what is annotated there."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def inner_dataclass(hint: Any) -> Any:
+    """The dataclass in `X`, `X | None` or `list[X]`, annotated or not; None where there is none."""
+    if get_origin(hint) is Annotated:
+        return inner_dataclass(get_args(hint)[0])
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType, list) else (hint,)
+    return next((kind for kind in options if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
@@ -123,10 +132,11 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
             yield f"{name} must be {_in_words(hint)}, got null: give a value, or leave {name} out."
         return
     if origin is Annotated:
-        for limit in inner[1:]:
+        for limit in _limits(hint):
             wanted = _wanted(inner[0], limit, value)
             if wanted:
                 yield f"{name} must be {wanted}, got {value!r}."
+        yield from _faults(inner[0], value, name)
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield from faults(hint, value, f"{name}.")
     elif origin in (Union, types.UnionType):
@@ -140,6 +150,12 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
     elif origin in (list, tuple) and isinstance(value, (list, tuple)):
         for place, item in enumerate(value):
             yield from _faults(inner[min(place, len(inner) - 1)], item, f"{name}[{place}]")
+
+
+def _limits(hint: Any) -> list[Range | Filled]:
+    """Of what is annotated in a type, the ranges."""
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return [mark for mark in marks if isinstance(mark, Range | Filled)]
 
 
 def _takes_nothing(hint: Any) -> bool:
@@ -183,8 +199,9 @@ def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
 
 def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        yield name, str(inner[1])
+    limits = _limits(hint)
+    if limits:
+        yield name, str(limits[0])
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield from ranges(hint, f"{name}.")
     elif inner:

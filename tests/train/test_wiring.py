@@ -15,14 +15,15 @@ import pytest
 import torch
 import wiring
 import wiring_rewards
-from wiring_table import GUIDED, ROWS, Files, Row, Seen
+from wiring_table import GUIDED, ROWS, Row, Seen
 
 from sage_grpo import session
+from sage_grpo.effects import MEANING, Effect, affects
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import lay_out
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.sentinel.watch import Watch
+from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
 from sage_grpo.training import trainer
 from sage_grpo.training.config import TrainConfig
@@ -70,8 +71,13 @@ def _known(phase: Any, config: TrainConfig) -> Any:
     return _KNOWN[key]
 
 
-def rows(*kinds: type) -> list[str]:
-    return [key for key, row in ROWS.items() if type(row) in kinds]
+def rows(kind: type, *effects: Effect) -> list[str]:
+    """Rows of a kind, for fields that affect this."""
+    return [key for key, row in ROWS.items() if type(row) is kind and affects(TrainConfig, key) in effects]
+
+
+COMPUTED: tuple[Effect, ...] = (*MEANING, "course", "content")
+HARMLESS: tuple[Effect, ...] = ("speed", "machine", "record", "start")
 
 
 def test_every_field_has_a_row_and_every_row_a_field() -> None:
@@ -79,17 +85,23 @@ def test_every_field_has_a_row_and_every_row_a_field() -> None:
 
 
 def test_every_row_that_is_only_seen_says_why() -> None:
-    assert all(row.why and row.look in globals() for row in ROWS.values() if isinstance(row, Seen))
+    assert all(row.look in globals() for row in ROWS.values() if isinstance(row, Seen))
+    assert [key for key in rows(Seen, *COMPUTED) if not ROWS[key].why] == []
 
 
-@pytest.mark.parametrize("key", rows(Row))
+def test_a_matter_of_speed_or_of_the_machine_is_seen_where_it_is_used() -> None:
+    """No phase shows it."""
+    assert rows(Row, "speed", "machine") == []
+
+
+@pytest.mark.parametrize("key", rows(Row, *COMPUTED))
 def test_a_field_changes_its_phase_and_nothing_before_it(key: str, base) -> None:
     row, (config, other) = ROWS[key], base(key)
     assert wiring.first_difference(_known(wiring.training, config), wiring.training(other)) == row.changes
     assert wiring.equal(_known(wiring.evaluation, config), wiring.evaluation(other)) != row.evaluation
 
 
-@pytest.mark.parametrize("key", slow_but(rows(Files), "evaluate.every", "keep.checkpoints", "keep.videos_every"))
+@pytest.mark.parametrize("key", slow_but(rows(Row, "record", "start"), "evaluate.every", "keep.checkpoints", "keep.videos_every"))
 def test_a_field_changes_files_and_nothing_else(key: str, base) -> None:
     config, other = base(key)
     assert wiring.first_difference(_known(wiring.training, config), wiring.training(other)) == ""
@@ -148,16 +160,17 @@ def second_start(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
 def interventions(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
     """What is said and done in a made-up run: a gradient that scatters, jumps a little, then a lot; a held-out total that falls."""
     one, said = wiring.trainer_of(config), []
-    watch = Watch(config, one.state, one.writer, Path(config.out), said.append, held_out=True)
+    guard = Guard(config, one.state, one.writer, Path(config.out), held_out=True)
+    guard.tell = said.append
     for number in range(1, 41):
         one.state.iteration = one.state.evaluated = number
         norm = 1e6 if number > 25 else 300.0 if 12 <= number < 16 else (1.0, 2.7, 7.3)[number % 3]
-        watch.look({"gradient/norm": norm, "reward/group_std": 1.0 if number <= 5 else 0.04})
+        guard.see_row({"gradient/norm": norm, "reward/group_std": 1.0 if number <= 5 else 0.04})
         if number % 5 == 0:
             total = 1.0 + 0.1 * min(number, 20) - 0.06 * max(0, number - 20) * (number < 30)
-            watch.look_at_clips([{"scores": {"total": total + 0.01 * (clip * number % 7)}} for clip in range(20)])
-        watch.act()
-        if watch.mark(saving=False):
+            guard.see_evaluation([{"scores": {"total": total + 0.01 * (clip * number % 7)}} for clip in range(20)])
+        guard.act()
+        if guard.mark(saving=False):
             one.state.optimizer.materialize()
             one.save(watch.root)
     return [(event.iteration, event.name, event.action) for event in said] + [one.state.sentinel.brake]
@@ -390,7 +403,7 @@ def model(config: TrainConfig, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("key", rows(Seen))
+@pytest.mark.parametrize("key", rows(Seen, *COMPUTED, *HARMLESS))
 def test_a_field_is_seen_where_it_is_used(key: str, base, checkpoint, tmp_path: Path, monkeypatch) -> None:
     row = ROWS[key]
     assert isinstance(row, Seen)

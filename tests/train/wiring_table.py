@@ -10,7 +10,8 @@ from sage_grpo.models.spec import LoraSpec
 
 @dataclass(frozen=True)
 class Row:
-    """One field, and a value for it that is not the base's."""
+    """One field, and a value for it that is not the base's. What must change follows from what the field says it affects: a record changes
+    what the run leaves on disk and nothing else; anything else that is no matter of speed or machine, the phase that stands here."""
 
     to: Any
     """The other value."""
@@ -24,11 +25,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Files(Row):
-    """A field that changes what a run leaves on disk, and nothing in training or evaluation."""
-
-
-@dataclass(frozen=True)
 class Seen(Row):
     """A field whose effect the toy model cannot show: what it changes is seen where it is used, and said in `why`."""
 
@@ -37,6 +33,7 @@ class Seen(Row):
     kind: str = ""
     """Tiny checkpoint that it is seen on."""
     why: str = ""
+    """Needed where the field affects values; else what it affects is the reason."""
 
 
 GUIDED = {"model.family": "trainer_zoo.guided"}
@@ -45,12 +42,10 @@ SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1
 DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.deterministic_last": False}
 FEEDBACK = {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.lambda_min": 1e-3}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
-MANY = "has an effect on several processes only; tests/parallel runs them"
 FAULT = "matters when something is wrong; tests/train/test_sentinel.py and test_sentinel_run.py"
-GPU = "memory only, and only where there is a device beside the CPU"
 
 RUN = {
-    "out": Seen("elsewhere", look="folder", why="a place on disk"),
+    "out": Seen("elsewhere", look="folder"),
     "iterations": Row(6, "weights", base={"optimizer.decay": "linear"}),
     "seed": Row(1, "rollout"),
     "resume": Seen("never", look="second_start", why="matters when the folder holds a run"),
@@ -64,14 +59,14 @@ RUN = {
     "rewards[].metric_only": Row(True, "reward", evaluation=True),
     "rewards[].standardize": Row({"level": [0.5, 0.1]}, "reward", evaluation=True),
     "rewards[].options": Row({"offset": 1.0}, "reward", evaluation=True),
-    "rewards[].batch_size": Seen(2, look="reward_calls", why="memory only"),
+    "rewards[].batch_size": Seen(2, look="reward_calls"),
     "rewards[].device": Seen("meta", look="reward_device", why="there is one device here"),
-    "rewards[].overlap": Seen(True, look="reward_thread", why="a matter of time"),
+    "rewards[].overlap": Seen(True, look="reward_thread"),
     "rewards[].isolate_failures": Seen(False, look="calls_after_a_failure", why="how often a reward that fails is called"),
     "rewards[].try_out": Seen(False, look="tried_out", why="a call before the run"),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
     "data.eval_prompts": Row("OTHER_PROMPTS", evaluation=True),
-    "data.encode_ahead": Seen(1, look="encoded", why="memory only"),
+    "data.encode_ahead": Seen(1, look="encoded"),
     "batch.prompts": Row(3, "rollout"),
     "batch.group_size": Row(3, "rollout"),
     "batch.trained_fraction": Row(0.5, "gradient"),
@@ -98,7 +93,7 @@ RUN = {
     "rollout.window.weights": Row([1.0, 50.0, 1.0], "rollout", base={**DRAWN, "rollout.window.at": [0, 1, 2]}),
     "rollout.window.branches": Row(2, "rollout", base=DRAWN),
     "rollout.storage": Row("bfloat16", "rollout"),
-    "rollout.offload": Seen(True, look="storage", why=GPU),
+    "rollout.offload": Seen(True, look="storage"),
     "advantage.scale": Row("none", "advantage"),
     "advantage.decoupled": Row(True, "advantage"),
     "advantage.clip": Row(0.5, "advantage"),
@@ -132,7 +127,7 @@ RUN = {
     "kl.lambda_cap": Row(0.2, "gradient", base={"kl.kind": "share"}),
     "anchor.every": Row(1, "gradient"),
     "anchor.skip_below": Row(0.99, "gradient", base={"trust_region.mode": "fixed", "anchor.every": 1}),
-    "anchor.offload": Seen(True, look="anchor", why=GPU),
+    "anchor.offload": Seen(True, look="anchor"),
     "update.updates_per_rollout": Row(1, "gradient"),
     "update.step_fraction": Row(0.5, "gradient"),
     "update.deal": Row("clips", "gradient"),
@@ -151,20 +146,20 @@ RUN = {
     "optimizer.warmup_updates": Row(4, "weights"),
     "optimizer.decay": Row("cosine", "weights"),
     "optimizer.ema": Row(0.9, "average"),
-    "evaluate.every": Files(1),
-    "evaluate.early": Files([1]),
+    "evaluate.every": Row(1),
+    "evaluate.early": Row([1]),
     "evaluate.prompts": Row(3, evaluation=True),
     "evaluate.per_prompt": Row(2, evaluation=True),
     "evaluate.steps": Row(5, evaluation=True),
     "evaluate.solver": Row("ab2", evaluation=True),
     "evaluate.seed": Row(7, evaluation=True),
-    "evaluate.show": Files(2),
-    "keep.checkpoint_every": Files(3, base={"keep.checkpoints": 4}),
-    "keep.checkpoints": Files(1),
-    "keep.videos_every": Files(1),
-    "keep.videos": Files(3, base={"keep.videos_every": 2}),
-    "keep.video_megabytes": Files(0.003, base={"keep.videos_every": 1}),
-    "profile": Files(1),
+    "evaluate.show": Row(2),
+    "keep.checkpoint_every": Row(3, base={"keep.checkpoints": 4}),
+    "keep.checkpoints": Row(1),
+    "keep.videos_every": Row(1),
+    "keep.videos": Row(3, base={"keep.videos_every": 2}),
+    "keep.video_megabytes": Row(0.003, base={"keep.videos_every": 1}),
+    "profile": Row(1),
     "sentinel.action": Seen("stop", look="interventions", why=FAULT),
     "sentinel.patience": Seen(1, look="interventions", why=FAULT),
     "sentinel.window": Seen(5, look="interventions", why=FAULT),
@@ -173,18 +168,18 @@ RUN = {
     "sentinel.stderrs": Seen(90.0, look="interventions", why=FAULT),
     "sentinel.lr_factor": Seen(0.1, look="interventions", base={"sentinel.action": "lower_lr"}, why=FAULT),
     "sentinel.rollbacks": Seen(1, look="interventions", base={"sentinel.action": "rollback"}, why=FAULT),
-    "log.tensorboard": Files(True),
-    "log.wandb": Seen("project", look="sinks", why="a service"),
-    "log.trackio": Seen("project", look="sinks", why="a service"),
-    "log.progress": Seen(True, look="terminal", why="bars need a terminal"),
-    "parallel.dp_replicate": Seen(2, look="layout", why=MANY),
-    "parallel.dp_shard": Seen(4, look="layout", base={"parallel.dp_replicate": 1, "parallel.dp_shard": 8}, why=MANY),
-    "parallel.sp": Seen(2, look="layout", why=MANY),
-    "parallel.reshard": Seen(False, look="sharding", why=MANY),
-    "parallel.cpu_offload": Seen(True, look="sharding", why=MANY),
-    "parallel.sync_every_pass": Seen(True, look="sharding", why=MANY),
-    "parallel.async_checkpoint": Seen(True, look="writer", why="a matter of time"),
-    "parallel.timeout": Seen(60.0, look="started", why=MANY),
+    "log.tensorboard": Row(True),
+    "log.wandb": Seen("project", look="sinks"),
+    "log.trackio": Seen("project", look="sinks"),
+    "log.progress": Seen(True, look="terminal"),
+    "parallel.dp_replicate": Seen(2, look="layout"),
+    "parallel.dp_shard": Seen(4, look="layout", base={"parallel.dp_replicate": 1, "parallel.dp_shard": 8}),
+    "parallel.sp": Seen(2, look="layout"),
+    "parallel.reshard": Seen(False, look="sharding"),
+    "parallel.cpu_offload": Seen(True, look="sharding"),
+    "parallel.sync_every_pass": Seen(True, look="sharding"),
+    "parallel.async_checkpoint": Seen(True, look="writer"),
+    "parallel.timeout": Seen(60.0, look="started"),
 }  # fmt: skip
 
 LORA = {"model.lora": LoraSpec(rank=2)}
@@ -216,12 +211,12 @@ MODEL = {
     ),
     "model.deterministic": Seen(True, look="fixed_order", why="a CPU has one order anyway"),
     "model.packed": Seen(False, look="stock_passes", kind="hunyuan15_t2v", why="one family; the values are the same"),
-    "model.compile": Seen(True, look="compiled", kind="wan_t2v", why="speed only"),
+    "model.compile": Seen(True, look="compiled", kind="wan_t2v"),
     "model.expert": Seen("low", look="model", kind="wan22_t2v", why="needs two experts"),
-    "model.vae_slicing": Seen(False, look="model", kind="wan_t2v", why="speed and memory only"),
+    "model.vae_slicing": Seen(False, look="model", kind="wan_t2v"),
     "model.vae_tiling": Seen(True, look="model", kind="wan_t2v", why="the toy has no VAE"),
     "model.options": Seen({"guidance_rescale": 0.5}, look="model", kind="ltx", why="each family has its own"),
-    "model.cache": Seen("OWN_CACHE", look="model", kind="wan_t2v", why="files of encoded prompts"),
+    "model.cache": Seen("OWN_CACHE", look="model", kind="wan_t2v"),
 }
 
 ROWS: dict[str, Row] = {**RUN, **MODEL}

@@ -1,13 +1,12 @@
 """What makes a run this run: its settings, and fingerprints of the prompts, weights and code that they name.
 
 A checkpoint holds them. A run that continues with others would be a mixture of two, so each change of what a run means is
-refused unless `allow_changes` names it. What does not change the meaning (where, how long, how fast, what is logged) is free.
+refused unless `allow_changes` names it. Fields that affect something else (where, how long, how fast, what is logged) are free.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib.util
 import json
@@ -17,27 +16,18 @@ from typing import Any
 
 from sage_grpo.configure import ConfigError, leaves
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.effects import MEANING, affects
 from sage_grpo.folder.prints import of_object, of_weights, stable
+from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_index, resolve
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objects import PREFIX
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.own import Own
 from sage_grpo.training.sources import load_sources
 from sage_grpo.version import ROOT, __version__
 
-FREE = (
-    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel",
-    "sentinel",
-    "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
-    "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
-    "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts",
-    "data.encode_ahead",
-)  # fmt: skip
-"""Fields that a continued run may change: they do not change what it computes, or (paths) their content has a fingerprint."""
-FREE_OF_REWARDS = ("batch_size", "device", "overlap", "isolate_failures", "try_out")
-UNSAID = ("out", "resume", "allow_changes", "log", "profile")
-"""Fields whose change is not even worth a line."""
 CONTENT = {
     "prompts": "the content of data.prompts",
     "eval_prompts": "the content of data.eval_prompts",
@@ -77,7 +67,7 @@ def unsure(own: Own) -> list[str]:
 def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, Any], out: Path) -> list[str]:
     """Refuse to continue a run of another meaning; returns the harmless changes, for people."""
     changed = differences(meta["config"], plain(dataclasses.asdict(config)))
-    free = [key for key in changed if _covers(FREE, key)]
+    free = [key for key in changed if affects(TrainConfig, key) not in MEANING]
     known = meta.get("identity")
     known = known if isinstance(known, dict) else {}
     refused = {key: f"{old!r} -> {new!r}" for key, (old, new) in changed.items() if key not in free}
@@ -91,7 +81,7 @@ def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, A
             f"Choose another `out`, go back to what {out / 'config.yaml'} names, or ask for the change by name: "
             f"--allow_changes {','.join(wrong)}"
         )
-    return [key for key in (*free, *allowed) if not _covers(UNSAID, key)]
+    return [key for key in (*free, *allowed) if affects(TrainConfig, key) != "start"]
 
 
 def check_names(allow_changes: Iterable[str]) -> None:
@@ -99,10 +89,9 @@ def check_names(allow_changes: Iterable[str]) -> None:
     known = [*(key for key, _ in leaves(TrainConfig)), *CONTENT]
     for name in allow_changes:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"allow_changes: there is no {name!r}. Use fields (optimizer.lr, seed) or {', '.join(CONTENT)}.{hint}"
+                f"allow_changes: there is no {name!r}. Use fields (optimizer.lr, seed) or {', '.join(CONTENT)}."
+                f"{did_you_mean(name, known)}"
             )
 
 
@@ -132,7 +121,7 @@ def plain(value: Any) -> Any:
 def _without_free(rewards: Any) -> Any:
     if not isinstance(rewards, list) or not all(isinstance(reward, dict) for reward in rewards):
         return rewards  # what no run writes is a difference
-    return [{key: value for key, value in reward.items() if key not in FREE_OF_REWARDS} for reward in rewards]
+    return [{key: value for key, value in one.items() if affects(RewardSpec, key) in MEANING} for one in rewards]
 
 
 def _covers(names: Iterable[str], key: str) -> bool:

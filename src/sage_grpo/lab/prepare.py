@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sage_grpo.configure import ConfigError, parse
+from sage_grpo.effects import COMPARED, affects
 from sage_grpo.folder.identity import differences, plain
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.leaderboard import EVALUATION
@@ -19,24 +20,10 @@ from sage_grpo.training.config import EvalConfig, TrainConfig
 SET_ELSEWHERE = {
     "seed": "the seeds are the suite's (--seeds, --first_seed)",
     "out": "rows go to the comparison's folder (--out)",
-    **dict.fromkeys(("resume", "allow_changes", "keep", "log"), "runs that are compared write no folders of their own"),
     "parallel": "each run is one process",
+    "keep": "runs that are compared write no folders of their own",
 }
-"""Fields that an arm cannot set, and why."""
-NO_MATTER = (
-    "out",
-    "resume",
-    "allow_changes",
-    "keep",
-    "log",
-    "parallel",
-    "evaluate.every",
-    "evaluate.early",
-    "evaluate.show",
-    "model.deterministic",
-    "seed",
-)
-"""Fields that do not count in a run's key: they change nothing, or stand in it by themselves."""
+"""What an arm cannot set, and why; for other fields about the start of a run the reason is the last one."""
 MINIATURE = {
     "model.vae_slicing": False,
     "model.cache": None,
@@ -99,8 +86,10 @@ def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
     if arm.iterations is not None:
         options["iterations"] = arm.iterations
     for key in options:
-        reason = next((why for name, why in SET_ELSEWHERE.items() if key == name or key.startswith(f"{name}.")), "")
-        if reason:
+        reason = SET_ELSEWHERE.get(key.partition(".")[0])
+        if reason is None and affects(TrainConfig, key) == "start":
+            reason = SET_ELSEWHERE["keep"]
+        if reason is not None:
             raise ConfigError(f"{key} cannot be compared: {reason}.")
     words = [f"--{key}={_word(value)}" for key, value in options.items()]
     return parse(TrainConfig, words, prog="sage-grpo compare", defaults=start)
@@ -139,7 +128,7 @@ def key_of(config: TrainConfig, points: Sequence[int], kind: str) -> str:
     counted = {
         key: new
         for key, (_, new) in changed.items()
-        if not any(key == name or key.startswith(f"{name}.") for name in NO_MATTER)
+        if key != "seed" and affects(TrainConfig, key) in COMPARED
     }
     text = json.dumps([counted, config.seed, list(points), kind], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from sage_grpo.effects import Content, Machine, Speed, Training, Values
 from sage_grpo.models.errors import ModelError
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import is_object, refuse_object
@@ -35,7 +36,7 @@ class LoraSpec:
     wildcards ("context_embedder.*.to_q"). Empty means the family's attention and feed-forward layers."""
     seed: Seed = 0
     """Seed of the adapter's first weights; every rank draws the same."""
-    path: str | None = None
+    path: Values[str | None] = None
     """A saved LoRA of the same shape to start from: a folder, or owner/name@COMMIT on the hub; None starts at zero."""
 
     def __post_init__(self) -> None:
@@ -46,9 +47,9 @@ class LoraSpec:
 class ModelSpec:
     """A diffusers checkpoint and how to use it."""
 
-    path: str | None = None
+    path: Content[str | None] = None
     """A local diffusers folder or a hub id; None (or "shapes") is the small checkpoint that the package carries."""
-    revision: str | None = None
+    revision: Content[str | None] = None
     """Branch, tag or commit of a hub id."""
     family: str | None = None
     """A family that ships with the package ("hunyuan15", "wan", "ltx", ...), or the import path of a module with a function `load(spec, device=None)`; None reads it from
@@ -58,11 +59,11 @@ class ModelSpec:
     vae_dtype: Literal["float32", "bfloat16"] | None = None
     """What the VAE computes in; None is `dtype` on CUDA and float32 elsewhere. bfloat16 moves few pixels, by a grey level or two
     (docs/speed.md)."""
-    device: str = "auto"
+    device: Speed[str] = "auto"
     """"auto", "cpu", "cuda" or "cuda:1"."""
-    train: bool = True
+    train: Training[bool] = True
     """False loads for inference only: nothing is trainable and weights are kept in `dtype`."""
-    lora: LoraSpec | None = None
+    lora: Training[LoraSpec | None] = None
     """Train an adapter (float32, on a base in `dtype`); None trains all weights, kept in float32."""
     guidance_scale: Annotated[float, Range(1)] | None = None
     """Guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6). Classifier-free, or an input of the network where
@@ -71,7 +72,7 @@ class ModelSpec:
     """Guidance of the second expert of Wan 2.2; None is `guidance_scale`."""
     negative_prompt: str = ""
     """Prompt of the unconditional branch."""
-    guidance_in_training: bool = True
+    guidance_in_training: Training[bool] = True
     """Guide the rollouts and updates of training (the paper does), or only evaluation and generation."""
     frames: Count | None = None
     """Frames of a clip, 4k + 1 (LTX-Video 8k + 1, images 1); None is the checkpoint's or the family's default, as below."""
@@ -83,28 +84,28 @@ class ModelSpec:
     """Frames per second."""
     shift: Positive | None = None
     """Shift of the noise schedule; None is the checkpoint's scheduler's."""
-    attention: str = "auto"
+    attention: Speed[str] = "auto"
     """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" measures cuDNN's and PyTorch's flash
     attention on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
-    deterministic: bool = False
+    deterministic: Machine[bool] = False
     """On a GPU: backward passes add up in a fixed order, so that a run has the same bits when it is made again or continued. Without it
     gradients of attention may differ in the last bit. Slower (docs/speed.md), and without cuDNN's attention; a model with a part that has no
     such order is refused."""
-    packed: bool = True
+    packed: Speed[bool] = True
     """HunyuanVideo-1.5: drop padding and masks. False runs the stock forward (slow; there to compare with)."""
-    compile: bool | None = None
+    compile: Speed[bool | None] = None
     """Compile the repeated transformer blocks. None does so on CUDA in bfloat16 when the run is long enough to win the minute back
     that it costs; what was compiled once is found again by later runs."""
-    expert: Literal["high", "low"] = "high"
+    expert: Training[Literal["high", "low"]] = "high"
     """Wan 2.2 with two experts: train the one for high or for low noise; rollouts use both."""
-    vae_slicing: bool = True
+    vae_slicing: Speed[bool] = True
     """Decode one clip at a time; False decodes a batch at once (faster for small clips)."""
     vae_tiling: bool = False
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""
     options: dict[str, Finite] = field(default_factory=dict)
     """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
-    cache: str | None = "auto"
+    cache: Speed[str | None] = "auto"
     """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
     writes none."""
 

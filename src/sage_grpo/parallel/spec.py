@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from sage_grpo.effects import Effect
 from sage_grpo.ranges import Count, Seconds, check
 
 
@@ -15,6 +17,7 @@ class ParallelError(ValueError):
 class ParallelSpec:
     """Layout of a run on several processes: data parallel (replicated x sharded) x sequence parallel. One process ignores it."""
 
+    affects: ClassVar[Effect] = "machine"
     dp_replicate: Count = 1
     """Copies of the sharded weights (HSDP): 1 shards over all ranks; on slow networks, use the number of nodes."""
     dp_shard: Count | None = None

@@ -6,27 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sage_grpo.folder.identity import FREE_OF_REWARDS
+from sage_grpo.effects import MEANING, affects
 from sage_grpo.report.run_data import Clip, RunData
 from sage_grpo.statistics import mean_interval
+from sage_grpo.training.config import TrainConfig
 
 NOT_SCORES = ("total_stderr", "failed")
-SAME = ("seed", "out", "resume", "allow_changes", "log.", "keep.", "parallel.", "model.device", "model.cache")
-"""Settings (or their beginnings) in which runs of one experiment may differ."""
-NOT_BASE = (
-    *(
-        "model.device",
-        "model.cache",
-        "model.compile",
-        "model.attention",
-        "model.deterministic",
-        "model.packed",
-        "model.vae_slicing",
-    ),
-    *("model.train", "model.expert", "model.guidance_in_training", "evaluate.every", "evaluate.early", "evaluate.show"),
-    *("model.lora", "model.lora.rank", "model.lora.alpha", "model.lora.targets", "model.lora.seed"),
-)
-"""Settings of model and evaluation that do not change what the untrained model makes: a new adapter adds nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +72,20 @@ def table(runs: Sequence[RunData]) -> dict[str, Any]:
 
 
 def base_key(run: RunData) -> str:
-    """Runs with equal keys start from the same model and sample it alike: before training their clips are equal."""
+    """Runs with equal keys start from the same model and sample it alike: before training their clips are equal. A new adapter adds nothing."""
     settings = run.settings
-    counted = {
-        key: settings[key] for key in settings if key.startswith(("model.", "evaluate.")) and key not in NOT_BASE
-    }
-    return repr((sorted(counted.items()), settings.get("data.eval_prompts") or settings.get("data.prompts")))
+    counted = [
+        (key, value)
+        for key, value in settings.items()
+        if key.startswith(("model.", "evaluate.")) and affects(TrainConfig, key) in ("values", "content")
+    ]
+    return repr((sorted(counted), settings.get("data.eval_prompts") or settings.get("data.prompts")))
 
 
 def scored_key(run: RunData) -> str:
     """Runs with equal keys have equal scores before training too: they have the same rewards."""
     rewards = [(key, value) for key, value in run.settings.items() if key.startswith("rewards")]
-    return repr((base_key(run), [one for one in rewards if one[0].rpartition(".")[2] not in FREE_OF_REWARDS]))
+    return repr((base_key(run), [one for one in rewards if affects(TrainConfig, one[0]) in MEANING]))
 
 
 def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:
@@ -166,7 +153,7 @@ def _same_but_seed(runs: Sequence[RunData]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         if run.evaluations and run.config:
-            kept = {key: value for key, value in run.settings.items() if not key.startswith(SAME)}
+            kept = {key: value for key, value in run.settings.items() if _is_of_experiment(key)}
             groups.setdefault(repr((run.evaluations[-1]["iteration"], sorted(kept.items(), key=repr))), []).append(
                 place
             )
@@ -174,6 +161,11 @@ def _same_but_seed(runs: Sequence[RunData]) -> list[list[int]]:
     return [
         members for members in several if len({runs[place].settings.get("seed") for place in members}) == len(members)
     ]
+
+
+def _is_of_experiment(key: str) -> bool:
+    """Whether a setting must be the same in all runs of one experiment."""
+    return key != "seed" and affects(TrainConfig, key) in (*MEANING, "course", "content")
 
 
 def _over_seeds(runs: Sequence[RunData], members: list[int], names: Sequence[str]) -> dict[str, Any]:

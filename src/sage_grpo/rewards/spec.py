@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import refuse_object
 from sage_grpo.ranges import Finite, Natural, check
@@ -51,17 +52,17 @@ class RewardSpec:
     """Part -> [mean, std]: report (raw - mean) / std instead of the raw score."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the reward's constructor, or of the function."""
-    batch_size: Natural | None = None
+    batch_size: Speed[Natural | None] = None
     """Clips a call; 0: all at once. Default 8, and 0 for `remote` and `vlm_judge`. Halved when memory runs out."""
-    device: str = ""
+    device: Speed[str] = ""
     """A device of its own ("cuda:1"), on which the reward stays for the whole run; empty is the run's device, which the rewards
     leave to the policy between their calls."""
-    overlap: bool = False
+    overlap: Speed[bool] = False
     """Score in a thread of its own, at the same time as the other rewards: for rewards that wait for a network."""
-    isolate_failures: bool | None = None
+    isolate_failures: Speed[bool | None] = None
     """After an exception, call again with halves of the batch to find the clip that fails, at most 2 log2(n) times. Default: yes
     for what runs here, no for `remote`, `vlm_judge` and async functions, whose calls may cost money."""
-    try_out: bool = True
+    try_out: Speed[bool] = True
     """Call it once with a small clip before anything expensive starts."""
 
     def __post_init__(self) -> None:

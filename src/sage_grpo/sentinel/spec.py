@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
+from sage_grpo.effects import Effect
 from sage_grpo.ranges import Count, Positive, Range, check
 
 
@@ -12,6 +13,7 @@ from sage_grpo.ranges import Count, Positive, Range, check
 class SentinelConfig:
     """What watches a run, and what it may do; docs/reading-a-run.md has every finding."""
 
+    affects: ClassVar[Effect] = "course"
     action: Literal["off", "warn", "stop", "lower_lr", "rollback"] = "warn"
     """What follows a finding that lasts, after the warning: nothing (off does not even look), stop, lower the step size, or go back to the
     last good checkpoint with a lower step size."""
