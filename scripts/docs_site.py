@@ -19,6 +19,7 @@ from pathlib import Path
 from sage_grpo import __version__
 from sage_grpo.commands import COMMANDS
 from sage_grpo.manual import manual
+from sage_grpo.recipes import meanings
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/sage-grpo/sage-grpo"
@@ -145,7 +146,7 @@ def commands() -> str:
     ]
     for name, command in COMMANDS.items():
         module = importlib.import_module(f"sage_grpo.commands.{command.module}")
-        recipes = module.meanings() if command.recipes else None
+        recipes = meanings() if command.recipes else None
         about = (module.__doc__ or "").strip()
         text = manual(module.Options, "", prog=f"sage-grpo {name}", about=about, recipes=recipes)
         lines += [

@@ -5,7 +5,6 @@ The same names can be imported from `sage_grpo` itself; nothing heavy is importe
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.hints import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sage_grpo.commands.evaluate import Options as EvaluateOptions
-    from sage_grpo.commands.pairs import Difference
+    from sage_grpo.clips.evaluate import EvaluateSpec
+    from sage_grpo.clips.pairs import Difference
     from sage_grpo.data.rows import Frame, Row
     from sage_grpo.flow.kernels import KernelSpec
     from sage_grpo.flow.solvers import SolverName
@@ -171,9 +171,9 @@ def evaluate(
     model, rewards, prompts: as in `train`; a model object gets the run's weights. Prompts may also be the name of a file.
     options: weights, checkpoint, ema, lora, settings (an EvalConfig), micro_batch, max_failed_fraction, trust_run.
     """
-    from sage_grpo.commands import evaluate as command
+    from sage_grpo.clips.evaluate import measure
 
-    return command.measure(*_evaluation("evaluate", run, model, rewards, prompts, options))
+    return measure(*_evaluation("evaluate", run, model, rewards, prompts, options))
 
 
 def evaluate_pairs(
@@ -188,14 +188,14 @@ def evaluate_pairs(
 
     Arguments are those of `evaluate`, but no model object: nobody knows what its weights were before.
     """
-    from sage_grpo.commands import evaluate as command
-    from sage_grpo.commands.pairs import compare
+    from sage_grpo.clips.evaluate import measure_pair
+    from sage_grpo.clips.pairs import compare
 
     if _either(model)[1] is not None:
         raise ConfigError(
             "evaluate_pairs loads the base and the tuned model one after the other: give a ModelSpec, a run or a LoRA, no model object."
         )
-    base, tuned = command.measure_pair(*_evaluation("evaluate_pairs", run, model, rewards, prompts, options))
+    base, tuned = measure_pair(*_evaluation("evaluate_pairs", run, model, rewards, prompts, options))
     return Pairs(base, tuned, compare(base, tuned))
 
 
@@ -206,15 +206,15 @@ def _evaluation(
     rewards: RewardLike | Sequence[RewardLike] | None,
     prompts: str | Iterable[Row] | Frame | None,
     options: EvaluateSettings,
-) -> tuple[EvaluateOptions, Own]:
-    """The command's options, and what takes the place of what they name."""
-    from sage_grpo.commands import evaluate as command
+) -> tuple[EvaluateSpec, Own]:
+    """What to evaluate, and what takes the place of what it names."""
+    from sage_grpo.clips.evaluate import EvaluateSpec
     from sage_grpo.training.config import TrainConfig
     from sage_grpo.training.own import adopt
 
     _check_names(function, options, EvaluateSettings.__annotations__)
     trust = bool(options.get("trust_run", False))
-    base = command.Options() if run is None else command.of_run(str(run), trust=trust, rewards=rewards is None)
+    base = EvaluateSpec() if run is None else EvaluateSpec.of_run(str(run), trust=trust, rewards=rewards is None)
     if isinstance(prompts, str):
         base, prompts = replace(base, prompts=prompts), None
     spec, thing = _either(model)
@@ -240,8 +240,7 @@ def generate(
     """
     import torch
 
-    from sage_grpo.commands import generate as command
-    from sage_grpo.commands.export import read_config
+    from sage_grpo.clips.generate import GenerateSpec, load, plan, sample
     from sage_grpo.data.rows import prompts_of
     from sage_grpo.training.own import check_model
 
@@ -249,18 +248,15 @@ def generate(
     spec, thing = _either(model)
     if thing is not None:
         spec = check_model(thing)
-    elif spec is None and run is not None:
-        spec = read_config(Path(run), trust=bool(options.get("trust_run", False)), rewards=False).model
+    if spec is not None or run is None:
+        start = GenerateSpec(run=None if run is None else str(run), model=spec or GenerateSpec().model)
+    else:
+        start = GenerateSpec.of_run(str(run), trust=bool(options.get("trust_run", False)))
     options.setdefault("progress", False)
-    chosen = command.Options(
-        run=None if run is None else str(run),
-        model=spec or command.Options().model,
-        prompts=prompts if isinstance(prompts, str) else "",
-        **options,
-    )
-    clips = command.plan(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
-    loaded = command.load(chosen, thing)
-    videos = torch.cat([batch for _, batch in command.sample(chosen, loaded, clips)])
+    chosen = replace(start, prompts=prompts if isinstance(prompts, str) else "", **options)
+    clips = plan(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
+    loaded = load(chosen, thing)
+    videos = torch.cat([batch for _, batch in sample(chosen, loaded, clips)])
     return Clips(
         videos=videos,
         prompts=[clip.prompt for clip in clips],
@@ -280,6 +276,5 @@ def _check_names(function: str, options: Mapping[str, object], allowed: Iterable
     names = list(allowed)
     for name in options:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, names)
             raise ConfigError(f"{function} has no option {name!r}; it has {', '.join(names)}.{hint}")

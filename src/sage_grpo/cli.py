@@ -113,8 +113,9 @@ def _run(name: str, argv: list[str]) -> int:
         defaults, argv = module.defaults(argv)
     if topic is not None:
         from sage_grpo.manual import manual
+        from sage_grpo.recipes import meanings
 
-        recipes = module.meanings() if command.recipes else None
+        recipes = meanings() if command.recipes else None
         about = module.__doc__ or ""
         print(manual(module.Options, topic, prog=f"sage-grpo {name}", about=about, values=defaults, recipes=recipes))
         return 0
@@ -122,7 +123,9 @@ def _run(name: str, argv: list[str]) -> int:
 
     options = parse(module.Options, argv, prog=f"sage-grpo {name}", defaults=defaults, recipes=command.recipes)
     if command.recipes and defaults is not None and _is_first():
-        for remark in module.remarks(options, defaults):
+        from sage_grpo.recipes import remarks
+
+        for remark in remarks(options, defaults):
             _say(f"sage-grpo: {remark}")
     return module.run(options)
 

@@ -1,10 +1,13 @@
-"""Tables for a terminal."""
+"""Tables and progress bars for a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 
@@ -21,3 +24,14 @@ def narrow_table(title: str) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
     )
+
+
+@contextmanager
+def progress_bar(name: str, total: int, *, shown: bool, console: Console | None = None) -> Iterator[Callable[[], None]]:
+    """A bar, where it is `shown`; what it gives is called after each of so many things."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not shown) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda: progress.advance(task)

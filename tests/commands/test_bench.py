@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sage_grpo.cli import main
-from sage_grpo.commands import bench, generate
+from sage_grpo.clips import bench, generate
 from sage_grpo.commands.generate import Options, run
-from sage_grpo.commands.run_folder import Found
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.folder.weights import Found
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.video import read_video
 

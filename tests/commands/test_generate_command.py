@@ -10,8 +10,8 @@ from PIL import Image
 
 import double
 import tiny
-from sage_grpo.commands.clips import _policy
-from sage_grpo.commands.generate import Options, plan, run
+from sage_grpo.clips.generate import _policy, plan
+from sage_grpo.commands.generate import Options, run
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.video import read_video

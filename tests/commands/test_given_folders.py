@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from sage_grpo.cli import main
-from sage_grpo.commands.export import read_config, trusted
+from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import ConfigError, parse
+from sage_grpo.folder.settings import read_config
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.training.config import TrainConfig

@@ -16,12 +16,12 @@ from report_zoo import fake_run
 from sage_grpo.cli import main
 from sage_grpo.commands.evaluate import Options as EvaluateOptions
 from sage_grpo.commands.evaluate import defaults
-from sage_grpo.commands.export import read_config
-from sage_grpo.commands.push import complete
-from sage_grpo.commands.run_folder import Choice, find_checkpoint
 from sage_grpo.configure import ConfigError, parse
+from sage_grpo.folder.card import complete
 from sage_grpo.folder.lock import FolderLock
 from sage_grpo.folder.owned import KEPT, owned
+from sage_grpo.folder.settings import read_config
+from sage_grpo.folder.weights import Choice, find_checkpoint
 from sage_grpo.inside import CONTROL, LeadsOut
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.world import World

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sage_grpo.cli import main
-from sage_grpo.commands.pairs import compare, document, table
+from sage_grpo.clips.pairs import compare, document
+from sage_grpo.commands.evaluate import pairs_table as table
 from sage_grpo.training.evaluate import Evaluation
 
 

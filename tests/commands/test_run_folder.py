@@ -14,9 +14,9 @@ import yaml
 from safetensors.torch import load_file
 
 from sage_grpo.cli import main
-from sage_grpo.commands.evaluate import of_run
-from sage_grpo.commands.export import read_config
-from sage_grpo.commands.run_folder import Choice
+from sage_grpo.clips.evaluate import EvaluateSpec
+from sage_grpo.folder.settings import read_config
+from sage_grpo.folder.weights import Choice
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
@@ -137,7 +137,7 @@ def test_pairs_are_two_plain_evaluations(kind: str, finished: Run, evaluated, tm
 
 def test_a_runs_settings_are_the_defaults(finished: Run) -> None:
     run = finished("lora")
-    config, options = read_config(run), of_run(str(run))
+    config, options = read_config(run), EvaluateSpec.of_run(str(run))
     assert (options.model, options.rewards, options.settings) == (config.model, config.rewards, config.evaluate)
     assert (options.prompts, options.micro_batch) == (config.data.eval_prompts, 3)
     assert options.max_failed_fraction == config.max_failed_fraction == 0.5

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sage_grpo.commands.score_videos import read_prompts, read_video, score_videos, summarize
+from sage_grpo.clips.files import read_prompts, read_video, score_videos, summarize
 from sage_grpo.rewards.base import RewardSpec
 
 
@@ -91,7 +91,7 @@ def test_rewards_of_files_are_on_the_gpu_where_there_is_one(there, asked, used, 
 
     seen, rewards = [], '[{"name": "video_stats", "try_out": false}]'  # there is no such device to try them on
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr("sage_grpo.commands.score_videos._score_batch", lambda reward, *_: seen.append(reward.device))
+    monkeypatch.setattr("sage_grpo.clips.files._score_batch", lambda reward, *_: seen.append(reward.device))
     (tmp_path / "p.txt").write_text("one\n" * 4)
     words = ["--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), "--rewards", rewards]
     main(["evaluate", *words, *(f"--model.device={device}" for device in asked)])
@@ -203,7 +203,7 @@ def test_a_broken_reward_stops_before_any_file_is_read(folder, tmp_path, monkeyp
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("bad\nb\nc\nd\n")
     read = []
-    monkeypatch.setattr("sage_grpo.commands.score_videos.read_video", lambda path: read.append(path))
+    monkeypatch.setattr("sage_grpo.clips.files.read_video", lambda path: read.append(path))
     specs = [*SPECS, RewardSpec(name="toy_rewards:raises_for_bad", metric_only=True)]
     with pytest.raises(ValueError, match=r"'raises_for_bad' failed when it was tried out: TimeoutError"):
         score_videos(folder, prompts, specs)

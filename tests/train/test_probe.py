@@ -16,7 +16,7 @@ from rich.console import Console
 from trainer_zoo.toy import SIZE, ToyModel
 
 from sage_grpo.cli import main
-from sage_grpo.commands.probe import Finding, Options, _table, snippet
+from sage_grpo.commands.probe import Options, _table
 from sage_grpo.configure import parse
 from sage_grpo.data.groups import Member
 from sage_grpo.flow.kernels import KernelSpec
@@ -34,7 +34,8 @@ from sage_grpo.probe.estimate import (
     effect,
     split_variance,
 )
-from sage_grpo.probe.prober import ProbeKeys, Prober, ProbeSpec, passes
+from sage_grpo.probe.probe import snippet
+from sage_grpo.probe.prober import Finding, ProbeKeys, Prober, ProbeSpec, passes
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig, TrainConfig

@@ -16,7 +16,7 @@ class Command:
     many: bool = False
     """Whether all words that belong to no option are values of `positional`, which is a list."""
     recipes: bool = False
-    """Whether there is a `--recipe NAME`: the module's `defaults` reads it, `remarks` compares with it, `meanings` lists them."""
+    """Whether there is a `--recipe NAME`: the module's function `defaults` reads it."""
     runs: bool = False
     """Whether the module's function `defaults` looks at the words first: it reads what the options start from in the folder of a
     `--run`, or puts together what is given several times."""

@@ -12,12 +12,9 @@ import os
 import sys
 from dataclasses import dataclass
 
-from sage_grpo.commands import train
+from sage_grpo.commands import starting
 from sage_grpo.doctor.spec import DoctorSpec
-from sage_grpo.recipes import meanings, remarks
 from sage_grpo.training.config import TrainConfig
-
-__all__ = ["Options", "defaults", "meanings", "remarks", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +28,8 @@ class Options(TrainConfig):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What `train` starts from; a word that is a YAML file stands for --config."""
-    start, words = train.defaults(train.with_files(argv))
-    return train.extended(Options, start), words
+    """What `train` starts from."""
+    return starting.from_recipe(Options, argv)
 
 
 def run(options: Options) -> int:
@@ -45,7 +41,7 @@ def run(options: Options) -> int:
     from sage_grpo.parallel.world import RankLost
     from sage_grpo.session import session
 
-    config = train.plain(options)
+    config = starting.plain(options)
     try:
         with session(config) as world:
             console = Console(highlight=False, quiet=options.json or not world.is_main)

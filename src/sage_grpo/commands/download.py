@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sage_grpo.commands import train
-from sage_grpo.recipes import meanings, remarks
+from sage_grpo.commands import starting
 from sage_grpo.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from sage_grpo.hub import Listing
     from sage_grpo.rewards.needs import Need
-
-__all__ = ["Options", "defaults", "meanings", "remarks", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +28,8 @@ class Options(TrainConfig):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What `train` starts from; a word that is a YAML file stands for --config."""
-    start, words = train.defaults(train.with_files(argv))
-    return train.extended(Options, start), words
+    """What `train` starts from."""
+    return starting.from_recipe(Options, argv)
 
 
 def run(options: Options) -> int:

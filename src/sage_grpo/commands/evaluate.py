@@ -6,97 +6,47 @@ those of its own evaluations; any option that you give wins. `--pairs` evaluates
 
 from __future__ import annotations
 
-import gc
 import json as json_module
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from sage_grpo.commands.export import read_config, trusted
-from sage_grpo.commands.run_folder import Choice
+from sage_grpo.clips.evaluate import EvaluateSpec, measure, measure_pair
+from sage_grpo.commands.starting import trusted
+from sage_grpo.configure import given
 from sage_grpo.inside import replace_text
-from sage_grpo.models.spec import ModelSpec
-from sage_grpo.ranges import Count, Natural, Share, check
-from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rounding import fixed
-from sage_grpo.training.config import EvalConfig
+from sage_grpo.rounding import fixed, percent
+from sage_grpo.statistics import LEVEL
 
 if TYPE_CHECKING:
-    from sage_grpo.data.prompts import Prompt
+    from sage_grpo.clips.files import ScoredVideo
+    from sage_grpo.clips.pairs import Difference
     from sage_grpo.training.evaluate import Evaluation
-    from sage_grpo.training.own import Own
-
-
-def _shapes_reward() -> list[RewardSpec]:
-    return [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to evaluate."""
+class Options(EvaluateSpec):
+    """What to evaluate, and how to tell it."""
 
-    run: str | None = None
-    """Folder of a run: its model, rewards, held-out prompts and settings become the defaults of the options below."""
-    weights: Literal["final", "best", "base"] | None = None
-    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
-    checkpoint: Natural | None = None
-    """Weights of the run's checkpoint of this iteration."""
-    ema: bool | None = None
-    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
-    model: ModelSpec = ModelSpec(train=False)
-    """The model; without a run or a path, the small checkpoint that the package carries."""
-    lora: str | None = None
-    """Folder of a saved LoRA to add to the model, in place of a run's own."""
     pairs: bool = False
     """Evaluate the base model too, on the same prompts and noises, and give the differences with their intervals."""
     videos: Path | None = None
     """A folder of video files to score instead of a model's."""
-    prompts: str | None = "shapes"
-    """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" for the embedded world's held-out split, "starter_eval" (or "starter") for those of
-    the package, or "train" for a run's training prompts."""
-    rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
-    """Rewards with their weights."""
-    max_failed_fraction: Share = 0.25
-    """Share of clips whose reward may fail."""
-    settings: EvalConfig = EvalConfig()
-    """Number of prompts, steps, seed."""
-    micro_batch: Count = 8
-    """Clips that are sampled, or read from files, together."""
     out: Path | None = None
     """Folder for scores.json (pairs.json), and for a contact sheet (or scores.csv for files)."""
     json: bool = False
     """Print JSON only."""
-    trust_run: bool = False
-    """Also load Python code and call reward servers that the run's config.yaml names. Code runs with all your rights."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
     """What the options start from: a run's own settings where the words name one."""
-    from sage_grpo.configure import given
-
     run = given(argv, "run")
     if run is None:
         return None, argv
-    return of_run(run, trust=trusted(argv), rewards=given(argv, "rewards") is None), argv
-
-
-def of_run(run: str, *, trust: bool = False, rewards: bool = True) -> Options:
-    """The options that repeat a run's own evaluation of its final weights; `trust` and `rewards` as in `read_config`."""
-    config = read_config(Path(run), trust=trust, rewards=rewards)
-    return Options(
-        run=run,
-        model=config.model,
-        prompts=config.data.held_out,
-        rewards=config.rewards,
-        max_failed_fraction=config.max_failed_fraction,
-        settings=config.evaluate,
-        micro_batch=config.batch.micro_batch,
-    )
+    return Options.of_run(run, trust=trusted(argv), rewards=given(argv, "rewards") is None), argv
 
 
 def run(options: Options) -> int:
@@ -114,81 +64,6 @@ def run(options: Options) -> int:
         print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
     return 0
-
-
-def measure(options: Options, own: Own | None = None) -> Evaluation:
-    """Sample and score; what a program hands over takes the place of what the options name."""
-    (result,) = _measure(options, [_choice(options)], own)
-    return result
-
-
-def measure_pair(options: Options, own: Own | None = None) -> tuple[Evaluation, Evaluation]:
-    """The base and the tuned model, each as `measure` finds it alone."""
-    choice = _choice(options)
-    if not choice.tunes:
-        raise ValueError(
-            "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
-        )
-    base, tuned = _measure(options, [choice.base(), choice], own)
-    return base, tuned
-
-
-def _choice(options: Options) -> Choice:
-    return Choice(
-        run=options.run,
-        weights=options.weights,
-        checkpoint=options.checkpoint,
-        ema=options.ema,
-        lora=options.lora,
-    )
-
-
-def _measure(options: Options, choices: Sequence[Choice], own: Own | None = None) -> Iterator[Evaluation]:
-    """An evaluation with each choice of weights, one model at a time."""
-    from sage_grpo.models.devices import choose_device
-    from sage_grpo.rewards.base import CompositeReward
-    from sage_grpo.training.evaluate import evaluate
-    from sage_grpo.training.own import Own
-    from sage_grpo.training.scoring import try_rewards
-    from sage_grpo.training.sources import first_frame
-
-    own = own or Own()
-    if own.model is None:  # before rewards are loaded, which takes long as well
-        options.model.check_named()
-    prompts = _prompts(options) if own.prompts is None else list(own.prompts)
-    found = [choice.find(options.model) for choice in choices]
-    reward = CompositeReward(
-        options.rewards,
-        max_failed_fraction=options.max_failed_fraction,
-        device=choose_device(options.model.device) if own.model is None else own.model.device,
-        require_weights=False,
-        objects=own.rewards,
-    )
-    try_rewards(reward, prompts[0], options.model)
-    for one in found:
-        model = one.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
-        yield evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
-        del model
-        gc.collect()  # the next model needs its memory
-
-
-def _prompts(options: Options) -> list[Prompt]:
-    from sage_grpo.training.sources import prompts_from
-
-    if options.prompts is None and options.run is None:
-        raise ValueError(
-            "There are no prompts to evaluate on: give --prompts FILE, or leave it out for the embedded world's."
-        )
-    if options.prompts is None:
-        raise ValueError(
-            f"{options.run} was trained without held-out prompts. Give --prompts FILE, or --prompts train for the prompts that "
-            "it was trained on."
-        )
-    if options.prompts != "train":
-        return prompts_from(options.prompts, split="heldout")
-    if options.run is None:
-        raise ValueError("--prompts train means the training prompts of a run: give --run runs/NAME as well.")
-    return prompts_from(read_config(Path(options.run), trust=True).data.prompts, split="train")
 
 
 def _report(result: Evaluation, options: Options) -> None:
@@ -209,7 +84,7 @@ def _report(result: Evaluation, options: Options) -> None:
 
 
 def _report_pairs(options: Options) -> None:
-    from sage_grpo.commands import pairs
+    from sage_grpo.clips import pairs
 
     base, tuned = measure_pair(options)
     for name, result in (("base", base), ("tuned", tuned)):
@@ -217,20 +92,20 @@ def _report_pairs(options: Options) -> None:
             print(f"{name}: {result.report}", file=sys.stderr)
     found = pairs.compare(base, tuned)
     written = pairs.document(found, base, tuned)
-    print(json_module.dumps(written) if options.json else pairs.table(found))
+    print(json_module.dumps(written) if options.json else pairs_table(found))
     if options.out is not None:
         pairs.write(options.out, written, base, tuned)
 
 
 def _score_files(options: Options) -> int:
-    from sage_grpo.commands.score_videos import score_videos, summary
+    from sage_grpo.clips.files import refuse_unscored, score_videos, summary
     from sage_grpo.models.devices import choose_device
     from sage_grpo.training.sources import NAMES
 
     assert options.videos is not None
     if options.prompts is None or options.prompts in (*NAMES, "train"):
         raise ValueError("--videos needs --prompts FILE: one prompt per video, in the order of the file names.")
-    base = Options() if options.run is None else of_run(options.run, trust=True)
+    base = Options() if options.run is None else Options.of_run(options.run, trust=True)
     device, base = options.model.device, replace(base, model=replace(base.model, device=options.model.device))
     names = ("model", "settings", "weights", "checkpoint", "ema", "lora", "pairs", "max_failed_fraction")
     useless = [f"--{name}" for name in names if getattr(options, name) != getattr(base, name)]
@@ -245,8 +120,58 @@ def _score_files(options: Options) -> int:
         output=options.out,
         device=choose_device(device),
         batch_size=options.micro_batch,
-        show=not options.json,
     )
+    if not options.json:
+        _print_table(rows)
+    refuse_unscored(options.videos, rows)
     if options.json:
         print(json_module.dumps(summary(rows)))
     return 0
+
+
+def pairs_table(found: Mapping[str, Difference]) -> str:
+    """The differences, a line for each score."""
+    width = max(map(len, [*found, "score"]))
+    lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
+    for name, one in found.items():
+        low, high, change = (fixed(value, 4, signed=True) for value in (one.low, one.high, one.change))
+        interval = "none" if math.isnan(one.low) else f"{low} to {high}"
+        share = "none" if math.isnan(one.win_share) else percent(one.win_share)
+        base, tuned = fixed(one.base, 4), fixed(one.tuned, 4)
+        lines.append(f"{name:<{width}}  {base:>9} {tuned:>9} {change:>9}   {interval:<20}  {share:>5}")
+    one = next(iter(found.values()))
+    lines.append(
+        f"{one.pairs} pairs of clips, {one.prompts} prompts; wins count a tie as half; the interval is over prompts."
+    )
+    if any(one.left_out for one in found.values()):
+        lost = ", ".join(f"{name} {one.left_out}" for name, one in found.items() if one.left_out)
+        lines.append(f"Left out, because a reward failed: {lost}.")
+    return "\n".join(lines)
+
+
+def _print_table(rows: Sequence[ScoredVideo], limit: int = 40) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sage_grpo.clips.files import summarize
+
+    columns = list(rows[0].scores)
+    table = Table(title=f"{len(rows)} videos")
+    table.add_column("video", overflow="fold")
+    for column in ("fps", "frames", *columns):
+        table.add_column(column, justify="right")
+    for row in rows[:limit]:
+        scores = [fixed(row.scores[column], 4) for column in columns]
+        table.add_row(row.video, f"{row.fps:g}", str(row.frames), *scores)
+    if len(rows) > limit:
+        table.add_row(f"and {len(rows) - limit} more", "", "", *["" for _ in columns])
+    table.add_section()
+    found = [summarize(rows, column) for column in columns]
+    table.add_row("mean", "", "", *[fixed(one["mean"], 4) for one in found])
+    table.add_row("standard_error", "", "", *[f"{one['standard_error']:.4g}" for one in found])
+    table.add_row("count", "", "", *[f"{one['count']:.0f}" for one in found])
+    console = Console()
+    console.print(table)
+    for row in rows:
+        if row.reason:
+            console.print(f"{row.video}: {row.reason}", markup=False)

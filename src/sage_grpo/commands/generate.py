@@ -5,15 +5,49 @@
 
 from __future__ import annotations
 
-from sage_grpo.commands.clips import Options, defaults, load, plan, sample, write
+from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Options", "defaults", "load", "plan", "run", "sample"]
+from sage_grpo.clips.generate import GenerateSpec, load, plan, sample
+from sage_grpo.commands.starting import trusted
+from sage_grpo.configure import given
+from sage_grpo.folder.weights import refuse_own
+from sage_grpo.ranges import Folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(GenerateSpec):
+    """What to generate, and where to."""
+
+    out: Folder = "outputs"
+    """Folder for the files."""
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from: a run's model where the words name a run."""
+    run = given(argv, "run")
+    return None if run is None else Options.of_run(run, trust=trusted(argv)), argv
 
 
 def run(options: Options) -> int:
     """Generate and write; returns the exit status."""
-    if options.bench is None:
-        return write(options)
-    from sage_grpo.commands import bench
+    out = Path(options.out)
+    if options.bench is not None:
+        from sage_grpo.clips import bench
 
-    return bench.run(options)
+        for made in bench.make(options, out):
+            print(made)
+        return 0
+    from sage_grpo.video import contact_sheet, write_mp4
+
+    clips, videos = plan(options), []
+    if options.run is not None:
+        refuse_own(out, Path(options.run))
+    model = load(options)
+    for some, batch in sample(options, model, clips):
+        for clip, video in zip(some, batch):
+            write_mp4(out / clip.file, video, model.video.fps)
+            videos.append(video)
+    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
+    print(f"{len(clips)} clips and {sheet.name} in {out}")
+    return 0

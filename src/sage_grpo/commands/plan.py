@@ -10,13 +10,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_grpo.commands import train
+from sage_grpo.commands import starting
 from sage_grpo.configure import ConfigError
 from sage_grpo.ranges import Count
-from sage_grpo.recipes import meanings, remarks
 from sage_grpo.training.config import TrainConfig
-
-__all__ = ["Options", "defaults", "meanings", "remarks", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +32,8 @@ class Options(TrainConfig):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What `train` starts from; a word that is a YAML file or the folder of a run stands for --config."""
-    start, words = train.defaults(train.with_files(argv, runs=True))
-    return train.extended(Options, start), words
+    """What `train` starts from, or the settings of a run."""
+    return starting.from_recipe(Options, argv, runs=True)
 
 
 def run(options: Options) -> int:
@@ -50,7 +46,7 @@ def run(options: Options) -> int:
 
     parallel = options.parallel
     gpus = options.gpus or parallel.dp_replicate * (parallel.dp_shard or 1) * parallel.sp
-    config = train.plain(options)
+    config = starting.plain(options)
     architecture = find_architecture(config.model)
     if options.measure and options.gpu is not None:
         raise ConfigError(f"--measure is about this machine, --gpu {options.gpu} about another: give one of them.")

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.rewards.catalogue import CATALOGUE, needed_options, readiness, sources
-from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rewards.needs import needed_options, readiness
+from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, facts_of
 from sage_grpo.rounding import fixed
 
 
@@ -30,7 +30,7 @@ class Options:
 def run(options: Options) -> int:
     """List; the exit status is 1 where a reward of the configuration is not ready."""
     if options.of is None:
-        rows = [_entry(name) for name in CATALOGUE]
+        rows = [_entry(name) for name in BUILT_IN]
     else:
         rows = [_entry(spec.name, spec) for spec in configured(options.of)]
     if options.json:
@@ -42,9 +42,10 @@ def run(options: Options) -> int:
 
 def configured(name: str) -> list[RewardSpec]:
     """The rewards of a recipe, of a YAML file for `train`, or of a run's folder."""
-    from sage_grpo.commands import train
+    from sage_grpo.commands.starting import from_recipe
     from sage_grpo.configure import check_yaml, parse
     from sage_grpo.recipes import recipe
+    from sage_grpo.training.config import TrainConfig
 
     place = Path(name)
     file = place / "config.yaml" if place.is_dir() else place
@@ -55,23 +56,25 @@ def configured(name: str) -> list[RewardSpec]:
             raise FileNotFoundError(f"There is no file {place}.")
         return list(recipe(name).rewards)
     check_yaml(file)
-    start, words = train.defaults(["--config", str(file)])
-    return list(parse(train.Options, words, prog="sage-grpo rewards", defaults=start, recipes=True).rewards)
+    start, words = from_recipe(TrainConfig, ["--config", str(file)])
+    return list(parse(TrainConfig, words, prog="sage-grpo rewards", defaults=start, recipes=True).rewards)
 
 
 def _entry(name: str, spec: RewardSpec | None = None) -> dict[str, Any]:
     """One reward as plain data; the options' values stay out, they may be anything."""
-    about = asdict(CATALOGUE[name]) if name in CATALOGUE else {"what": "your own", "parts": ", ".join(spec.weights)}  # type: ignore[union-attr]
-    built_in = name in CATALOGUE
+    facts = facts_of(name)
+    about = {"what": "your own", "parts": ", ".join(spec.weights if spec is not None else ())}
+    if facts is not None:
+        about = {**asdict(facts), "files": {key: file.text.format(value="FOLDER") for key, file in facts.files.items()}}
     state = readiness(spec or RewardSpec(name=name))
     gpu, memory = _gpu(), about.get("gigabytes", 0.0)
     tight = f"; {memory:g} GB of weights, the GPU has {_gigabytes(gpu)}" if gpu and memory > gpu["gigabytes"] else ""
     found = {
         "name": name,
         **({"label": spec.title, "weights": dict(spec.weights)} if spec is not None else {}),
+        "files": {},
         **about,
-        "files": sources(name) if built_in else {},
-        "needed_options": needed_options(name) if built_in else [],
+        "needed_options": [] if facts is None else needed_options(name),
         "ready": state.ready,
         "state": state.describe() + tight,
     }

@@ -1,4 +1,4 @@
-"""`sage-grpo evaluate --pairs`: a tuned model against its base on the same prompts and noises, clip by clip.
+"""A tuned model against its base on the same prompts and noises, clip by clip.
 
 Clips of one prompt are not independent, so a prompt counts once: its difference is the mean over its clips, and the interval is Student's t
 over prompts. Wins are counted by clips.
@@ -15,8 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from sage_grpo.inside import replace_text
-from sage_grpo.rounding import fixed, percent
-from sage_grpo.statistics import LEVEL, paired_interval
+from sage_grpo.statistics import paired_interval
 
 if TYPE_CHECKING:
     from sage_grpo.training.evaluate import Evaluation
@@ -88,26 +87,6 @@ def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Ma
         ties=sum(after == before for _, before, after in pairs),
         left_out=len(base) - len(pairs),
     )
-
-
-def table(found: Mapping[str, Difference]) -> str:
-    """For people."""
-    width = max(map(len, [*found, "score"]))
-    lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
-    for name, one in found.items():
-        low, high, change = (fixed(value, 4, signed=True) for value in (one.low, one.high, one.change))
-        interval = "none" if math.isnan(one.low) else f"{low} to {high}"
-        share = "none" if math.isnan(one.win_share) else percent(one.win_share)
-        base, tuned = fixed(one.base, 4), fixed(one.tuned, 4)
-        lines.append(f"{name:<{width}}  {base:>9} {tuned:>9} {change:>9}   {interval:<20}  {share:>5}")
-    one = next(iter(found.values()))
-    lines.append(
-        f"{one.pairs} pairs of clips, {one.prompts} prompts; wins count a tie as half; the interval is over prompts."
-    )
-    if any(one.left_out for one in found.values()):
-        lost = ", ".join(f"{name} {one.left_out}" for name, one in found.items() if one.left_out)
-        lines.append(f"Left out, because a reward failed: {lost}.")
-    return "\n".join(lines)
 
 
 def document(found: Mapping[str, Difference], base: Evaluation, tuned: Evaluation) -> dict[str, Any]:

@@ -12,26 +12,26 @@ import gc
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sage_grpo.commands.clips import Clip, Options, choice_of, sample
+from sage_grpo.clips.generate import Clip, GenerateSpec, sample
 from sage_grpo.data.benches import layout, read_lists, remark
 from sage_grpo.data.prompts import load_prompts
 from sage_grpo.documents import demand, read_object
 from sage_grpo.inside import replace_text, replacing
 
 if TYPE_CHECKING:
-    from sage_grpo.commands.run_folder import Found
+    from sage_grpo.folder.weights import Found
 
 AT_ONCE = 1024
 """Clips whose prompts are encoded together: what is encoded stays in memory until they are sampled."""
 
 
-def run(options: Options) -> int:
-    """Make the clips that are not there yet."""
-    out, made = Path(options.out), plan(options)
+def make(options: GenerateSpec, out: Path) -> Iterator[str]:
+    """Make the clips that are not there yet; a sentence about those of the base, and then of the tuned model."""
+    made = plan(options)
     clips, models = list(made), _models(options)
     record = _claim(out, options, made, models)
     for name, found in models.items():
@@ -40,11 +40,10 @@ def run(options: Options) -> int:
         _check_names(out / name, clips)
         if options.bench == "videophy":
             _write_table(out / f"{name}.csv", out / name, made)
-        print(f"{name}: {len(clips)} clips in {out / name}" + (f", {len(kept)} of them from before" if kept else ""))
-    return 0
+        yield f"{name}: {len(clips)} clips in {out / name}" + (f", {len(kept)} of them from before" if kept else "")
 
 
-def plan(options: Options) -> dict[Clip, str]:
+def plan(options: GenerateSpec) -> dict[Clip, str]:
     """Every clip of the suite and the prompt that it is named after. The first clip has the options' seed, the next ones the next; a list's own
     seeds win."""
     assert options.bench is not None
@@ -62,17 +61,18 @@ def plan(options: Options) -> dict[Clip, str]:
     return clips
 
 
-def _models(options: Options) -> dict[str, Found]:
-    choice = choice_of(options)
-    models = {"base": choice.base().find(options.model)}
-    if choice.tunes:
-        models["tuned"] = choice.find(options.model)
+def _models(options: GenerateSpec) -> dict[str, Found]:
+    models = {"base": options.base().find(options.model)}
+    if options.tunes:
+        models["tuned"] = options.find(options.model)
     return models
 
 
-def _claim(out: Path, options: Options, clips: Mapping[Clip, str], models: Mapping[str, Found]) -> dict[str, Any]:
+def _claim(out: Path, options: GenerateSpec, clips: Mapping[Clip, str], models: Mapping[str, Found]) -> dict[str, Any]:
     """What the clips of this folder are made with; refuses a folder of other clips."""
-    from sage_grpo.folder.identity import FREE, differences, plain
+    from sage_grpo.effects import MEANING, affects
+    from sage_grpo.folder.identity import differences, plain
+    from sage_grpo.training.config import TrainConfig
 
     rows = [[clip.file, clip.prompt, clip.seed, _content(clip.image)] for clip in clips]
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
@@ -87,7 +87,8 @@ def _claim(out: Path, options: Options, clips: Mapping[Clip, str], models: Mappi
         old = read_object(file)
         demand(old, {"settings": dict, "video": (dict, type(None))}, str(file))
         demand(old["settings"], {"weights": dict}, f"{file}: settings")
-        changed = {key: pair for key, pair in differences(old["settings"], settings).items() if key not in FREE}
+        different = differences(old["settings"], settings)
+        changed = {key: pair for key, pair in different.items() if affects(TrainConfig, key) in MEANING}
         if changed:
             lines = "".join(f"\n  {key}: {was!r} -> {now!r}" for key, (was, now) in changed.items())
             raise ValueError(f"{out} holds clips that were made with other settings:{lines}\nChoose another --out.")
@@ -126,7 +127,7 @@ def _print_of(found: Found) -> list[str]:
 
 
 def _make(
-    options: Options, found: Found, folder: Path, clips: Sequence[Clip], record: dict[str, Any], out: Path
+    options: GenerateSpec, found: Found, folder: Path, clips: Sequence[Clip], record: dict[str, Any], out: Path
 ) -> None:
     from sage_grpo.video import write_mp4
 

@@ -1,4 +1,4 @@
-"""Score video files from any model with any rewards: `sage-grpo evaluate --videos DIR --prompts FILE`."""
+"""Scores of video files from any model with any rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from sage_grpo.documents import parse_json, shown
 from sage_grpo.inside import replace_text
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rounding import fixed
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.video import read_video
 
@@ -121,9 +120,8 @@ def score_videos(
     output: Path | None = None,
     device: str | torch.device = "cpu",
     batch_size: int = 8,
-    show: bool = True,
 ) -> list[ScoredVideo]:
-    """Score every video of a folder, print a table (`show`), and write scores.csv and scores.json into `output`.
+    """Score every video of a folder, and write scores.csv and scores.json into `output`.
 
     A file that cannot be read or scored is a row with a reason, never a 0 and never the end of the run.
     """
@@ -142,13 +140,15 @@ def score_videos(
         _score_batch(composite, batch, clips)
     if output is not None:
         _write(output, rows, columns)
-    if show:
-        _print_table(rows, columns)
+    return rows
+
+
+def refuse_unscored(videos: Path, rows: Sequence[ScoredVideo]) -> None:
+    """ValueError where not one of the files has a score."""
     if all(math.isnan(score) for row in rows for score in row.scores.values()):
         raise ValueError(
             f"None of the {len(rows)} videos in {videos} could be scored. {rows[0].video}: {rows[0].reason}"
         )
-    return rows
 
 
 def _batches(
@@ -222,28 +222,3 @@ def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) ->
 def _plain(value: Any) -> Any:
     """JSON has no NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _print_table(rows: Sequence[ScoredVideo], columns: Sequence[str], limit: int = 40) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{len(rows)} videos")
-    table.add_column("video", overflow="fold")
-    for column in ("fps", "frames", *columns):
-        table.add_column(column, justify="right")
-    for row in rows[:limit]:
-        scores = [fixed(row.scores[column], 4) for column in columns]
-        table.add_row(row.video, f"{row.fps:g}", str(row.frames), *scores)
-    if len(rows) > limit:
-        table.add_row(f"and {len(rows) - limit} more", "", "", *["" for _ in columns])
-    table.add_section()
-    found = [summarize(rows, column) for column in columns]
-    table.add_row("mean", "", "", *[fixed(one["mean"], 4) for one in found])
-    table.add_row("standard_error", "", "", *[f"{one['standard_error']:.4g}" for one in found])
-    table.add_row("count", "", "", *[f"{one['count']:.0f}" for one in found])
-    console = Console()
-    console.print(table)
-    for row in rows:
-        if row.reason:
-            console.print(f"{row.video}: {row.reason}", markup=False)

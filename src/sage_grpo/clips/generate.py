@@ -1,4 +1,4 @@
-"""Clips of prompts: what to make, with which weights, and sampling them. What `generate` and its exports for suites share."""
+"""Clips of prompts: what to make, with which weights, and sampling them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Self
 
-from sage_grpo.commands.export import read_config, trusted
-from sage_grpo.commands.run_folder import Choice, refuse_own
 from sage_grpo.data.benches import BenchName
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
+from sage_grpo.folder.settings import read_config
+from sage_grpo.folder.weights import Choice
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.ranges import Count, Folder, Natural, Seed, check
+from sage_grpo.ranges import Count, Seed, check
+from sage_grpo.tables import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,25 +32,15 @@ MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".y
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class GenerateSpec(Choice):
     """What to generate."""
 
-    run: str | None = None
-    """Folder of a run: its model settings become the defaults of the options below, and its weights are used."""
-    weights: Literal["final", "best", "base"] | None = None
-    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
-    checkpoint: Natural | None = None
-    """Weights of the run's checkpoint of this iteration."""
-    ema: bool | None = None
-    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
     model: ModelSpec = ModelSpec(train=False)
     """The video model; without a run or a path, the small checkpoint that the package carries."""
     prompts: list[str] | str = ""
     """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), or "starter" or "starter_eval"."""
     images: list[str] = field(default_factory=list)
     """First frames for an image-to-video model: one per prompt, or one for all."""
-    lora: str | None = None
-    """Folder of a saved LoRA to add to the model, in place of a run's own."""
     bench: BenchName | None = None
     """Write the clips that a public suite scores, under its names, to out/base and (with a run or a LoRA) out/tuned; `prompts` is the suite's
     list (docs/bench-export.md)."""
@@ -70,12 +61,8 @@ class Options:
     """Clips that are sampled together; does not change which clips come out."""
     seed: Seed = 0
     """Seed of the first clip; the next clips take the next seeds. A prompt file's own seeds win."""
-    out: Folder = "outputs"
-    """Folder for the files."""
     progress: bool = True
     """Show a progress bar."""
-    trust_run: bool = False
-    """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -91,15 +78,10 @@ class Options:
                 "--images out."
             )
 
-
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What the options start from: a run's model where the words name a run."""
-    from sage_grpo.configure import given
-
-    run = given(argv, "run")
-    if run is None:
-        return None, argv
-    return Options(run=run, model=read_config(Path(run), trust=trusted(argv), rewards=False).model), argv
+    @classmethod
+    def of_run(cls, run: str, *, trust: bool = False) -> Self:
+        """The model of a run as it was trained; `trust` as in `read_config`."""
+        return cls(run=run, model=read_config(Path(run), trust=trust, rewards=False).model)
 
 
 @dataclass(frozen=True)
@@ -112,52 +94,30 @@ class Clip:
     file: str
 
 
-def write(options: Options) -> int:
-    """Generate, write clips and a contact sheet; returns the exit status."""
-    from sage_grpo.video import contact_sheet
-
-    out, clips, videos = Path(options.out), plan(options), []
-    if options.run is not None:
-        refuse_own(out, Path(options.run))
-    model = load(options)
-    for some, batch in sample(options, model, clips):
-        videos += _write(out, some, batch, model.video.fps)
-    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
-    print(f"{len(clips)} clips and {sheet.name} in {out}")
-    return 0
-
-
-def load(options: Options, model: VelocityModel | None = None) -> VelocityModel:
+def load(options: GenerateSpec, model: VelocityModel | None = None) -> VelocityModel:
     """The model with the weights that the options choose; a model that is there gets a run's weights."""
-    return choice_of(options).find(options.model).load(model)
+    return options.find(options.model).load(model)
 
 
-def sample(options: Options, model: VelocityModel, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[Clip], Tensor]]:
+def sample(
+    options: GenerateSpec, model: VelocityModel, clips: Sequence[Clip]
+) -> Iterator[tuple[Sequence[Clip], Tensor]]:
     """Batches of clips and their videos, uint8 B x F x H x W x 3."""
-    images = {path: _read(path) for path in {clip.image for clip in clips} if path is not None}
+    from sage_grpo.video import read_image
+
+    images = {path: read_image(path) for path in {clip.image for clip in clips} if path is not None}
     conditions = model.encode(
         [clip.prompt for clip in clips],
         [None if clip.image is None else images[clip.image] for clip in clips] if images else None,
     )
     model.unload_text()
-    with _bar(options.progress, len(clips) * options.steps) as advance:
+    with progress_bar("sampling", len(clips) * options.steps, shown=options.progress) as advance:
         for first in range(0, len(clips), options.batch):
             some = clips[first : first + options.batch]
             yield some, _sample(options, model, some, conditions[first : first + options.batch], advance)
 
 
-def choice_of(options: Options) -> Choice:
-    """Which weights the options name."""
-    return Choice(
-        run=options.run,
-        weights=options.weights,
-        checkpoint=options.checkpoint,
-        ema=options.ema,
-        lora=options.lora,
-    )
-
-
-def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
+def plan(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
     """Which clips, from which seeds, into which files; of the prompts that the options name, or of others."""
     prompts = _prompts(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
@@ -174,7 +134,7 @@ def plan(options: Options, prompts: Sequence[Prompt] | None = None) -> list[Clip
     return clips
 
 
-def _prompts(options: Options) -> list[Prompt]:
+def _prompts(options: GenerateSpec) -> list[Prompt]:
     from sage_grpo.data.prompts import SETS, Prompt, load_prompts
 
     given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
@@ -193,13 +153,7 @@ def _names_a_file(text: str) -> bool:
     return Path(text).suffix.lower() in MEANT or os.path.isfile(text)
 
 
-def _read(path: Path) -> Tensor:
-    from sage_grpo.video import read_image
-
-    return read_image(path)
-
-
-def _policy(options: Options, model: VelocityModel) -> Policy:
+def _policy(options: GenerateSpec, model: VelocityModel) -> Policy:
     from sage_grpo.flow.exploring import explore
     from sage_grpo.flow.schedule import Schedule
     from sage_grpo.models.policy import Policy
@@ -210,11 +164,11 @@ def _policy(options: Options, model: VelocityModel) -> Policy:
 
 
 def _sample(
-    options: Options,
+    options: GenerateSpec,
     model: VelocityModel,
     clips: Sequence[Clip],
     conditions: Sequence[Conditioning],
-    advance: Callable[[int], None],
+    advance: Callable[[], None],
 ) -> Tensor:
     """Sample and decode a batch; each clip's noise depends on its own seed alone."""
     import torch
@@ -226,7 +180,8 @@ def _sample(
     shape, device = model.latent_shape(), model.device
 
     def progress(done: int, total: int) -> None:
-        advance(len(clips))
+        for _ in clips:
+            advance()
 
     def noise(*purpose: int | str) -> Tensor:
         return torch.stack([keyed_noise(shape, "generate", clip.seed, *purpose) for clip in clips]).to(device)
@@ -238,29 +193,3 @@ def _sample(
         policy = _policy(options, model)
         latents = integrate(policy, start, conditions, lambda step: noise("step", step), progress)
     return model.decode(latents)
-
-
-def _write(out: Path, clips: Sequence[Clip], videos: Tensor, fps: float) -> list[Tensor]:
-    from sage_grpo.video import write_mp4
-
-    for clip, video in zip(clips, videos):
-        write_mp4(out / clip.file, video, fps)
-    return list(videos)
-
-
-class _bar:
-    """A progress bar over denoising steps of all clips, or nothing."""
-
-    def __init__(self, shown: bool, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("sampling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, disable=not shown)
-        self._task = self._progress.add_task("sampling", total=total)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._progress.start()
-        return lambda count: self._progress.update(self._task, advance=count)
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()

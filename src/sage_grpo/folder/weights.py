@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sage_grpo.inside import inside, whole
+from sage_grpo.ranges import Natural
 
 if TYPE_CHECKING:
     from sage_grpo.models.base import VelocityModel
@@ -44,18 +45,20 @@ def _numbers(run: Path) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which weights to put into a model, as the options of a command say it."""
+    """Which weights to put into a model; the options of commands that load one begin with these."""
 
     run: str | None = None
-    """Folder of a run."""
+    """Folder of a run: its settings become the defaults of the options below, and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
-    """Weights of the run by name; None is final, where nothing else is named."""
-    checkpoint: int | None = None
-    """Weights of the run by the iteration of a checkpoint."""
+    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    checkpoint: Natural | None = None
+    """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None
-    """The moving average, or the weights themselves; None is the average where the run keeps one, as in its own evaluations."""
+    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
     lora: str | None = None
-    """Folder of a saved LoRA, on the base model."""
+    """Folder of a saved LoRA to add to the model, in place of a run's own."""
+    trust_run: bool = False
+    """Also load Python code, and call reward servers where there are rewards, that the run's config.yaml names. Code runs with all your rights."""
 
     @property
     def tunes(self) -> bool:
