@@ -128,6 +128,7 @@ def alike(one: Any, other: Any) -> bool:
 
 def keep(folder: Path) -> Path:
     """Take a comparison into docs/results/NAME: its rows without what no table shows, its figures, and a page to write on if there is none."""
+    from sage_grpo.inside import replace_text
     from sage_grpo.lab import store
 
     suite, keys, command = store.load_suite(folder)
@@ -147,7 +148,7 @@ def keep(folder: Path) -> Path:
                 row.pop(name, None)
             told.add(words)
     content = "".join(json.dumps(row) + "\n" for row in short)
-    store.write(target / store.ROWS, content.encode())
+    replace_text(target / store.ROWS, content)
     # Where a folder lay is nobody's business, and would be wrong elsewhere.
     store.save_suite(
         target, suite, [row["key"] for row in rows], re.sub(r"(--out[= ])\S+", rf"\1runs/{suite.name}", command)
@@ -156,7 +157,7 @@ def keep(folder: Path) -> Path:
     (RESULTS / "leaderboard.json").write_text(json.dumps(leaderboard(), indent=1) + "\n", encoding="utf-8")
     page = RESULTS / f"{suite.name}.md"
     if not page.is_file():
-        store.write(page, skeleton(suite.name, suite.title, suite.question, sorted(drawn)).encode())
+        replace_text(page, skeleton(suite.name, suite.title, suite.question, sorted(drawn)))
     print(
         f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write {page.relative_to(ROOT)}"
     )

@@ -110,7 +110,7 @@ def test_the_leaderboard_keeps_what_was_measured_and_its_page_rounds_it_once(
     gain = fmean(score - 1.25 for score in scores)
     assert entry["gain_true"]["mean"] == gain
     file = tmp_path_factory.getbasetemp() / "board.json"
-    file.write_bytes(leaderboard.encoded({"rules": {"budget": 1}, "entries": [entry]}))
+    file.write_text(json.dumps({"rules": {"budget": 1}, "entries": [entry]}))
     cells = [cell.strip() for cell in views.leaderboard(file).splitlines()[-1].split("|")]
     assert cells[5].split(" ± ")[0] == fixed(fmean(scores), 3)
     assert cells[9].split(" ± ")[0] == fixed(gain, 3, signed=True)

@@ -99,7 +99,7 @@ def test_a_hacked_reward_shows_as_a_gain_that_truth_has_not() -> None:
 def test_compare_writes_the_leaderboard(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(report, "draw", lambda summary, folder: [])
     runs = rows("one", [1.5] * 8)
-    store.write(tmp_path / store.ROWS, "".join(json.dumps(row) + "\n" for row in runs).encode())
+    (tmp_path / store.ROWS).write_text("".join(json.dumps(row) + "\n" for row in runs))
     store.save_suite(tmp_path, suite("one"), [row["key"] for row in runs], "sage-grpo compare")
     report.render(tmp_path)
     written = json.loads((tmp_path / "leaderboard.json").read_text())

@@ -4,7 +4,6 @@ can be saved."""
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import random
 import warnings
@@ -15,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sage_grpo.documents import DocumentError, parse_json, shown
-from sage_grpo.hints import did_you_mean
+from sage_grpo.hints import did_you_mean, nearest
 
 COLUMNS = ("prompt", "seed", "image", "ref_image_path")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
@@ -156,8 +155,8 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     """The prompt of a row; `where` is what errors call it, images are relative to `folder`."""
     column = next((name for name in ("prompt", *ALSO_PROMPT) if name in row), None)
     if column is None:
-        near = difflib.get_close_matches("prompt", [name.lower() for name in row], n=1)
-        hint = f" Call {near[0]!r} prompt." if near else ""
+        near = nearest("prompt", row)
+        hint = f" Call {near!r} prompt." if near else ""
         there = [name for name in row if name not in COLUMNS or row[name] is not None]
         raise ValueError(f"{where}: there is no column prompt, only {', '.join(there) or 'none'}.{hint}")
     if not isinstance(row[column], str | None):
@@ -194,11 +193,9 @@ def _image_of(row: Mapping[str, Any], where: str, folder: Path) -> Path | None:
 def warn_of_near_misses(names: set[str], what: str) -> None:
     """Any column may be metadata, so a misspelt one can only be pointed out."""
     for name in sorted(names.difference(ALSO_PROMPT)):
-        near = difflib.get_close_matches(name.lower(), COLUMNS, n=1, cutoff=0.8)
-        if near:
-            warnings.warn(
-                f"{what}: column {name!r} is metadata for rewards. Did you mean {near[0]!r}?", UserWarning, stacklevel=3
-            )
+        hint = did_you_mean(name, COLUMNS, 0.8)
+        if hint:
+            warnings.warn(f"{what}: column {name!r} is metadata for rewards.{hint}", UserWarning, stacklevel=3)
 
 
 class PromptStream:

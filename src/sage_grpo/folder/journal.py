@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.documents import is_number, parse_json, shown
+from sage_grpo.inside import replacing
 
 NAME = "metrics.jsonl"
 
@@ -47,10 +48,8 @@ class Journal:
             )
 
     def _write_all(self) -> None:
-        partial = self.file.with_name(f".{self.file.name}.partial")
-        with partial.open("wb") as stream:
+        with replacing(self.file, suffix=".partial") as fresh, fresh.open("wb") as stream:
             _put(stream, bytes(self.rows))
-        os.replace(partial, self.file)
 
 
 def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:

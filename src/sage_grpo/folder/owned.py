@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.folder.lock import FolderLock
-from sage_grpo.inside import check, replace_text
+from sage_grpo.inside import check
 from sage_grpo.parallel.world import World
 
 KEPT = (
@@ -53,8 +53,3 @@ def by_main(world: World, answer: Callable[[], str]) -> str:
     if said.startswith("!"):
         raise ConfigError(said[1:])
     return said[1:]
-
-
-def write(file: Path, text: str) -> None:
-    """Replace a file; whole or not at all."""
-    replace_text(file, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -119,8 +118,3 @@ def _gain(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]],
 def _plain(value: Interval) -> dict[str, Any]:
     """All digits: places are decided, and pages round, on what was measured."""
     return {"mean": value.mean, "half": None if math.isnan(value.half) else value.half, "count": value.count}
-
-
-def encoded(content: Mapping[str, Any]) -> bytes:
-    """As the file has it."""
-    return (json.dumps(content, indent=1) + "\n").encode()

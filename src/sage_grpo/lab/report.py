@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo import rounding
-from sage_grpo.inside import printable
+from sage_grpo.inside import printable, replace_text
 from sage_grpo.lab import leaderboard, store
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.figures import draw
@@ -29,13 +29,12 @@ def render(folder: Path, out: Path | None = None) -> Summary:
     rows.sort(key=lambda row: order[row["key"]])
     summary = summarize(suite, rows)
     place = out or folder
-    place.mkdir(parents=True, exist_ok=True)
     # Names come from the folder, which may be somebody else's, and these are read in terminals.
-    store.write(place / TABLE, (printable(tables(summary)) + "\n").encode())
-    store.write(place / leaderboard.FILE, leaderboard.encoded(leaderboard.board(suite, rows)))
-    store.write(place / NUMBERS, (json.dumps(numbers(summary), indent=1) + "\n").encode())
+    replace_text(place / TABLE, printable(tables(summary)) + "\n")
+    replace_text(place / leaderboard.FILE, json.dumps(leaderboard.board(suite, rows), indent=1) + "\n")
+    replace_text(place / NUMBERS, json.dumps(numbers(summary), indent=1) + "\n")
     figures = draw(summary, place)
-    store.write(place / REPORT, (printable(text(summary, rows, figures, command)) + "\n").encode())
+    replace_text(place / REPORT, printable(text(summary, rows, figures, command)) + "\n")
     return summary
 
 

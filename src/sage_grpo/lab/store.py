@@ -14,7 +14,7 @@ from typing import Any
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.documents import DocumentError, demand, misfit, parse_json, read_object, shown
-from sage_grpo.inside import inside, replacing
+from sage_grpo.inside import inside, replace_text
 from sage_grpo.lab.design import Arm, Column, Suite
 
 ROWS, SUITE, UNFINISHED = "runs.jsonl", "suite.json", "unfinished"
@@ -93,14 +93,10 @@ def _fault(row: Mapping[str, Any]) -> str:
 def repair(file: Path) -> bool:
     """Cut off a last line that was half written; returns whether there was one."""
     content = file.read_bytes() if file.is_file() else b""
-    whole = b"".join(json.dumps(row).encode() + b"\n" for row in read_rows(file))
-    if (
-        content.count(b"\n") == whole.count(b"\n")
-        and content.endswith((b"\n", b""))
-        and (not content or content[-1:] == b"\n")
-    ):
+    rows = read_rows(file)
+    if content.count(b"\n") == len(rows) and content[-1:] in (b"", b"\n"):
         return False
-    write(file, whole)
+    replace_text(file, "".join(json.dumps(row) + "\n" for row in rows))
     return True
 
 
@@ -110,12 +106,6 @@ def append(file: Path, row: Mapping[str, Any]) -> None:
         stream.write(json.dumps(row).encode() + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def write(file: Path, content: bytes) -> None:
-    """Write a file at once: a reader never sees half of it."""
-    with replacing(file) as fresh:
-        fresh.write_bytes(content)
 
 
 def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -131,7 +121,7 @@ def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, 
 def save_suite(folder: Path, suite: Suite, keys: Sequence[str], command: str) -> None:
     """Write down what was asked for, with the keys of its runs."""
     content = {"format": FORMAT, "suite": asdict(suite), "keys": list(keys), "command": command}
-    write(folder / SUITE, (json.dumps(content, indent=1) + "\n").encode())
+    replace_text(folder / SUITE, json.dumps(content, indent=1) + "\n")
 
 
 def load_suite(folder: Path) -> tuple[Suite, list[str], str]:

@@ -19,8 +19,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from sage_grpo.folder.identity import plain
+from sage_grpo.inside import replace_text
 from sage_grpo.lab.prepare import Job, head
-from sage_grpo.lab.store import place, write
+from sage_grpo.lab.store import place
 
 
 def request(job: Job, folder: Path, *, weights: bool) -> dict[str, Any]:
@@ -56,8 +57,7 @@ def write_config(job: Job, folder: Path) -> None:
     import yaml
 
     file = folder / "configs" / job.file
-    file.parent.mkdir(exist_ok=True)
-    write(file, yaml.safe_dump(plain(asdict(job.config)), sort_keys=False).encode())
+    replace_text(file, yaml.safe_dump(plain(asdict(job.config)), sort_keys=False))
 
 
 def jobs() -> Iterator[str]:

@@ -6,7 +6,6 @@ at which phase it starts) and keeps everything in tensors, so that rendering nee
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import re
@@ -17,6 +16,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from sage_grpo.hints import did_you_mean
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "shape": ("circle", "square", "triangle", "cross", "ring"),
@@ -83,7 +84,9 @@ class Scene:
         for name, values in ATTRIBUTES.items():
             value = getattr(self, name)
             if value not in values:
-                raise ValueError(f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{_hint(value, values)}")
+                raise ValueError(
+                    f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
+                )
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -192,7 +195,7 @@ def from_text(text: str) -> Scene:
                 )
         elif word not in vocabulary:
             raise ValueError(
-                f"Unknown word {word!r} in {text!r}.{_hint(word, vocabulary)} words() lists what is known."
+                f"Unknown word {word!r} in {text!r}.{did_you_mean(word, vocabulary)} words() lists what is known."
             )
     missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in found]
     if missing:
@@ -223,7 +226,7 @@ def _meanings() -> dict[str, tuple[str, str]]:
 def _table(split: Split) -> Tensor:
     choices = {"train": train_scenes, "heldout": heldout_scenes, "all": all_scenes}
     if split not in choices:
-        raise ValueError(f"Unknown split {split!r}; use one of {', '.join(choices)}.{_hint(split, tuple(choices))}")
+        raise ValueError(f"Unknown split {split!r}; use one of {', '.join(choices)}.{did_you_mean(split, choices)}")
     return torch.tensor([scene.indices for scene in choices[split]()], dtype=torch.int64)
 
 
@@ -232,8 +235,3 @@ def _with_nuisance(table: Tensor, generator: torch.Generator | None) -> SceneBat
     offset = 2 * torch.rand(n, 2, generator=generator) - 1
     phase = torch.rand(n, generator=generator)
     return SceneBatch(**dict(zip(ATTRIBUTES, table.unbind(1))), offset=offset, phase=phase)
-
-
-def _hint(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(word), known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
