@@ -30,7 +30,7 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.sentinel.watch import Watch
+from sage_grpo.sentinel.guard import Guard
 from sage_grpo.session import run
 from sage_grpo.telling.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.training import config as c
@@ -183,17 +183,18 @@ def go_back(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """An iteration, a good checkpoint, another iteration, and a finding that lasts: what the sentinel saw, said and did."""
     trainer = Trainer(config, build(config, world), world)
     root, said = Path(config.out) / "checkpoints", []
-    watch = Watch(config, trainer.state, trainer.writer, root, said.append, held_out=True)
-    watch.look(trainer.step())
+    guard = Guard(config, trainer.state, trainer.writer, root, held_out=True)
+    guard.tell = said.append
+    guard.see_row(trainer.step())
     trainer.state.evaluated = 1
-    watch.look_at_clips(trainer.evaluate().rows)
-    assert watch.mark(saving=False)
+    guard.see_evaluation(trainer.evaluate().rows)
+    assert guard.mark(saving=False)
     trainer.save(root)
     before = whole(trainer)
     row = trainer.step()
     moved = whole(trainer)
-    watch.look({**row, "gradient/norm": math.nan})
-    assert watch.act()
+    guard.see_row({**row, "gradient/norm": math.nan})
+    assert guard.act()
     return {
         "before": before,
         "moved": moved,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from trainer_helpers import weights_of
 
+from sage_grpo.sentinel.guard import Guard
 from sage_grpo.sentinel.spec import SentinelConfig
-from sage_grpo.sentinel.watch import Watch
 from sage_grpo.telling.events import SentinelEvent, StopRequest
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.trainer import Trainer
@@ -76,11 +76,11 @@ def loop(make_config, make_trainer, tmp_path: Path):
 
     def make(*, when: Sequence[int] = (), config: dict | None = None, **fields: object) -> Loop:
         trainer = make_trainer(make_config(**(config or {})))
-        watch = Watch(
+        guard = Guard(
             trainer.config, trainer.state, trainer.writer, tmp_path / "saved", held_out=bool(trainer.held_out)
         )
         given = {"observers": (), "points": (), "stop": StopRequest(), **fields}
-        return Loop(trainer, watch, Keeping(trainer, tmp_path / "saved", when), **given)
+        return Loop(trainer, guard, Keeping(trainer, tmp_path / "saved", when), **given)
 
     return make
 
@@ -209,7 +209,10 @@ def test_an_iteration_that_diverges_is_left_out_and_the_weights_of_the_good_chec
     assert trainer.state.iteration == 4
     assert ("a", "rollback", 2) in log
     assert sum(note[1] == "after" for note in log) == 4  # the one that diverged is nobody's row
-    assert run.saver.saves[:2] == [(0, True), (1, True)]  # what the sentinel may go back to is saved because it is needed
+    assert run.saver.saves[:2] == [
+        (0, True),
+        (1, True),
+    ]  # what the sentinel may go back to is saved because it is needed
     good = seen[1]  # the weights after one iteration
     assert all(torch.equal(good[name], seen["back"][name]) for name in good)
 

@@ -17,7 +17,7 @@ import torch
 
 import needs
 from sage_grpo.folder.journal import Journal, read_rows
-from sage_grpo.telling.metrics import Clips, Metrics, TensorBoard
+from sage_grpo.telling.metrics import Metrics, ShownClips, TensorBoard
 from sage_grpo.telling.samples import Samples
 from sage_grpo.training.config import LogConfig
 
@@ -40,7 +40,7 @@ def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
     board.write(1, {"reward/total": 0.25})
     board.write(2, {"reward/total": 0.5})
     clips = torch.randint(0, 256, (2, 3, 8, 8, 3), dtype=torch.uint8)
-    board.show(2, Clips("held_out", clips, ["a", "b"], 8.0))
+    board.show(2, ShownClips("held_out", clips, ["a", "b"], 8.0))
     board.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
@@ -114,7 +114,7 @@ class Moody:
             raise ConnectionError("the tracker's machine is gone")
         self.rows.append(iteration)
 
-    def show(self, iteration: int, clips: Clips) -> None:
+    def show(self, iteration: int, clips: ShownClips) -> None:
         self.write(iteration, {})
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ def logged(metrics: Metrics, out: Path) -> list[Path]:
     clips = torch.randint(0, 256, (2, 5, 32, 32, 3), dtype=torch.uint8)
     files = Samples(out / "videos", megabytes=10).save("heldout-000001", clips, ["a", "b"], 8.0)
     metrics.write(1, {"reward/total": 0.5})
-    metrics.show(1, Clips("held_out", clips, ["a", "b"], 8.0, files))
+    metrics.show(1, ShownClips("held_out", clips, ["a", "b"], 8.0, files))
     metrics.close()
     return files
 

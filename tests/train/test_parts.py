@@ -10,10 +10,10 @@ from watching import RESULTS, healthy_row
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.sentinel.guard import sentinel_of
 from sage_grpo.sentinel.paired import change
 from sage_grpo.sentinel.parts import RewardParts
 from sage_grpo.sentinel.sentinel import Finding, Sentinel
-from sage_grpo.sentinel.watch import sentinel_of
 from sage_grpo.training.config import SentinelConfig
 
 WEIGHTS = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}

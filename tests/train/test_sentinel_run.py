@@ -18,7 +18,7 @@ from sage_grpo.parallel.fsdp import Engine
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.pace import Pace
-from sage_grpo.sentinel.looks import describe, look_at, thumbnails
+from sage_grpo.sentinel.appearance import appearance, describe, thumbnails
 from sage_grpo.sentinel.travel import Travel
 from sage_grpo.session import run
 from sage_grpo.telling.events import Hooks, SentinelEvent
@@ -237,7 +237,7 @@ def test_looks_do_not_depend_on_which_process_has_a_clip() -> None:
     clips = torch.randint(0, 256, (4, 3, 8, 8, 3), dtype=torch.uint8)
     members = [Member(0, 0), Member(0, 1), Member(1, 0), Member(1, 1)]
     order = [2, 0, 3, 1]
-    assert look_at(clips, members, World()) == look_at(clips[order], [members[n] for n in order], World())
+    assert appearance(clips, members, World()) == appearance(clips[order], [members[n] for n in order], World())
 
 
 def test_travel_is_the_relative_distance_and_the_share_that_moved() -> None:

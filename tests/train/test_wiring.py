@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import trainer_toys
 import wiring
 import wiring_rewards
 from wiring_table import GUIDED, ROWS, Row, Seen
@@ -25,7 +26,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
-from sage_grpo.training import trainer
+from sage_grpo.training import state, trainer
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import same_bits
 from slowly import slow_but
@@ -101,7 +102,9 @@ def test_a_field_changes_its_phase_and_nothing_before_it(key: str, base) -> None
     assert wiring.equal(_known(wiring.evaluation, config), wiring.evaluation(other)) != row.evaluation
 
 
-@pytest.mark.parametrize("key", slow_but(rows(Row, "record", "start"), "evaluate.every", "keep.checkpoints", "keep.videos_every"))
+@pytest.mark.parametrize(
+    "key", slow_but(rows(Row, "record", "start"), "evaluate.every", "keep.checkpoints", "keep.videos_every")
+)
 def test_a_field_changes_files_and_nothing_else(key: str, base) -> None:
     config, other = base(key)
     assert wiring.first_difference(_known(wiring.training, config), wiring.training(other)) == ""
@@ -172,7 +175,7 @@ def interventions(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
         guard.act()
         if guard.mark(saving=False):
             one.state.optimizer.materialize()
-            one.save(watch.root)
+            one.save(guard.root)
     return [(event.iteration, event.name, event.action) for event in said] + [one.state.sentinel.brake]
 
 
@@ -256,7 +259,7 @@ def feedback(config: TrainConfig, patch: pytest.MonkeyPatch) -> float:
 
 
 def anchor(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-    calls = _catch(patch, trainer, "Anchor")
+    calls = _catch(patch, state, "Anchor")
     with pytest.raises(Caught):
         wiring.trainer_of(config)
     return calls[0][1]["offload"]
@@ -280,6 +283,13 @@ def sinks(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
             dataclasses.replace(config, iterations=1, out=f"{config.out}-{config.log.wandb}-{config.log.trackio}")
         )
     return [(name, calls[0][0][0]) for name, calls in services.items() if calls]
+
+
+def own_sinks(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[int]:
+    """Iterations that a sink of the user's own gets."""
+    patch.setattr(trainer_toys.Kept, "rows", [])
+    session.run(dataclasses.replace(config, iterations=2, out=f"{config.out}-{len(config.log.sinks)}"))
+    return [iteration for iteration, _ in trainer_toys.Kept.rows]
 
 
 def terminal(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
@@ -311,9 +321,8 @@ def writer(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
 
 def started(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
     from sage_grpo.commands.train import run
-    from sage_grpo.parallel import world
 
-    calls = _catch(patch, world, "start")
+    calls = _catch(patch, session, "start")
     with pytest.raises(Caught):
         run(config)
     return calls[0][0]

@@ -21,7 +21,7 @@ from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.telling.metrics import Clips, Metrics, Sink
+from sage_grpo.telling.metrics import Metrics, ShownClips, Sink
 
 WORDS = ["a cat", "a red dog", "the sea"]
 
@@ -130,7 +130,7 @@ class Told:
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self.rows.append(metrics)
 
-    def show(self, iteration: int, clips: Clips) -> None: ...
+    def show(self, iteration: int, clips: ShownClips) -> None: ...
 
     def close(self) -> None: ...
 

@@ -25,7 +25,7 @@ from sage_grpo.forecast.passes import references
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.unfinished import Unfinished
 from sage_grpo.rewards.base import RewardFailure
-from sage_grpo.sentinel.watch import Watch
+from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling.events import SentinelEvent, StopRequest
 from sage_grpo.training.build import build
 from sage_grpo.training.config import TrainConfig
@@ -217,9 +217,9 @@ def train(
         record.load_state_dict(known)
     trainer.encode_prompts()  # which ones goes by the iteration
     recording = Recording(trainer, record, bases, progress)
-    watch = Watch(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
+    guard = Guard(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
     saver = Kept(trainer, record, place, points)
-    loop = Loop(trainer, watch, saver, [recording], points, StopRequest(), recording.evaluate)
+    loop = Loop(trainer, guard, saver, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # its end is what the weights are worth that it ends with
         recording.keep(recording.evaluate(), trainer.config.iterations)
 

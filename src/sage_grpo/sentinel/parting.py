@@ -47,8 +47,8 @@ class Tally(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
-    """An evaluation."""
+class Remembered:
+    """What the sentinel remembers of an evaluation."""
 
     scores: Mapping[str, Column]
     """Of every clip: the total, and every witness."""

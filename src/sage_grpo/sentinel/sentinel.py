@@ -1,4 +1,4 @@
-"""Watches a run: rows and held-out scores in, findings out. Pure logic: what is done about a finding is sentinel/watch.py's.
+"""Watches a run: rows and held-out scores in, findings out. Pure logic: what is done about a finding is sentinel/guard.py's.
 
 Every figure that it sees is the same on all ranks, so all decide alike without a word; its memory is part of a checkpoint, so a
 continued run decides as one that was never interrupted.
@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from sage_grpo.sentinel.paired import Change, Column, Scores, by_prompt, change, finite, shortfall, weighted
-from sage_grpo.sentinel.parting import AGREEMENT, STDERR, Look, Tally, evidence, in_words, tallies, tally
+from sage_grpo.sentinel.parting import AGREEMENT, STDERR, Remembered, Tally, evidence, in_words, tallies, tally
 from sage_grpo.sentinel.parts import RewardParts
 from sage_grpo.sentinel.signs import EXPLODED, LEAST_PAST, SIGNS, TINY, Past, Row, values
 from sage_grpo.sentinel.spec import SentinelConfig
@@ -98,7 +98,7 @@ class Sentinel:
         """Factor on the learning rate that findings have led to."""
         self.agreement: dict[str, Tally] = {}
         """Of every witness with the total, within groups, over all iterations."""
-        self.looks: list[Look] = []
+        self.looks: list[Remembered] = []
         """Evaluations so far, the first of them always."""
         self.at_best: dict[str, Tally] = {}
         """Each witness's agreement until its best evaluation."""
@@ -204,7 +204,7 @@ class Sentinel:
             self._remember(title, now, total)
         # Where every reward failed there is nothing to compare with.
         if self.witnesses.scores and finite(total) and not exploded:
-            self.looks.append(Look(series, dict(self.agreement)))
+            self.looks.append(Remembered(series, dict(self.agreement)))
             self.looks = self.looks if len(self.looks) <= MOST_LOOKS else self.looks[::2]
         for name in self.witnesses.statistics:
             self.held_out.setdefault(name, {"first": list(scores[name])})
@@ -376,7 +376,7 @@ class Sentinel:
         self.brake = float(state.get("brake", 1.0))
         self.parts.load_state_dict(state.get("parts", {}))
         self.agreement, self.at_best = tallies(state.get("agreement", {})), tallies(state.get("at_best", {}))
-        self.looks = [Look(look["scores"], tallies(look["agreement"])) for look in state.get("looks", [])]
+        self.looks = [Remembered(look["scores"], tallies(look["agreement"])) for look in state.get("looks", [])]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Remember what was known at a checkpoint, but not forget what was done since: else it would be done forever."""

@@ -12,18 +12,19 @@ import yaml
 
 from sage_grpo.folder import identity, journal
 from sage_grpo.folder.found import FINISHED, Found, look_around
-from sage_grpo.folder.owned import by_main, owned, write
+from sage_grpo.folder.owned import by_main, owned
 from sage_grpo.forecast.opening import opening
+from sage_grpo.inside import replace_text
 from sage_grpo.models.base import Explains
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import RankLost, World, start
 from sage_grpo.rewards.base import RewardFailure
-from sage_grpo.sentinel.watch import Watch
+from sage_grpo.sentinel.guard import Guard
 from sage_grpo.session.preflight import preflight
 from sage_grpo.telling.clock import Clock
 from sage_grpo.telling.events import Ended, Hooks, StopRequest
 from sage_grpo.telling.metrics import Metrics
-from sage_grpo.telling.observers import Checkpoints, export, note, watching
+from sage_grpo.telling.observers import Checkpoints, export, note, observers_of
 from sage_grpo.telling.samples import Samples
 from sage_grpo.telling.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.training.build import build
@@ -94,12 +95,23 @@ def run(
         trainer = Trainer(config, build(config, world, own), world, Clock(listen))
         resumed = _resume(trainer, out, found, terminal)
         metrics = _open_metrics(trainer, found, terminal, resumed)
+        saver = Checkpoints(trainer, out / "checkpoints", found.identity, metrics)
+        stop = stop or StopRequest()
+        loop = _loop(trainer, terminal, metrics, hooks or Hooks(), saver, stop)
         try:
-            return _train(trainer, found, terminal, metrics, hooks or Hooks(), stop or StopRequest())
-        except (
-            Diverged,
-            RewardFailure,
-        ) as error:  # all ranks alike, so they can also finish together what is being written
+            with stop.listening(), terminal:
+                trainer.encode_prompts()
+                terminal.start_at(trainer.state.iteration)
+                stopped = loop.run()
+                trainer.writer.finish()
+                saver.prune()  # what was written in the background counts only now
+                if stopped:
+                    _say_why(trainer, terminal, by_sentinel=loop.guard.stops, by_signal=stop.signal is not None)
+                else:
+                    _finish(trainer, terminal)
+            return Ended(trainer.state.iteration, stopped=stopped, model=trainer.model)
+        except (Diverged, RewardFailure) as error:
+            # All ranks raise alike, so they can also finish together what is being written.
             note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
             trainer.writer.finish()
             raise
@@ -107,27 +119,15 @@ def run(
             metrics.close()
 
 
-def _train(
-    trainer: Trainer, found: Found, terminal: Terminal, metrics: Metrics, hooks: Hooks, stop: StopRequest
-) -> Ended:
-    """The loop with its observers, and what is left at its end."""
-    config, out = trainer.config, Path(trainer.config.out)
-    saver = Checkpoints(trainer, out / "checkpoints", found.identity, metrics)
-    samples = Samples(out / "videos", megabytes=config.keep.video_megabytes)
-    watch = Watch(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
-    observers = watching(trainer, metrics, terminal, samples, hooks, saver)
-    loop = Loop(trainer, watch, saver, observers, config.evaluate.points(config.iterations), stop)
-    with stop.listening(), terminal:
-        trainer.encode_prompts()
-        terminal.start_at(trainer.state.iteration)
-        stopped = loop.run()
-        trainer.writer.finish()
-        saver.prune()  # what was written in the background counts only now
-        if stopped:
-            _say_why(trainer, terminal, by_sentinel=watch.stops, by_signal=stop.signal is not None)
-        else:
-            _finish(trainer, terminal)
-        return Ended(trainer.state.iteration, stopped=stopped, model=trainer.model)
+def _loop(
+    trainer: Trainer, terminal: Terminal, metrics: Metrics, hooks: Hooks, saver: Checkpoints, stop: StopRequest
+) -> Loop:
+    """The loop of a run of `sage-grpo train`, with its observers."""
+    config = trainer.config
+    samples = Samples(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
+    guard = Guard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
+    observers = observers_of(trainer, metrics, terminal, samples, hooks, saver)
+    return Loop(trainer, guard, saver, observers, config.evaluate.points(config.iterations), stop)
 
 
 def _say_why(trainer: Trainer, terminal: Terminal, *, by_sentinel: bool, by_signal: bool) -> None:
@@ -147,7 +147,7 @@ def _finish(trainer: Trainer, terminal: Terminal) -> None:
             "and the same command writes them."
         )
     if trainer.world.is_main:
-        write(out / FINISHED, f"{number}\n")
+        replace_text(out / FINISHED, f"{number}\n")
         note(trainer, "finish", "")
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
 
@@ -189,8 +189,8 @@ def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: i
     if not trainer.world.is_main:
         return Metrics()
     coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
-    write(out / "schedule.json", json.dumps(coming.groups[0].noise()))
-    write(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
+    replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
+    replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
     rows, notice = journal.reopen(out / journal.NAME, _recorded(trainer, out, found))
     if notice:
         terminal.say(notice, style="yellow")

@@ -20,6 +20,7 @@ from sage_grpo.models.spec import ModelSpec, find_family
 from sage_grpo.objects import refuse_object
 from sage_grpo.rewards.needs import Need, reward_needs
 from sage_grpo.rewards.spec import BUILT_IN, find_reward
+from sage_grpo.telling.metrics import find_sink
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.own import Own
 from sage_grpo.training.planning.planner import Planner
@@ -102,7 +103,9 @@ def check_model(model: ModelSpec) -> None:
 
 
 def check_code(config: TrainConfig, own: Own) -> None:
-    """Rewards and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
+    """Rewards, sinks and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
+    for path in config.log.sinks:
+        find_sink(path)
     if own.model is None and config.model.family is not None and "." in config.model.family:
         find_family(config.model.family)
     for spec in config.rewards:

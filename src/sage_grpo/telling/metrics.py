@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from sage_grpo.folder.journal import Journal
+from sage_grpo.named import import_object
 from sage_grpo.training.config import LogConfig
 
 
 @dataclass(frozen=True)
-class Clips:
+class ShownClips:
     """Videos to show: the pixels, and the mp4 files where they were saved."""
 
     name: str
@@ -46,7 +47,7 @@ class Sink(Protocol):
         """Log scalars."""
         ...
 
-    def show(self, iteration: int, clips: Clips) -> None:
+    def show(self, iteration: int, clips: ShownClips) -> None:
         """Log videos."""
         ...
 
@@ -74,7 +75,7 @@ class TensorBoard:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._put(step=iteration, summary=Summary(value=values))
 
-    def show(self, iteration: int, clips: Clips) -> None:
+    def show(self, iteration: int, clips: ShownClips) -> None:
         """Log clips side by side as one animation."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -146,7 +147,7 @@ class Wandb:
         """Log scalars."""
         self._run.log({**metrics, "iteration": iteration})
 
-    def show(self, iteration: int, clips: Clips) -> None:
+    def show(self, iteration: int, clips: ShownClips) -> None:
         """Log the mp4 files; from pixels it would encode them anew, with a package of its own."""
         files = [(file, caption) for file, caption in zip(clips.files, clips.captions) if file.is_file()]
         if files:
@@ -171,7 +172,7 @@ class Trackio:
         """Log scalars."""
         self._trackio.log(dict(metrics), step=iteration)
 
-    def show(self, iteration: int, clips: Clips) -> None:
+    def show(self, iteration: int, clips: ShownClips) -> None:
         """Videos stay in the run's folder."""
 
     def close(self) -> None:
@@ -209,6 +210,8 @@ class Metrics:
             sinks += _optional("wandb", lambda: Wandb(log.wandb or "", out, config))
         if log.trackio is not None:
             sinks += _optional("trackio", lambda: Trackio(log.trackio or "", out, config))
+        for path in log.sinks:
+            sinks += _started(path, lambda kind=find_sink(path): kind(out, config))  # type: ignore[misc]
         return cls(sinks, journal)
 
     @property
@@ -222,7 +225,7 @@ class Metrics:
             self.journal.write(iteration, metrics)
         self._each(iteration, lambda sink: sink.write(iteration, metrics))
 
-    def show(self, iteration: int, clips: Clips) -> None:
+    def show(self, iteration: int, clips: ShownClips) -> None:
         """Log clips everywhere."""
         self._each(iteration, lambda sink: sink.show(iteration, clips))
 
@@ -276,6 +279,21 @@ def _optional(extra: str, build: Callable[[], Sink]) -> list[Sink]:
         raise ValueError(
             f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
         ) from error
+    return _started(extra, build)
+
+
+def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
+    """The class of a user's sink, by its import path; it is called with the run's folder and its configuration."""
+    kind = import_object(path, "log.sinks")
+    missing = [name for name in ("write", "show", "close") if not callable(getattr(kind, name, None))]
+    if missing or not isinstance(kind, type):
+        raise ValueError(
+            f"log.sinks {path!r} is not a sink: it must be a class with the methods write, show and close; see docs/extending.md."
+        )
+    return kind
+
+
+def _started(name: str, build: Callable[[], Sink]) -> list[Sink]:
     built: list[Sink] = []
-    attempt(f"Starting {extra}", lambda: built.append(build()))
+    attempt(f"Starting {name}", lambda: built.append(build()))
     return built

@@ -1,6 +1,6 @@
 """Who watches a run of `sage-grpo train`: its journal and loggers, the terminal, the diary, videos, the best weights, a profile, callbacks.
 
-They stand in this order (`watching`), so that what one adds to a row the next ones see. A run can do without most of them: what fails is
+They stand in this order (`observers_of`), so that what one adds to a row the next ones see. A run can do without most of them: what fails is
 named, and the run goes on.
 """
 
@@ -26,7 +26,7 @@ from sage_grpo.telling.events import (
     IterationEvent,
     SentinelEvent,
 )
-from sage_grpo.telling.metrics import Clips, Metrics, attempt
+from sage_grpo.telling.metrics import Metrics, ShownClips, attempt
 from sage_grpo.telling.profiler import Recorder
 from sage_grpo.telling.samples import Samples
 from sage_grpo.telling.terminal import Terminal
@@ -99,17 +99,17 @@ class Videos(Observer):
         trainer, keep = self.trainer, self.trainer.config.keep
         number, last = trainer.state.iteration, trainer.state.iteration == trainer.config.iterations
         if trainer.world.is_main and keep.videos_every and (number % keep.videos_every == 0 or last):
-            self._keep(f"rollout-{number:06d}", trainer.videos[: keep.videos], trainer.captions[: keep.videos])
+            self._save(f"rollout-{number:06d}", trainer.videos[: keep.videos], trainer.captions[: keep.videos])
 
     def evaluated(self, found: Evaluated) -> None:
         """The clips that the evaluation shows."""
         trainer, result, number = self.trainer, found.result, self.trainer.state.iteration
         if trainer.world.is_main and len(result.clips):
-            files = self._keep(f"heldout-{number:06d}", result.clips, result.captions, result.rows)
-            shown = Clips("held_out", result.clips, result.captions, trainer.model.video.fps, files)
+            files = self._save(f"heldout-{number:06d}", result.clips, result.captions, result.rows)
+            shown = ShownClips("held_out", result.clips, result.captions, trainer.model.video.fps, files)
             self.metrics.show(number, shown)
 
-    def _keep(
+    def _save(
         self, name: str, clips: Tensor, captions: Sequence[str], rows: Sequence[dict[str, Any]] = ()
     ) -> list[Path]:
         """Save clips as videos; a full disk is only named."""
@@ -270,7 +270,7 @@ def export(trainer: Trainer, folder: Path) -> str:
     return trainer.world.from_main(fault)
 
 
-def watching(
+def observers_of(
     trainer: Trainer, metrics: Metrics, terminal: Terminal, samples: Samples, hooks: Hooks, saver: Checkpoints
 ) -> list[Observer]:
     """The observers of a run, in their order."""

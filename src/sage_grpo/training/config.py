@@ -312,6 +312,8 @@ class LogConfig:
     """Weights & Biases project; needs the extra sage-grpo[wandb]."""
     trackio: str | None = None
     """Trackio project; needs the extra sage-grpo[trackio]."""
+    sinks: list[str] = field(default_factory=list)
+    """Places of your own by their import paths, module:Class (docs/extending.md)."""
     progress: bool = True
     """Progress bars."""
 

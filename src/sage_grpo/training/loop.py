@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sage_grpo.sentinel.watch import Watch
+from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling.events import SentinelEvent, StopRequest
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.trainer import Trainer
@@ -70,7 +70,7 @@ class Loop:
     """A run between its start and its end."""
 
     trainer: Trainer
-    watch: Watch
+    guard: Guard
     saver: Saver
     observers: Sequence[Observer]
     points: Collection[int]
@@ -82,25 +82,25 @@ class Loop:
     def run(self) -> bool:
         """Iterate to the end; returns whether somebody stopped it before."""
         trainer, state, world = self.trainer, self.trainer.state, self.trainer.world
-        self.watch.tell = self._told
+        self.guard.tell = self._told
         try:
             if self._due():  # the first, or one that a stop cut short
                 self._evaluate()
-                self.watch.act()
+                self.guard.act()
                 self._save(due=False)
             while state.iteration < trainer.config.iterations:
                 row = self._step()
                 if row is None:  # it diverged, and the sentinel went back
                     continue
-                row |= self.watch.look(row)
+                row |= self.guard.see_row(row)
                 for observer in self.observers:
                     observer.after(row)
                 number, last = state.iteration, state.iteration == trainer.config.iterations
                 if self._due():
                     self._evaluate()
-                if self.watch.act() and last and trainer.held_out:
+                if self.guard.act() and last and trainer.held_out:
                     self._evaluate()  # the last figures are those of the weights that the run ends with
-                stopping = world.any(self.stop.asked) or self.watch.stops
+                stopping = world.any(self.stop.asked) or self.guard.stops
                 if trainer.writer.background and world.any(trainer.writer.failed):
                     trainer.writer.finish()  # raises what went wrong
                 self._save(due=self.saver.due(number, last=last, stopping=stopping))
@@ -122,7 +122,7 @@ class Loop:
                 return trainer.step()
         except Diverged as error:
             wanted = trainer.config.sentinel.action == "rollback"
-            if not wanted or not self.watch.roll_back(f"not_finite ({error})") or self.watch.stops:
+            if not wanted or not self.guard.roll_back(f"not_finite ({error})") or self.guard.stops:
                 raise
             return None
 
@@ -135,7 +135,7 @@ class Loop:
         trainer = self.trainer
         result = (self.evaluation or trainer.evaluate)(self._leave_if_asked)
         trainer.state.evaluated = trainer.state.iteration
-        seen = self.watch.look_at_clips(result.rows)
+        seen = self.guard.see_evaluation(result.rows)
         found = Evaluated(result, {**result.metrics, **seen, **trainer.clock.report()})
         for observer in self.observers:
             observer.evaluated(found)
@@ -150,7 +150,7 @@ class Loop:
         """Save where it is due, or where the sentinel takes this moment for one to go back to."""
         sentinel = self.trainer.state.sentinel
         before = sentinel.good
-        if self.watch.mark(saving=due):
+        if self.guard.mark(saving=due):
             self._write(needed=sentinel.good != before)
 
     def _write(self, *, needed: bool) -> None:

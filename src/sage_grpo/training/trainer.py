@@ -22,16 +22,16 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.early import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
-from sage_grpo.sentinel.looks import look_at
+from sage_grpo.sentinel.appearance import appearance
+from sage_grpo.sentinel.guard import sentinel_of
 from sage_grpo.sentinel.travel import Travel
-from sage_grpo.sentinel.watch import sentinel_of
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.build import Parts
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation, evaluate
 from sage_grpo.training.placing.distribute import distribute
-from sage_grpo.training.placing.vae_place import VaePlace
+from sage_grpo.training.placing.vae import VaeMover
 from sage_grpo.training.planning.choosing import choose
 from sage_grpo.training.planning.plan import Group, Plan
 from sage_grpo.training.planning.planner import Planner
@@ -78,7 +78,7 @@ class Trainer:
             ranks=self.world.size,
         )
         self.planner.check()
-        self.vae = VaePlace(self.model)
+        self.vae = VaeMover(self.model)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
@@ -128,7 +128,7 @@ class Trainer:
         self.failures = scored.report
         members = self._scored(plan)
         self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
-        seen = {**look_at(videos, members, self.world), **self.travel.measure(self.world)}
+        seen = {**appearance(videos, members, self.world), **self.travel.measure(self.world)}
         rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
         return {**rewards, **metrics, **seen, **times}
 

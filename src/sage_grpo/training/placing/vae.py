@@ -13,7 +13,7 @@ SHARE = 0.9
 """Of the memory that this process can have; the rest is for what falls between the allocator's blocks."""
 
 
-class VaePlace:
+class VaeMover:
     """Moves the VAE. It leaves after the first decoding, and stays once an iteration has shown that all its phases have room for it."""
 
     def __init__(self, model: VelocityModel) -> None:

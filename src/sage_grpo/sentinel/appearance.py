@@ -17,7 +17,7 @@ AT_ONCE = 1 << 22
 """Values of chosen frames that are looked at together: many small clips, or one large one."""
 
 
-def look_at(videos: Tensor, members: Sequence[Member], world: World) -> dict[str, float]:
+def appearance(videos: Tensor, members: Sequence[Member], world: World) -> dict[str, float]:
     """Metrics of all ranks' clips, the same bits on each; `members` says which clips this process has."""
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
     rows = world.gather(torch.cat([places, thumbnails(videos).flatten(1).double()], 1))

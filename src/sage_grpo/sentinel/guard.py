@@ -36,7 +36,7 @@ def sentinel_of(config: TrainConfig, reward: CompositeReward, clip: float) -> Se
     )
 
 
-class Watch:
+class Guard:
     """Looks after every iteration and evaluation, and acts between iterations. All ranks call it alike and do the same."""
 
     def __init__(
@@ -62,12 +62,12 @@ class Watch:
         """Where this process stands."""
         return self.writer.world
 
-    def look(self, row: Mapping[str, float]) -> dict[str, float]:
+    def see_row(self, row: Mapping[str, float]) -> dict[str, float]:
         """Look at an iteration that is done; returns the sentinel's own metrics."""
         self._found += self.state.sentinel.observe(self.state.iteration, row)
         return self._metrics()
 
-    def look_at_clips(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def see_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Look at an evaluation (`Evaluation.rows`)."""
         names = rows[0]["scores"] if rows else ()
         scores = {name: [row["scores"][name] for row in rows] for name in names}

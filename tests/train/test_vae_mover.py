@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sage_grpo.models.devices import Home
-from sage_grpo.training.placing.vae_place import VaePlace
+from sage_grpo.training.placing.vae import VaeMover
 
 GIB = 2**30
 
@@ -30,7 +30,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return seen
 
 
-def decode(place: VaePlace, gpu: SimpleNamespace) -> list[str]:
+def decode(place: VaeMover, gpu: SimpleNamespace) -> list[str]:
     gpu.moves.clear()
     with place.decoding():
         assert gpu.vae_here
@@ -39,14 +39,14 @@ def decode(place: VaePlace, gpu: SimpleNamespace) -> list[str]:
 
 @pytest.mark.parametrize(("peak", "stays"), [(69.9, True), (70.1, False)])
 def test_it_stays_where_every_phase_leaves_room(gpu: SimpleNamespace, peak: float, stays: bool) -> None:
-    place = VaePlace(gpu)
+    place = VaeMover(gpu)
     assert decode(place, gpu) == ["cuda", "cpu"]  # nothing is known of an update yet
     place.observe({"time/total": 1e3, "time/peak_gib_decode": 40.0, "time/peak_gib_update": peak})  # 72 - 2 fit
     assert decode(place, gpu) == (["cuda"] if stays else ["cuda", "cpu"])
 
 
 def test_it_leaves_again_when_a_phase_needs_more(gpu: SimpleNamespace) -> None:
-    place = VaePlace(gpu)
+    place = VaeMover(gpu)
     decode(place, gpu)
     for peak, moves in ((60.0, ["cuda"]), (71.9, ["cuda"]), (73.0, ["cuda", "cpu"])):  # peaks with the VAE in them
         place.observe({"time/peak_gib_reward": peak})
@@ -56,7 +56,7 @@ def test_it_leaves_again_when_a_phase_needs_more(gpu: SimpleNamespace) -> None:
 def test_a_run_on_the_cpu_moves_nothing_away() -> None:
     moves: list[str] = []
     model = SimpleNamespace(device=torch.device("cpu"), place=lambda part, device: moves.append(str(device)))
-    place = VaePlace(model)
+    place = VaeMover(model)
     with place.decoding():
         pass
     place.observe({"time/total": 1.0})
