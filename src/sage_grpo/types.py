@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -74,3 +74,39 @@ class Reward(Protocol):
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score uint8 clips B x F x H x W x 3; every returned tensor is float32 with B values."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSource:
+    """Where the file or folder that an option of a reward names comes from."""
+
+    text: str
+    """In words; {value} stands for what the option says."""
+    hub: str = ""
+    """A file of it by which to find it in the hub's cache; empty where only a path will do."""
+    repo: str = ""
+    """The repository on the hub that a folder at this path is a copy of: `sage-grpo download` can make it, and a name on the hub needs its commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFacts:
+    """What one should know of a built-in reward before it is loaded; every one has them as `facts`."""
+
+    what: str
+    """What it measures."""
+    parts: str
+    """What it returns."""
+    files: Mapping[str, FileSource] = field(default_factory=dict)
+    """The options that name files, and where those come from."""
+    parameters: float = 0.0
+    """Of its networks, with the model that is named first."""
+    gigabytes: float = 0.0
+    """GPU memory of these weights at their default precision; activations come on top."""
+    extra: str = ""
+    """Optional dependencies, as `pip install "sage-grpo[EXTRA]"`."""
+    module: str = ""
+    """What that installs."""
+    network: str = ""
+    """What leaves the machine, and where to. Such a reward cuts batches itself, is never called twice for one clip, and must answer when tried out."""
+    licence: str = "part of this project"
+    """Of the weights, as far as known; their own pages decide."""

@@ -16,8 +16,8 @@ import uvicorn
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.serving.batching import composite_scorer
-from sage_grpo.rewards.serving.connections import guarded_config
 from sage_grpo.rewards.serving.server import ServerLimits, create_app
+from sage_grpo.web import guarded_config
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tiny_reward_checkpoints import naive_patches, qwen_tokenizer, write_qwen_base
 
 from sage_grpo.rewards.built_in.hpsv3 import Hpsv3, read_template
-from sage_grpo.rewards.built_in.videoalign_io import CLIP_MEAN, CLIP_STD
+from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
 
 INSTRUCTION = "\nJudge the picture.\nTextual prompt - {text_prompt}\n\n\n"
@@ -83,7 +83,8 @@ def reference(trained, frame: torch.Tensor, prompt: str, pixels: int) -> float:
     rows, columns = (-(-side * scale // 28) * 28 for side in (40, 56))
     picture = Image.fromarray(frame.numpy()).resize((int(columns), int(rows)), Image.Resampling.BICUBIC)
     image = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float() / 255
-    image = (image - torch.tensor(CLIP_MEAN).view(3, 1, 1)) / torch.tensor(CLIP_STD).view(3, 1, 1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in CLIP_PIXELS)
+    image = (image - mean) / std
     grid = (1, int(rows) // 14, int(columns) // 14)
     text = (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"

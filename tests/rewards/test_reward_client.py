@@ -14,11 +14,12 @@ import torch
 import toy_rewards
 from reward_servers import thread_server
 
+from sage_grpo.rewards.asking import Backoff
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.serving import pool as pool_module
 from sage_grpo.rewards.serving.pool import Pool
 from sage_grpo.rewards.serving.remote import RemoteReward
-from sage_grpo.rewards.serving.wire import ScoreRequest, encode_response
+from sage_grpo.rewards.serving.wire import decode_request, encode_response
 
 FPS = 8.0
 TEXTS = [f"prompt {index}" for index in range(12)]
@@ -49,9 +50,8 @@ def clock(monkeypatch):
     return clock
 
 
-def servers(count: int, **settings) -> Pool:
-    urls = [urlsplit(f"http://host{index}") for index in range(count)]
-    return Pool(urls, **{"backoff": 1.0, "max_backoff": 30.0, **settings})
+def servers(count: int) -> Pool:
+    return Pool([urlsplit(f"http://host{index}") for index in range(count)], Backoff(1.0, 30.0))
 
 
 def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> None:
@@ -248,7 +248,8 @@ def echoing(monkeypatch: pytest.MonkeyPatch) -> RemoteReward:
     """A reward whose server repeats what it was sent; `answer` is what it says."""
     monkeypatch.setenv("SAGE_GRPO_REWARD_TOKEN", TOKEN)
     reward = remote(1, retries=0)
-    monkeypatch.setattr(reward, "_post", lambda *words: reward.answer(*words))
+    module = "sage_grpo.rewards.serving.remote"
+    monkeypatch.setattr(f"{module}.post", lambda url, path, body, **settings: reward.answer(body))
     return reward
 
 
@@ -261,7 +262,7 @@ def test_a_server_that_repeats_the_token_does_not_get_it_into_logs(echoing, capl
     """Wherever the token stands: a cut would leave half of it."""
     header = f'{{"authorization": "Bearer {TOKEN}"}}'
     for place in (0, 455, 463, 470, 499, 19_955, 19_963):
-        echoing.answer = lambda *_, place=place: (500, b"x" * place + header.encode())
+        echoing.answer = lambda *_, place=place: (500, {}, b"x" * place + header.encode())
         told = [*asked(echoing), caplog.text]
         assert all("answered 500" in reason for reason in told)
         assert not any(TOKEN[:8] in text for text in told), place
@@ -279,9 +280,9 @@ def test_errors_that_hold_the_token_do_not_get_it_into_logs(echoing, caplog) -> 
 
 def test_reasons_and_names_of_parts_from_a_server_do_not_show_the_token(echoing) -> None:
     def scored(name: str):
-        def answer(url: object, body: list, task) -> tuple[int, bytes]:
-            request = ScoreRequest(task.id, task.checksum, task.videos, task.prompts, task.fps)
-            return 200, encode_response(request, {name: torch.full((1,), torch.nan)}, {0: f"you sent {TOKEN}"})
+        def answer(body: list) -> tuple[int, dict[str, str], bytes]:
+            request = decode_request(b"".join(bytes(piece) for piece in body))
+            return 200, {}, encode_response(request, {name: torch.full((1,), torch.nan)}, {0: f"you sent {TOKEN}"})
 
         return answer
 

@@ -11,7 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import write_clip
 
-from sage_grpo.rewards.built_in.clip import CLIP_MEAN, CLIP_STD, Aesthetic, ClipScore, PickScore, clip_pixels
+from sage_grpo.rewards.built_in.clip import Aesthetic, ClipScore, PickScore, clip_pixels
+from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
 
 PROMPTS = ["a red ball", "two squares", "a prompt that is far longer than the forty tokens of this tiny model" * 2]
@@ -117,7 +118,7 @@ def test_padding_keeps_the_whole_picture_and_adds_black(size):
     canvas = np.zeros((2, 30, 30, 3))
     top, left = (30 - rows) // 2, (30 - columns) // 2
     canvas[:, top : top + rows, left : left + columns] = picture
-    expected = ((canvas - np.array(CLIP_MEAN)) / np.array(CLIP_STD)).transpose(0, 3, 1, 2)
+    expected = ((canvas - np.array(CLIP_PIXELS[0])) / np.array(CLIP_PIXELS[1])).transpose(0, 3, 1, 2)
     assert np.abs(clip_pixels(frames, 30, "pad").double().numpy() - expected).max() < 1e-4  # a grey level is 1.5e-2
     if (rows, columns) != size:
         assert picture.min() < -0.01

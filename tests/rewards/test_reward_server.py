@@ -16,8 +16,9 @@ from reward_servers import call, free_port, process_server, thread_server, wait_
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.serving.remote import RemoteReward
-from sage_grpo.rewards.serving.server import ServerLimits, check_binding, is_loopback
+from sage_grpo.rewards.serving.server import ServerLimits, check_binding
 from sage_grpo.rewards.serving.wire import encode_request
+from sage_grpo.web import is_loopback
 
 FPS = 8.0
 

@@ -22,8 +22,6 @@ from tiny_reward_checkpoints import (
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.built_in.videoalign import VideoAlign
 from sage_grpo.rewards.built_in.videoalign_io import (
-    CLIP_MEAN,
-    CLIP_STD,
     find_checkpoint,
     frame_indices,
     patchify,
@@ -32,6 +30,7 @@ from sage_grpo.rewards.built_in.videoalign_io import (
     read_template,
     target_size,
 )
+from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
 
 TOLERANCE = 2e-4
@@ -77,7 +76,8 @@ def reference_scores(case, clip: torch.Tensor, prompt: str, fps: float, *, rope_
     frames = clip[frame_indices(clip.shape[0], fps, fps=2)].permute(0, 3, 1, 2).float()
     frames = torch.nn.functional.interpolate(frames, (height, width), mode="bicubic", antialias=True)
     frames = frames.clamp(0, 255).round() / 255
-    frames = (frames - torch.tensor(CLIP_MEAN).view(3, 1, 1)) / torch.tensor(CLIP_STD).view(3, 1, 1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in CLIP_PIXELS)
+    frames = (frames - mean) / std
     grid = (frames.shape[0] // 2, height // 14, width // 14)
     video = "<|video_pad|>" * (grid[0] * grid[1] * grid[2] // 4)
     text = (
@@ -145,7 +145,7 @@ def test_padding_is_right_and_masked_although_the_tokenizer_pads_left(folder, ba
     for row, mask, length in zip(batch["input_ids"], batch["attention_mask"], lengths):
         assert mask[:length].all()
         assert not mask[length:].any()
-        assert (row[length:] == reward._pad_id).all()
+        assert (row[length:] == reward._tokenizer.convert_tokens_to_ids("<|endoftext|>")).all()
 
 
 def test_normalised_scores_and_overall(folder, base, template):
@@ -366,7 +366,8 @@ def test_sizes_are_multiples_of_28_within_the_limits(height, width):
 def test_pixels_are_rounded_to_whole_values_before_normalising():
     config = read_config_like()
     pixels = pixel_frames(clips(1)[0], 4.0, config)
-    whole = (pixels * torch.tensor(CLIP_STD).view(3, 1, 1) + torch.tensor(CLIP_MEAN).view(3, 1, 1)) * 255
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in CLIP_PIXELS)
+    whole = (pixels * std + mean) * 255
     assert (whole - whole.round()).abs().max() < 1e-3
     assert pixels.shape[-1] == 336
 
@@ -392,6 +393,7 @@ def test_patches_equal_plain_loops_and_the_image_processor():
     image = torch.randint(0, 256, (56, 84, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     theirs = Qwen2VLImageProcessorPil()(image.numpy(), do_resize=False, return_tensors="pt")
     pixels = image.permute(2, 0, 1).float() / 255
-    pixels = (pixels - torch.tensor(CLIP_MEAN).view(3, 1, 1)) / torch.tensor(CLIP_STD).view(3, 1, 1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in CLIP_PIXELS)
+    pixels = (pixels - mean) / std
     ours, _ = patchify(pixels.expand(2, -1, -1, -1))
     torch.testing.assert_close(ours, theirs["pixel_values"], atol=1e-5, rtol=0)

@@ -63,7 +63,7 @@ def configured(name: str) -> list[RewardSpec]:
 def _entry(name: str, spec: RewardSpec | None = None) -> dict[str, Any]:
     """One reward as plain data; the options' values stay out, they may be anything."""
     facts = facts_of(name)
-    about = {"what": "your own", "parts": ", ".join(spec.weights if spec is not None else ())}
+    about: dict[str, Any] = {"what": "your own", "parts": ", ".join(spec.weights if spec is not None else ())}
     if facts is not None:
         about = {**asdict(facts), "files": {key: file.text.format(value="FOLDER") for key, file in facts.files.items()}}
     state = readiness(spec or RewardSpec(name=name))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from sage_grpo.ranges import Range, check
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.serving.batching import composite_scorer
-from sage_grpo.rewards.serving.connections import check_port, guarded_config
 from sage_grpo.rewards.serving.server import ServerLimits, check_binding, create_app
+from sage_grpo.web import check_installed, check_port, serve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +42,14 @@ def run(options: Options) -> int:
     check_binding(options.host, token)
     from sage_grpo.models.devices import choose_device
 
-    try:
-        import uvicorn
-    except ModuleNotFoundError as error:
-        raise RewardConfigError('The reward server needs: pip install "sage-grpo[server]".') from error
+    check_installed()
     check_port(options.host, options.port)
     device = choose_device(options.device)
     composite = CompositeReward(options.rewards, device=device, require_weights=False)
     app = create_app(composite_scorer(composite), token=token, limits=options.limits)
     kept = "with a token" if token else "without a token"
     print(f"Serving {', '.join(composite.names)} on http://{options.host}:{options.port}, {kept}.", flush=True)
-    config = guarded_config(
+    started = serve(
         app,
         header_timeout=options.limits.header_timeout_s,
         max_connections=options.limits.max_connections,
@@ -63,7 +58,4 @@ def run(options: Options) -> int:
         log_level=options.log_level,
         timeout_graceful_shutdown=60,
     )
-    server = uvicorn.Server(config)
-    with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn after its orderly end
-        server.run()
-    return 0 if server.started else 1
+    return 0 if started else 1

@@ -136,33 +136,26 @@ def _link(options: Options, page: str, token: str) -> str:
 
 def _serve(options: Options) -> None:
     from sage_grpo.study.app import create_app
-    from sage_grpo.rewards.serving.connections import check_port, guarded_config, is_loopback
+    from sage_grpo.web import check_port, is_loopback, serve
 
     store = open_study(options.study)
     app = create_app(store, options.study / CLIPS, limits=options.limits)
-    import uvicorn
-
     check_port(options.host, options.port)
     if not is_loopback(options.host):
         print("Note: links and votes travel in the clear; put a proxy with HTTPS in front of this server.")
     print(f"Serving {options.study} on http://{options.host}:{options.port}.", flush=True)
-    config = guarded_config(
-        app,
-        header_timeout=options.limits.header_timeout_s,
-        max_connections=options.limits.max_connections,
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=5,
-    )
-    server = uvicorn.Server(config)
-    with (
-        contextlib.closing(store),
-        contextlib.suppress(KeyboardInterrupt),
-    ):  # raised again by uvicorn after its orderly end
-        server.run()
-    if not server.started:
+    with contextlib.closing(store):
+        started = serve(
+            app,
+            header_timeout=options.limits.header_timeout_s,
+            max_connections=options.limits.max_connections,
+            host=options.host,
+            port=options.port,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=5,
+        )
+    if not started:
         raise StudyError(f"The server could not listen on {options.host}:{options.port}.")
 
 

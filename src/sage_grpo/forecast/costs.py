@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,21 +34,17 @@ from sage_grpo.parallel.memory import (
     trainable,
 )
 from sage_grpo.parallel.spec import Layout, lay_out
+from sage_grpo.rewards.spec import facts_of
 from sage_grpo.training.build import compiles
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing.vae_place import SHARE as STAYS
+from sage_grpo.training.placing.vae import SHARE as STAYS
 from sage_grpo.training.planning.choosing import foresee
 from sage_grpo.training.planning.plan import Plan
 from sage_grpo.training.planning.planner import Planner
 from sage_grpo.training.update import Objective
 
-REWARDS: Mapping[str, float] = {
-    "videoalign": 2.2e9, "clip": 0.43e9, "pickscore": 0.99e9, "aesthetic": 0.43e9, "hpsv2": 0.99e9, "hpsv3": 7.7e9,
-    "imagereward": 0.45e9, "subject_consistency": 0.09e9, "background_consistency": 0.15e9,
-}  # fmt: skip
-"""Parameters of built-in rewards that are large; they compute in bfloat16."""
 REWARD_TOKENS = 3000
-"""Tokens that such a reward reads of a clip."""
+"""Tokens that a built-in reward with networks reads of a clip; it computes in bfloat16."""
 SPARE = 0.93
 """Share of a GPU's memory that a run may fill by the formula: the rest is the CUDA context's, and lost between allocations."""
 LOOKED_AT = 16
@@ -308,13 +303,13 @@ class Forecast:
     def _reward_bytes(self) -> float:
         """Of rewards that lie on the run's own device: one with another device of its own takes nothing here."""
         here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
-        own = [spec for spec in self.config.rewards if spec.device in here and spec.name in REWARDS]
-        return 1.15 * COMPUTE * sum(REWARDS[spec.name] for spec in own)
+        own = [spec for spec in self.config.rewards if spec.device in here]
+        return 1.15 * COMPUTE * sum(_parameters(spec.name) for spec in own)
 
     @property
     def _reward_seconds(self) -> float:
         """Of a clip; rewards that are not large take none by this formula."""
-        work = sum(2 * REWARDS.get(spec.name, 0.0) * REWARD_TOKENS for spec in self.config.rewards)
+        work = sum(2 * _parameters(spec.name) * REWARD_TOKENS for spec in self.config.rewards)
         return work / (0.3 * self.hardware.rates.products)
 
     @property
@@ -416,3 +411,9 @@ def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
 
 def _bytes(dtype: str) -> int:
     return COMPUTE if dtype == "bfloat16" else MASTER
+
+
+def _parameters(reward: str) -> float:
+    """Of the networks of a built-in reward; 0 of any other."""
+    facts = facts_of(reward)
+    return 0.0 if facts is None else facts.parameters

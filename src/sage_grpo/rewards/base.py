@@ -15,7 +15,7 @@ from sage_grpo.rewards.failures import Failure, FailureReport, RewardFailure, ch
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import Clips, Member, Outcome
-from sage_grpo.rewards.spec import NETWORK, RewardSpec, load_reward
+from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Reward, Scores, VideoSpec
 
 __all__ = [
@@ -230,7 +230,7 @@ def _try(member: Member, video: VideoSpec, prompt: str, metadata: Mapping[str, A
         outcome = member.score(clips)
     except RewardConfigError as error:
         return str(error)
-    raised = [failure.reason for failure in outcome.failures if failure.raised or member.spec.name in NETWORK]
+    raised = [failure.reason for failure in outcome.failures if failure.raised or member.asks_others]
     size = f"{video.frames} frames of {video.height} x {video.width} at {video.fps:g} fps"
     return f"{raised[0]} (a clip of {size}, prompt {prompt[:120]!r})" if raised else ""
 

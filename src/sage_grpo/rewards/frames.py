@@ -10,6 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
+CLIP_PIXELS: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+IMAGENET_PIXELS: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and std of the pixels that encoders were trained on (Qwen2-VL on CLIP's)."""
 Halves = Literal["even", "down"]
 """What becomes of half a pixel when a centre is cut out."""
 
@@ -95,6 +99,12 @@ def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
         return images
     resized = F.interpolate(images.float(), (height, width), mode="bicubic", antialias=True, align_corners=False)
     return resized.clamp_(0, 255).round_().to(torch.uint8)
+
+
+def normalise(pixels: Tensor, statistics: Statistics = CLIP_PIXELS) -> Tensor:
+    """N x 3 x H x W in 0..1 as an encoder takes it: minus the mean, over the std."""
+    mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in statistics)
+    return (pixels - mean) / std
 
 
 def stretch(curve: Sequence[float], count: int) -> list[float]:

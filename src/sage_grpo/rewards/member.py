@@ -24,7 +24,7 @@ from sage_grpo.rewards.functions import (
     finish,
     nearest,
 )
-from sage_grpo.rewards.spec import NETWORK, RewardSpec
+from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.types import PartScores, Reward
 
 DEFAULT_BATCH = 8
@@ -71,10 +71,12 @@ class Member:
         self._takes_metadata = "metadata" in inspect.signature(reward.__call__).parameters
         # code that is not ours may write through numpy, which nothing notices: it gets a copy of its own
         self._copies = ":" in spec.name
-        self._isolates = not (spec.name in NETWORK or asynchronous)
+        facts = facts_of(spec.name)
+        self.asks_others = facts is not None and bool(facts.network)
+        self._isolates = not (self.asks_others or asynchronous)
         if spec.isolate_failures is not None:
             self._isolates = spec.isolate_failures
-        if spec.isolate_failures and spec.name in NETWORK:
+        if spec.isolate_failures and self.asks_others:
             raise RewardConfigError(
                 f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
             )
@@ -90,7 +92,7 @@ class Member:
 
     def batch(self, count: int) -> int:
         """Clips a call when there are `count`."""
-        default = 0 if self.spec.name in NETWORK else DEFAULT_BATCH
+        default = 0 if self.asks_others else DEFAULT_BATCH
         size = default if self.spec.batch_size is None else self.spec.batch_size
         return max(1, size or count)
 

@@ -1,12 +1,16 @@
-"""Which files a built-in reward reads, and where they come from: so that all that is missing is said at once."""
+"""What a reward needs before its first score, files above all, and whether it is here: so that all that is missing is said at once."""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec, facts_of, find_reward
 
 
 @dataclass(frozen=True)
@@ -44,56 +48,69 @@ class Need:
         return isinstance(try_to_load_from_cache(repo, self.hub, revision=revision or None), str)
 
 
-_CLIP = "a CLIP model in transformers' format, a folder or a hub name (openai/clip-vit-large-patch14)"
-_DINO = "a DINO or DINOv2 model in transformers' format, a folder or a hub name (facebook/dino-vitb16 is VBench's)"
-_QWEN = "Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name"
-SOURCES: dict[str, dict[str, tuple[str, str]]] = {
-    "videoalign": {
-        "checkpoint": (
-            "the authors' release: hf download KwaiVGI/VideoReward --local-dir {value}, or sage-grpo download",
-            "model_config.json",
-        ),
-        "base": (_QWEN, "config.json"),
-        "template": ("prompt_template.py of https://github.com/KwaiVGI/VideoAlign", ""),
-    },
-    "clip": {"model": (_CLIP, "config.json"), "tokenizer": (_CLIP, "config.json")},
-    "pickscore": {"model": ("a hub name (yuvalkirstain/PickScore_v1) or a folder with it", "config.json")},
-    "aesthetic": {
-        "model": (_CLIP, "config.json"),
-        "head": ("the layers of an aesthetic predictor, as safetensors or .pth", ""),
-    },
-    "hpsv2": {
-        "checkpoint": ("HPS_v2.1_compressed.pt of xswu/HPSv2 as safetensors: docs/rewards.md says how", ""),
-        "base": (
-            "configuration and tokenizer: hub name laion/CLIP-ViT-H-14-laion2B-s32B-b79K, or a folder",
-            "config.json",
-        ),
-    },
-    "hpsv3": {
-        "checkpoint": ("HPSv3.safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors", ""),
-        "base": ("configuration and tokenizer: hub name Qwen/Qwen2-VL-7B-Instruct, or a folder", "config.json"),
-        "template": ("hpsv3/dataset/data_collator_qwen.py of https://github.com/MizzenAI/HPSv3", ""),
-    },
-    "imagereward": {
-        "checkpoint": ("ImageReward.pt of THUDM/ImageReward as safetensors: docs/rewards.md says how", ""),
-        "config": ("med_config.json of THUDM/ImageReward", ""),
-        "tokenizer": ("BERT's: hub name google-bert/bert-base-uncased, or a folder", "tokenizer.json"),
-    },
-    "subject_consistency": {"model": (_DINO, "config.json")},
-    "background_consistency": {"model": (f"{_CLIP}; openai/clip-vit-base-patch32 is VBench's", "config.json")},
-}
-"""Reward -> option -> where its file comes from, and the file by which to find it in the hub's cache."""
-
-REPOSITORIES = {("videoalign", "checkpoint"): "KwaiVGI/VideoReward"}
-"""Folders that `sage-grpo download` can make."""
-
-
 def reward_needs(spec: RewardSpec) -> Iterator[Need]:
     """The files that the options of a reward name."""
-    for option, (source, hub) in SOURCES.get(spec.name, {}).items():
+    facts = facts_of(spec.name)
+    for option, file in facts.files.items() if facts is not None else ():
         value = spec.options.get(option)
         if isinstance(value, str) and value:
-            repo = REPOSITORIES.get((spec.name, option), "")
-            yield Need(
-                f"rewards {spec.title}: {option}", value, source.format(value=value), hub, repo, pinned=bool(repo)
-            )
+            key, source = f"rewards {spec.title}: {option}", file.text.format(value=value)
+            yield Need(key, value, source, file.hub, file.repo, pinned=bool(file.repo))
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What stands between a reward and its first score."""
+
+    missing: tuple[str, ...] = ()
+    """What has to be done first."""
+    downloads: tuple[str, ...] = ()
+    """What would come from the hub by itself."""
+    notes: tuple[str, ...] = ()
+    """What could not be looked at."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing
+
+    def describe(self) -> str:
+        """In one line."""
+        words = [*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]
+        return "; ".join(words) or "ready"
+
+
+def needed_options(name: str) -> list[str]:
+    """Options of a built-in reward that have no default."""
+    parameters = inspect.signature(find_reward(RewardSpec(name=name))).parameters.values()
+    return [one.name for one in parameters if one.default is one.empty and one.kind is one.KEYWORD_ONLY]
+
+
+def readiness(spec: RewardSpec) -> Readiness:
+    """Whether a reward of a configuration can be loaded here, as far as that shows without loading it."""
+    if ":" in spec.name:
+        return Readiness(notes=(f"own code ({spec.name}): train and evaluate try it out",))
+    facts = facts_of(spec.name)
+    if facts is None:
+        try:
+            find_reward(spec)  # refuses it with the nearest name
+        except RewardConfigError as error:
+            return Readiness(missing=(str(error),))
+        return Readiness(notes=("an object of the Python API",))
+    missing = [f"needs the option {name}" for name in needed_options(spec.name) if name not in spec.options]
+    if facts.module and importlib.util.find_spec(facts.module) is None:
+        missing.append(f'pip install "sage-grpo[{facts.extra}]"')
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    downloads = []
+    for need in reward_needs(spec):
+        if need.is_here:
+            continue
+        if need.is_hub_id and not offline:
+            downloads.append(need.value)
+        else:
+            missing.append(f"{need.key.partition(': ')[2]} {need.value} is missing ({need.source})")
+    key = str(spec.options.get("key_env", "")) if spec.name == "vlm_judge" else ""
+    if key and not os.environ.get(key, "").strip():
+        missing.append("the environment variable that key_env names is empty")  # unnamed: it may be the key itself
+    notes = ("the server is asked when it is tried out",) if facts.network else ()
+    return Readiness(tuple(missing), tuple(dict.fromkeys(downloads)), notes)

@@ -12,7 +12,7 @@ from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import refuse_object
 from sage_grpo.ranges import Finite, Natural, check
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
-from sage_grpo.types import Reward
+from sage_grpo.types import Reward, RewardFacts
 
 BUILT_IN: Mapping[str, str] = {
     "videoalign": "sage_grpo.rewards.built_in.videoalign:VideoAlign",
@@ -31,9 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "shapes": "sage_grpo.shapes.judge:ShapesJudge",
     "shapes_proxy": "sage_grpo.shapes.judge:NaiveProxy",
 }
-"""Names of the rewards that come with the package; import paths, loaded only when asked for."""
-NETWORK = frozenset({"remote", "vlm_judge"})
-"""Those that ask other machines: they cut batches themselves, are never called twice for one clip, and must answer when tried out."""
+"""Names of the rewards that come with the package; import paths, loaded only when asked for. Each class says all about itself in `facts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +80,11 @@ class RewardSpec:
     def title(self) -> str:
         """The label, or the name without its module."""
         return self.label or self.name.rsplit(":", 1)[-1]
+
+
+def facts_of(name: str) -> RewardFacts | None:
+    """What is known about a built-in reward; None for any other name. Its module is imported, its weights are not."""
+    return find_reward(RewardSpec(name=name)).facts if name in BUILT_IN else None
 
 
 def load_reward(spec: RewardSpec) -> Reward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from sage_grpo.shapes.fit import (
 )
 from sage_grpo.shapes.render import palette
 from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, from_text
-from sage_grpo.types import PartScores
+from sage_grpo.types import PartScores, RewardFacts
 
 WEIGHTS: dict[str, float] = {
     "shape": 0.20,
@@ -75,6 +76,11 @@ class ShapesJudge:
     All parts but drift are gated by "there is exactly one object", without which blank clips score well. fps is
     not used: in this world speed is the way covered in one clip.
     """
+
+    facts: ClassVar = RewardFacts(
+        what="the judge of the embedded shapes world",
+        parts="VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute",
+    )
 
     visual_width: float = 0.09
     """R.m.s. pixel residual at which VQ has fallen to 1/e; 30 dB of noise leave 0.88."""
@@ -153,6 +159,8 @@ class NaiveProxy:
     the prompt's colour and by flashing. Compare it with ShapesJudge's Overall and drift. NaN for a prompt that
     `from_text` does not understand.
     """
+
+    facts: ClassVar = RewardFacts(what="a naive proxy in the shapes world that can be hacked", parts="proxy")
 
     colour_width: float = 0.1
     """Squared RGB distance at which a pixel's colour credit has fallen to 1/e."""

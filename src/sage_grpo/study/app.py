@@ -20,7 +20,8 @@ from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Positive, Seconds, check
 from sage_grpo.study.material import clip_file
 from sage_grpo.study.results import results, to_csv
-from sage_grpo.study.store import ANSWERS, NoSuchTask, OtherVote, Store, StudyError
+from sage_grpo.study.store import ANSWERS, NoSuchTask, OtherVote, Store
+from sage_grpo.web import Refused, check_installed
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -69,14 +70,6 @@ class StudyLimits:
 
     def __post_init__(self) -> None:
         check(self)
-
-
-class Refused(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Buckets:
@@ -269,13 +262,12 @@ class _Guarded:
 
 def create_app(store: Store, clips: Path, *, limits: StudyLimits | None = None) -> Starlette:
     """The ASGI application of a study whose videos lie in the folder `clips`."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.responses import RedirectResponse, Response
-        from starlette.routing import Route
-    except ModuleNotFoundError as error:
-        raise StudyError('The study server needs: pip install "sage-grpo[server]".') from error
+    check_installed()
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.responses import RedirectResponse, Response
+    from starlette.routing import Route
+
     server = StudyServer(store, clips, limits or StudyLimits())
 
     def page(file: str, kind: str) -> Callable[[Any], Any]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from sage_grpo.rounding import fixed, percent
 from sage_grpo.study.pairs import attentive, comparisons
 from sage_grpo.study.statistics import krippendorff_alpha, ranked, win_rate
 from sage_grpo.study.store import Store, Study, Vote
-from sage_grpo.rounding import fixed, percent
 
 COLUMNS = (
     "rater", "flagged", "place", "kind", "prompt_number", "prompt", "left", "right", "dimension", "answer", "preferred",

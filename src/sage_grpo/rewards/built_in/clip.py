@@ -15,13 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import load_tokenizer, load_whole
-from sage_grpo.rewards.frames import Halves, centre_offset, resize_as_pillow, sample_indices, short_edge_size
+from sage_grpo.rewards.built_in.pretrained import Layers, NetworkReward, check_head, load_tokenizer, load_whole
+from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, sample_indices, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.types import FileSource, RewardFacts
 
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 Fit = Literal["crop", "pad"]
+CLIP_FOLDER = FileSource(
+    text="a CLIP model in transformers' format, a folder or a hub name (openai/clip-vit-large-patch14)",
+    hub="config.json",
+)
 
 
 def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves = "even") -> Tensor:
@@ -32,10 +35,7 @@ def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves 
     sides, as HPSv2's authors do.
     """
     images = frames.permute(0, 3, 1, 2)
-    pixels = _padded(images, size) if fit == "pad" else _cropped(images, size, halves)
-    mean = torch.tensor(CLIP_MEAN, device=frames.device).view(3, 1, 1)
-    std = torch.tensor(CLIP_STD, device=frames.device).view(3, 1, 1)
-    return (pixels - mean) / std
+    return normalise(_padded(images, size) if fit == "pad" else _cropped(images, size, halves))
 
 
 def _cropped(images: Tensor, size: int, halves: Halves) -> Tensor:
@@ -69,7 +69,6 @@ class ClipEncoder:
         tokenizer: str | None,
         sample_fps: float,
         num_frames: int,
-        dtype: str,
         fit: Fit = "crop",
         loaded: Any = None,
         halves: Halves = "even",
@@ -82,17 +81,12 @@ class ClipEncoder:
 
         if fit not in get_args(Fit):
             raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
-        self.model = (load_whole(CLIPModel, model) if loaded is None else loaded).eval().requires_grad_(False)
+        self.model = load_whole(CLIPModel, model) if loaded is None else loaded
         rows = self.model.config.text_config.vocab_size
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
         self._size = self.model.config.vision_config.image_size
         self._length = self.model.config.text_config.max_position_embeddings
         self._sample_fps, self._num_frames, self._fit, self._halves = sample_fps, num_frames, fit, halves
-        self._dtype = getattr(torch, dtype) if dtype else torch.float32
-
-    def to(self, device: torch.device) -> None:
-        """Move the weights."""
-        self.model.to(device=device, dtype=self._dtype)
 
     def frames(self, videos: Tensor, fps: float) -> Tensor:
         """B x sampled frames x dim, of length 1."""
@@ -110,13 +104,26 @@ class ClipEncoder:
         ).to(self.model.device)
         return F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
 
+    def cosines(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+        """B x sampled frames: how near each is to its clip's prompt."""
+        return torch.einsum("bfd,bd->bf", self.frames(videos, fps), self.texts(prompts))
 
-class ClipScore:
+
+class ClipScore(NetworkReward):
     """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames.
 
     With scale 1, clamp false, an empty prefix and fit pad it is HPSv2's score for a checkpoint in transformers' format (hpsv2.py
     reads the authors'): the plain cosine of the whole picture, black where it is not square.
     """
+
+    facts = RewardFacts(
+        what="CLIPScore of frames and prompt",
+        parts="CLIPScore",
+        files={"model": CLIP_FOLDER, "tokenizer": CLIP_FOLDER},
+        parameters=0.43e9,
+        gigabytes=1.7,
+        licence="OpenAI's CLIP: MIT",
+    )
 
     def __init__(
         self,
@@ -131,34 +138,35 @@ class ClipScore:
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit)
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, fit)
+        super().__init__(self._encoder.model, dtype=dtype)
         self._scale, self._clamp, self._prefix = scale, clamp, prefix
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """CLIPScore."""
-        return ("CLIPScore",)
-
-    def to(self, device: torch.device) -> ClipScore:
-        """Move the weights."""
-        self._encoder.to(device)
-        return self
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        texts = self._encoder.texts([self._prefix + prompt for prompt in prompts])
-        cosine = torch.einsum("bfd,bd->bf", self._encoder.frames(videos, fps), texts)
+        cosine = self._encoder.cosines(videos, [self._prefix + prompt for prompt in prompts], fps)
         kept = cosine.clamp(min=0) if self._clamp else cosine
         return {"CLIPScore": self._scale * kept.mean(dim=1)}
 
 
-class PickScore:
+class PickScore(NetworkReward):
     """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
 
     About 20 on real pictures. Some toolkits divide by 26; use `divide_by` for that. Pictures are prepared as transformers' processor
     does it, which its authors use: half a pixel of the centre crop is dropped (the other CLIP scores go by torchvision's crop).
     """
+
+    facts = RewardFacts(
+        what="PickScore of frames and prompt",
+        parts="PickScore",
+        files={
+            "model": FileSource(text="a hub name (yuvalkirstain/PickScore_v1) or a folder with it", hub="config.json")
+        },
+        parameters=0.99e9,
+        gigabytes=3.9,
+        licence="PickScore_v1: see its page",
+    )
 
     def __init__(
         self,
@@ -173,32 +181,35 @@ class PickScore:
     ) -> None:
         if divide_by <= 0:
             raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
-        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, dtype, fit, halves="down")
+        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, fit, halves="down")
+        super().__init__(self._encoder.model, dtype=dtype)
         self._divide_by = divide_by
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """PickScore."""
-        return ("PickScore",)
-
-    def to(self, device: torch.device) -> PickScore:
-        """Move the weights."""
-        self._encoder.to(device)
-        return self
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        cosine = torch.einsum("bfd,bd->bf", self._encoder.frames(videos, fps), self._encoder.texts(prompts))
+        cosine = self._encoder.cosines(videos, prompts, fps)
         scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
         return {"PickScore": scale * cosine.mean(dim=1)}
 
 
-class Aesthetic:
+class Aesthetic(NetworkReward):
     """An aesthetic head on CLIP's image embedding: the linear layers of a file, applied in order.
 
     Fits the LAION predictors (for example CLIP ViT-L/14 with layers 768-1024-128-64-16-1, no activations).
     """
+
+    facts = RewardFacts(
+        what="an aesthetic head on CLIP's embedding of frames",
+        parts="Aesthetic",
+        files={
+            "model": CLIP_FOLDER,
+            "head": FileSource(text="the layers of an aesthetic predictor, as safetensors or .pth"),
+        },
+        parameters=0.43e9,
+        gigabytes=1.7,
+        licence="OpenAI's CLIP: MIT; the head: see its page",
+    )
 
     def __init__(
         self,
@@ -210,26 +221,9 @@ class Aesthetic:
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, None, sample_fps, num_frames, dtype, fit)
-        self._layers = _read_linears(Path(head))
-        width = self._encoder.model.config.projection_dim
-        for weight, _ in self._layers:
-            if weight.shape[1] != width:
-                raise RewardConfigError(f"{head} does not fit: a layer takes {weight.shape[1]} inputs of {width}.")
-            width = weight.shape[0]
-        if width != 1:
-            raise RewardConfigError(f"{head} ends with {width} outputs, a score needs one.")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Aesthetic."""
-        return ("Aesthetic",)
-
-    def to(self, device: torch.device) -> Aesthetic:
-        """Move the weights."""
-        self._encoder.to(device)
-        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
-        return self
+        self._encoder = ClipEncoder(model, None, sample_fps, num_frames, fit)
+        layers = check_head(_read_linears(Path(head)), self._encoder.model.config.projection_dim, head)
+        super().__init__(self._encoder.model, dtype=dtype, layers=layers)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
@@ -240,7 +234,7 @@ class Aesthetic:
         return {"Aesthetic": values.squeeze(-1).mean(dim=1)}
 
 
-def _read_linears(path: Path) -> list[tuple[Tensor, Tensor]]:
+def _read_linears(path: Path) -> Layers:
     if not path.is_file():
         raise RewardConfigError(f"The aesthetic head {path} does not exist.")
     if path.suffix == ".safetensors":

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import load_whole
-from sage_grpo.rewards.frames import centre_offset, sample_indices, short_edge_size
+from sage_grpo.rewards.built_in.clip import CLIP_FOLDER
+from sage_grpo.rewards.built_in.pretrained import NetworkReward, in_passes, load_whole
+from sage_grpo.rewards.frames import IMAGENET_PIXELS, centre_offset, normalise, sample_indices, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.types import PartScores
+from sage_grpo.types import FileSource, PartScores, RewardFacts
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-"""Mean and std of the pixels that each encoder was trained on."""
 FRAMES_A_PASS = 32
 """Frames that the encoder sees at a time: memory does not grow with the clip."""
 
@@ -61,48 +60,45 @@ def dino_positions(table: Tensor, rows: int, columns: int) -> Tensor:
     return torch.cat([table[:, :1], stretched.flatten(2).transpose(1, 2)], dim=1)
 
 
-def _normalise(images: Tensor, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
-    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in statistics)
-    return (images / 255 - mean) / std
-
-
-class _Consistency:
+class _Consistency(NetworkReward):
     """An image encoder over all frames of the clips, and the formula."""
 
-    def __init__(self, part: str, model: Any, sample_fps: float, dtype: str) -> None:
+    def __init__(self, model: Any, sample_fps: float, dtype: str) -> None:
         if sample_fps < 0:
-            raise RewardConfigError(f"sample_fps of {part} must be 0 (every frame) or more, got {sample_fps}.")
-        self._part, self._sample_fps = part, sample_fps
-        self._model = model.eval().requires_grad_(False)
-        self._dtype = getattr(torch, dtype) if dtype else torch.float32
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The one part."""
-        return (self._part,)
-
-    def to(self, device: torch.device) -> _Consistency:
-        """Move the weights."""
-        self._model.to(device=device, dtype=self._dtype)
-        return self
+            raise RewardConfigError(
+                f"sample_fps of {self.facts.parts} must be 0 (every frame) or more, got {sample_fps}."
+            )
+        super().__init__(model, dtype=dtype)
+        self._model, self._sample_fps = model, sample_fps
 
     def _score(self, videos: Tensor, fps: float, encode: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
-        count, total = videos.shape[:2]
+        part, (count, total) = self.facts.parts, videos.shape[:2]
         chosen = sample_indices(total, fps, sample_fps=self._sample_fps) if self._sample_fps > 0 else list(range(total))
         if len(chosen) < 2:
-            why = f"{self._part} compares frames, and {len(chosen)} of the clip's {total} is looked at"
-            return PartScores({self._part: torch.full((count,), torch.nan)}, dict.fromkeys(range(count), why))
-        parameter = next(self._model.parameters())
+            why = f"{part} compares frames, and {len(chosen)} of the clip's {total} is looked at"
+            return PartScores({part: torch.full((count,), torch.nan)}, dict.fromkeys(range(count), why))
+        device = next(self._model.parameters()).device
         frames = videos[:, chosen].flatten(0, 1)
-        passes = [
-            encode(piece.to(parameter.device)).float()
-            for piece in (frames[at : at + FRAMES_A_PASS] for at in range(0, len(frames), FRAMES_A_PASS))
-        ]
-        return {self._part: consistency(torch.cat(passes).view(count, len(chosen), -1))}
+        features = in_passes(lambda piece: encode(piece.to(device)).float(), FRAMES_A_PASS, frames)
+        return {part: consistency(features.view(count, len(chosen), -1))}
 
 
 class SubjectConsistency(_Consistency):
     """DINO's class token of every frame (VBench: DINO ViT-B/16); DINOv2 models work too, on a scale of their own."""
+
+    facts = RewardFacts(
+        what="VBench's formula on DINO: does the subject stay the same?",
+        parts="subject_consistency",
+        files={
+            "model": FileSource(
+                text="a DINO or DINOv2 model in transformers' format, a folder or a hub name (facebook/dino-vitb16 is VBench's)",
+                hub="config.json",
+            )
+        },
+        parameters=0.09e9,
+        gigabytes=0.4,
+        licence="DINO: Apache-2.0",
+    )
 
     def __init__(self, *, model: str, size: int = 224, sample_fps: float = 0.0, dtype: str = "") -> None:
         """size: short edge of the frames. sample_fps: frames a second that are looked at; 0 is every frame, as VBench."""
@@ -115,12 +111,7 @@ class SubjectConsistency(_Consistency):
             )
         # DINO's files hold no pooler: the class token is the feature
         options: dict[str, Any] = {"add_pooling_layer": False} if kind == "vit" else {}
-        super().__init__(
-            "subject_consistency",
-            load_whole(AutoModel, model, **options),
-            sample_fps,
-            dtype,
-        )
+        super().__init__(load_whole(AutoModel, model, **options), sample_fps, dtype)
         self._size, self._options = size, ({"interpolate_pos_encoding": True} if kind == "vit" else {})
         if kind == "vit":
             self._model.embeddings.interpolate_pos_encoding = self._positions
@@ -136,18 +127,27 @@ class SubjectConsistency(_Consistency):
         return self._score(videos, fps, self._features)
 
     def _features(self, frames: Tensor) -> Tensor:
-        pixels = _normalise(short_edge(frames, self._size, "bilinear"), IMAGENET)
+        pixels = normalise(short_edge(frames, self._size, "bilinear") / 255, IMAGENET_PIXELS)
         return self._model(pixel_values=pixels.to(self._model.dtype), **self._options).last_hidden_state[:, 0]
 
 
 class BackgroundConsistency(_Consistency):
     """CLIP's image embedding of every frame (VBench: CLIP ViT-B/32)."""
 
+    facts = RewardFacts(
+        what="VBench's formula on CLIP: does the scene stay the same?",
+        parts="background_consistency",
+        files={"model": replace(CLIP_FOLDER, text=f"{CLIP_FOLDER.text}; openai/clip-vit-base-patch32 is VBench's")},
+        parameters=0.15e9,
+        gigabytes=0.6,
+        licence="OpenAI's CLIP: MIT",
+    )
+
     def __init__(self, *, model: str, sample_fps: float = 0.0, dtype: str = "") -> None:
         """sample_fps: frames a second that are looked at; 0 is every frame, as VBench."""
         from transformers import CLIPModel
 
-        super().__init__("background_consistency", load_whole(CLIPModel, model), sample_fps, dtype)
+        super().__init__(load_whole(CLIPModel, model), sample_fps, dtype)
         self._size = self._model.config.vision_config.image_size
 
     @torch.no_grad()
@@ -158,5 +158,5 @@ class BackgroundConsistency(_Consistency):
     def _features(self, frames: Tensor) -> Tensor:
         images = short_edge(frames, self._size, "bicubic")
         top, left = (centre_offset(side, self._size) for side in images.shape[-2:])
-        pixels = _normalise(images[..., top : top + self._size, left : left + self._size], CLIP)
+        pixels = normalise(images[..., top : top + self._size, left : left + self._size] / 255)
         return self._model.get_image_features(pixel_values=pixels.to(self._model.dtype)).pooler_output

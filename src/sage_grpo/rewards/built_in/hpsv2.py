@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.built_in.clip import ClipEncoder
-from sage_grpo.rewards.built_in.pretrained import fill, read_safetensors
+from sage_grpo.rewards.built_in.pretrained import NetworkReward, fill, read_safetensors
+from sage_grpo.types import FileSource, RewardFacts
 
 CONVERT = "Make it from HPS_v2.1_compressed.pt once, as docs/rewards.md (HPSv2) shows."
 _TOWERS = {"visual.": "vision_model", "": "text_model"}
@@ -62,8 +63,25 @@ def from_open_clip(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-class Hpsv2:
+class Hpsv2(NetworkReward):
     """The plain cosine of the whole picture (black where it is not square) and the prompt, mean over frames; about 0.2 to 0.35."""
+
+    facts = RewardFacts(
+        what="HPSv2 or HPSv2.1, human preference of frames given the prompt",
+        parts="HPSv2",
+        files={
+            "checkpoint": FileSource(
+                text="HPS_v2.1_compressed.pt of xswu/HPSv2 as safetensors: docs/rewards.md says how"
+            ),
+            "base": FileSource(
+                text="configuration and tokenizer: hub name laion/CLIP-ViT-H-14-laion2B-s32B-b79K, or a folder",
+                hub="config.json",
+            ),
+        },
+        parameters=0.99e9,
+        gigabytes=3.9,
+        licence="xswu/HPSv2: Apache-2.0",
+    )
 
     def __init__(
         self, *, checkpoint: str, base: str, sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
@@ -76,20 +94,10 @@ class Hpsv2:
         )  # half precision becomes float32 when it is copied
         model = CLIPModel(CLIPConfig.from_pretrained(base))
         fill(model, state, f"The HPSv2 checkpoint {checkpoint} for a {base}")
-        self._encoder = ClipEncoder(base, "", sample_fps, num_frames, dtype, "pad", loaded=model)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """HPSv2."""
-        return ("HPSv2",)
-
-    def to(self, device: torch.device) -> Hpsv2:
-        """Move the weights."""
-        self._encoder.to(device)
-        return self
+        self._encoder = ClipEncoder(base, "", sample_fps, num_frames, "pad", loaded=model)
+        super().__init__(model, dtype=dtype)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        cosine = torch.einsum("bfd,bd->bf", self._encoder.frames(videos, fps), self._encoder.texts(prompts))
-        return {"HPSv2": cosine.mean(dim=1)}
+        return {"HPSv2": self._encoder.cosines(videos, prompts, fps).mean(dim=1)}

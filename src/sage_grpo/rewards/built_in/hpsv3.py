@@ -15,23 +15,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import load_tokenizer, load_whole, read_safetensors
-from sage_grpo.rewards.built_in.videoalign_io import MERGE, normalised, patchify, renamed, string_constants, target_size
-from sage_grpo.rewards.frames import resize_as_pillow, sample_indices
+from sage_grpo.rewards.built_in.pretrained import Layers, NetworkReward, in_passes, load_whole, read_safetensors
+from sage_grpo.rewards.built_in.qwen import batched_ids, chat_ids, qwen_tokenizer
+from sage_grpo.rewards.built_in.videoalign_io import MERGE, patchify, renamed, string_constants, target_size
+from sage_grpo.rewards.frames import normalise, resize_as_pillow, sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.types import FileSource, RewardFacts
 
 CONVERT = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
-REWARD_TOKEN, PAD_TOKEN, IMAGE_TOKEN = "<|Reward|>", "<|endoftext|>", "<|image_pad|>"
+REWARD_TOKEN, IMAGE_TOKEN = "<|Reward|>", "<|image_pad|>"
 PIXELS = 256 * 28 * 28
 """Every picture is brought to about this size, small and large ones alike."""
 FRAMES_A_PASS = 8
-_BEFORE = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
-_BETWEEN, _AFTER = "<|vision_end|>", "<|im_end|>\n<|im_start|>assistant\n"
 _HEAD = re.compile(r"rm_head\.(\d+)\.(weight|bias)")
 
 
-class Hpsv3:
+class Hpsv3(NetworkReward):
     """The mean of the predicted preference (the head's first output; its second is the spread), mean over frames."""
+
+    facts = RewardFacts(
+        what="HPSv3, human preference of frames given the prompt",
+        parts="HPSv3",
+        files={
+            "checkpoint": FileSource(text="HPSv3.safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors"),
+            "base": FileSource(
+                text="configuration and tokenizer: hub name Qwen/Qwen2-VL-7B-Instruct, or a folder", hub="config.json"
+            ),
+            "template": FileSource(text="hpsv3/dataset/data_collator_qwen.py of https://github.com/MizzenAI/HPSv3"),
+        },
+        parameters=7.7e9,
+        gigabytes=15.5,
+        licence="MizzenAI/HPSv3: MIT; Qwen2-VL-7B: Apache-2.0",
+    )
 
     def __init__(
         self,
@@ -52,33 +67,18 @@ class Hpsv3:
 
         self._template = read_template(Path(template).expanduser())
         state = renamed(read_safetensors(checkpoint, CONVERT))
-        self._layers = _head({name: state.pop(name) for name in list(state) if name.startswith("rm_head")}, checkpoint)
+        layers = _head({name: state.pop(name) for name in list(state) if name.startswith("rm_head")}, checkpoint)
         state.pop("lm_head.weight", None)  # the scores do not need it
         config = AutoConfig.from_pretrained(base)
-        self._tokenizer = load_tokenizer(base, config.get_text_config().vocab_size)
-        for token in (PAD_TOKEN, IMAGE_TOKEN):
-            if token not in self._tokenizer.get_vocab():
-                raise RewardConfigError(f"{base} is no Qwen2-VL: its tokenizer does not know {token}.")
-        self._tokenizer.add_tokens([REWARD_TOKEN], special_tokens=True)
+        rows = config.get_text_config().vocab_size
+        self._tokenizer = qwen_tokenizer(base, rows, seen=IMAGE_TOKEN, read=[REWARD_TOKEN])
         # the authors cut the embeddings down to the tokens that there are
         config.get_text_config().vocab_size = len(self._tokenizer)
         weights_dtype = getattr(torch, dtype)
         self.model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
-        self.model.eval().requires_grad_(False)
-        ids = self._tokenizer.convert_tokens_to_ids([REWARD_TOKEN, PAD_TOKEN, IMAGE_TOKEN])
-        self._reward_id, self._pad_id, self._image_id = ids
+        super().__init__(self.model, dtype=None, layers=layers)  # loaded as it computes; its rope stays float32
+        self._reward_id = self._tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
         self._sample_fps, self._num_frames = sample_fps, num_frames
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """HPSv3."""
-        return ("HPSv3",)
-
-    def to(self, device: torch.device) -> Hpsv3:
-        """Move the weights."""
-        self.model.to(device)
-        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
-        return self
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
@@ -86,11 +86,8 @@ class Hpsv3:
         chosen = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
         frames = videos[:, chosen].flatten(0, 1).permute(0, 3, 1, 2)
         texts = [prompt for prompt in prompts for _ in chosen]
-        scores = [
-            self._score(frames[at : at + FRAMES_A_PASS], texts[at : at + FRAMES_A_PASS])
-            for at in range(0, len(texts), FRAMES_A_PASS)
-        ]
-        return {"HPSv3": torch.cat(scores).view(len(prompts), -1).mean(dim=1)}
+        scores = in_passes(self._score, FRAMES_A_PASS, frames, texts)
+        return {"HPSv3": scores.view(len(prompts), -1).mean(dim=1)}
 
     def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
         batch = self.prepare(frames, prompts)
@@ -104,17 +101,12 @@ class Hpsv3:
         """Token ids padded on the right, mask, positions, patches and grids of uint8 frames N x 3 x H x W."""
         device = self.model.device
         rows, columns = target_size(frames.shape[2], frames.shape[3], max_pixels=PIXELS, min_pixels=PIXELS)
-        pictures = normalised(resize_as_pillow(frames.to(device), rows, columns))  # a picture, not a video: by Pillow
+        # a picture, not a video: by Pillow
+        pictures = normalise(resize_as_pillow(frames.to(device), rows, columns).float() / 255)
         pairs = [patchify(picture.unsqueeze(0)) for picture in pictures]  # a picture counts as two equal frames
         tokens = [self.tokenize(prompt, h * w // MERGE**2) for prompt, (_, (_, h, w)) in zip(prompts, pairs)]
-        length = max(len(row) for row in tokens)
-        ids = torch.tensor([[*row, *[self._pad_id] * (length - len(row))] for row in tokens])
-        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
         batch = {
-            "input_ids": ids,
-            "attention_mask": mask,
-            # 0..L-1 on all three rope axes: the authors hand over embeddings, from which no 3-D index can be made
-            "position_ids": torch.arange(length).expand(3, len(tokens), length),
+            **batched_ids(self._tokenizer, tokens),
             "pixel_values": torch.cat([patches for patches, _ in pairs]).to(self.model.dtype),
             "image_grid_thw": torch.tensor([grid for _, grid in pairs]),
         }
@@ -122,13 +114,7 @@ class Hpsv3:
 
     def tokenize(self, prompt: str, image_tokens: int) -> list[int]:
         """Token ids of one sample; a prompt that holds a special token is refused."""
-        for token in self._tokenizer.get_added_vocab():
-            if token in prompt:
-                raise ValueError(f"The prompt holds the special token {token}, which would change what is read.")
-        text = _BEFORE + IMAGE_TOKEN + _BETWEEN + self._template.replace("{text_prompt}", prompt) + _AFTER
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        place = ids.index(self._image_id)
-        return [*ids[:place], *[self._image_id] * image_tokens, *ids[place + 1 :]]
+        return chat_ids(self._tokenizer, self._template, prompt, IMAGE_TOKEN, image_tokens)
 
 
 def read_template(path: Path) -> str:
@@ -150,7 +136,7 @@ def read_template(path: Path) -> str:
     return text
 
 
-def _head(state: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
+def _head(state: Mapping[str, Any], where: str) -> Layers:
     """The layers of the head in order, in float32; the numbers between them are ReLU and dropout."""
     numbers = sorted({int(match[1]) for name in state if (match := _HEAD.fullmatch(name))})
     names = [f"rm_head.{number}.{kind}" for number in numbers for kind in ("weight", "bias")]

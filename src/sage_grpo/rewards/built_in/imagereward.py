@@ -18,9 +18,18 @@ from torch import Tensor
 
 from sage_grpo.documents import read_json
 from sage_grpo.rewards.built_in.clip import clip_pixels
-from sage_grpo.rewards.built_in.pretrained import fill, load_tokenizer, read_safetensors
+from sage_grpo.rewards.built_in.pretrained import (
+    Layers,
+    NetworkReward,
+    check_head,
+    fill,
+    in_passes,
+    load_tokenizer,
+    read_safetensors,
+)
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.types import FileSource, RewardFacts
 
 CONVERT = "Make it from ImageReward.pt once, as docs/rewards.md (ImageReward) shows."
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -51,8 +60,25 @@ _BUFFER = "embeddings.position_ids"
 """0, 1, 2, ...: older versions of BERT saved it."""
 
 
-class ImageReward:
+class ImageReward(NetworkReward):
     """(score - mean) / std of the frames, mean over frames; about -2 to 2."""
+
+    facts = RewardFacts(
+        what="ImageReward, human preference of frames given the prompt",
+        parts="ImageReward",
+        files={
+            "checkpoint": FileSource(
+                text="ImageReward.pt of THUDM/ImageReward as safetensors: docs/rewards.md says how"
+            ),
+            "config": FileSource(text="med_config.json of THUDM/ImageReward"),
+            "tokenizer": FileSource(
+                text="BERT's: hub name google-bert/bert-base-uncased, or a folder", hub="tokenizer.json"
+            ),
+        },
+        parameters=0.45e9,
+        gigabytes=1.8,
+        licence="THUDM/ImageReward: Apache-2.0",
+    )
 
     def __init__(
         self,
@@ -74,25 +100,13 @@ class ImageReward:
         fill(self._vision, from_timm(vision), f"The vision tower in {checkpoint}")
         self._text = _text_model(Path(config).expanduser(), vision["cls_token"].shape[-1])
         fill(self._text, text, f"The text encoder in {checkpoint}")
-        self._layers = _linears(_part(state, "mlp.layers."), self._text.config.hidden_size, checkpoint)
+        layers = _linears(_part(state, "mlp.layers."), self._text.config.hidden_size, checkpoint)
+        super().__init__(self._vision, self._text, dtype=dtype, layers=layers)
         self._tokenizer = load_tokenizer(tokenizer, self._text.config.vocab_size)
         # BLIP's two tokens of its own; no prompt needs them, but one that holds their text is read as by the authors
         self._tokenizer.add_special_tokens({"bos_token": "[DEC]"})
         self._tokenizer.add_tokens(["[ENC]"], special_tokens=True)
         self._sample_fps, self._num_frames = sample_fps, num_frames
-        self._dtype = getattr(torch, dtype) if dtype else torch.float32
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """ImageReward."""
-        return ("ImageReward",)
-
-    def to(self, device: torch.device) -> ImageReward:
-        """Move the weights; the last layers stay float32, as the authors'."""
-        for model in (self._vision, self._text):
-            model.to(device=device, dtype=self._dtype)
-        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
-        return self
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
@@ -104,11 +118,8 @@ class ImageReward:
         )
         rows = torch.arange(len(prompts)).repeat_interleave(len(chosen))
         ids, mask = tokens["input_ids"][rows], tokens["attention_mask"][rows]
-        scores = [
-            self._score(frames[at : at + FRAMES_A_PASS], ids[at : at + FRAMES_A_PASS], mask[at : at + FRAMES_A_PASS])
-            for at in range(0, len(frames), FRAMES_A_PASS)
-        ]
-        return {"ImageReward": torch.cat(scores).view(len(prompts), -1).mean(dim=1)}
+        scores = in_passes(self._score, FRAMES_A_PASS, frames, ids, mask)
+        return {"ImageReward": scores.view(len(prompts), -1).mean(dim=1)}
 
     def _score(self, frames: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         device, dtype = self._text.device, self._text.dtype
@@ -159,7 +170,7 @@ def _vision_model(state: Mapping[str, Tensor]) -> Any:
         patch_size=patch,
         layer_norm_eps=1e-6,
     )
-    return BlipVisionModel(config).eval().requires_grad_(False)
+    return BlipVisionModel(config)
 
 
 def _text_model(path: Path, width: int) -> Any:
@@ -175,19 +186,12 @@ def _text_model(path: Path, width: int) -> Any:
         config = BlipTextConfig(**{name: raw[name] for name in names}, encoder_hidden_size=width)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RewardConfigError(f"{path} is no med_config.json ({type(error).__name__}: {error}).") from error
-    return BlipTextModel(config, add_pooling_layer=False).eval().requires_grad_(False)
+    return BlipTextModel(config, add_pooling_layer=False)
 
 
-def _linears(state: Mapping[str, Tensor], width: int, where: str) -> list[tuple[Tensor, Tensor]]:
+def _linears(state: Mapping[str, Tensor], width: int, where: str) -> Layers:
     """The layers of the head in order; the numbers between them are dropouts."""
     numbers = sorted({int(name.split(".")[0]) for name in state if name.split(".")[0].isdigit()})
     if not numbers or any(f"{n}.{kind}" not in state for n in numbers for kind in ("weight", "bias")):
         raise RewardConfigError(f"{where} has no whole head (mlp.layers.N.weight and bias): {sorted(state)[:6]}.")
-    layers = [(state[f"{number}.weight"], state[f"{number}.bias"]) for number in numbers]
-    for weight, _ in layers:
-        if weight.shape[1] != width:
-            raise RewardConfigError(f"The head in {where} does not fit: a layer takes {weight.shape[1]} of {width}.")
-        width = weight.shape[0]
-    if width != 1:
-        raise RewardConfigError(f"The head in {where} ends with {width} outputs, a score needs one.")
-    return layers
+    return check_head([(state[f"{number}.weight"], state[f"{number}.bias"]) for number in numbers], width, where)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.types import PartScores
+from sage_grpo.types import PartScores, RewardFacts
 
 # an apostrophe inside a word is no quotation mark, so plain single quotes do not count
 _QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|«([^»]+)»|「([^」]+)」')
@@ -45,6 +45,14 @@ def text_score(target: str, read: str) -> float:
 
 class OcrReward:
     """OCR with rapidocr-onnxruntime, which brings its own weights (pip install "sage-grpo[ocr]")."""
+
+    facts = RewardFacts(
+        what="how well frames show the text that the prompt quotes",
+        parts="OCR",
+        extra="ocr",
+        module="rapidocr_onnxruntime",
+        licence="rapidocr: Apache-2.0",
+    )
 
     def __init__(
         self,

@@ -1,16 +1,61 @@
-"""Loading the models and tokenizers of rewards whole, or not at all."""
+"""What rewards on networks share: models and tokenizers are loaded whole or not at all, move between devices, and see some frames at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.types import RewardFacts
+
+Layers = Sequence[tuple[Tensor, Tensor]]
+"""Weights and biases of linear layers, in order."""
+
+
+class NetworkReward:
+    """A reward of one part, named in its facts, whose networks move between devices; how clips are scored is its subclass's."""
+
+    facts: ClassVar[RewardFacts]
+
+    def __init__(self, *models: Any, dtype: str | None = "", layers: Layers = ()) -> None:
+        """dtype: of the models where they compute; empty is float32, None leaves them as they are. layers: of a head, which stay float32."""
+        self._models = [model.eval().requires_grad_(False) for model in models]
+        self._dtype = None if dtype is None else getattr(torch, dtype or "float32")
+        self._layers = layers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The one part."""
+        return (self.facts.parts,)
+
+    def to(self, device: torch.device) -> Self:
+        """Move the weights."""
+        for model in self._models:
+            model.to(device=device, dtype=self._dtype)
+        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
+        return self
+
+
+def in_passes(score: Callable[..., Tensor], size: int, *rows: Any) -> Tensor:
+    """The scores of rows that are looked at `size` at a time: memory does not grow with the clip."""
+    starts = range(0, len(rows[0]), size)
+    return torch.cat([score(*(one[at : at + size] for one in rows)) for at in starts])
+
+
+def check_head(layers: Layers, width: int, where: str) -> Layers:
+    """The layers of a head on `width` features, if each fits the one before and the last gives one score."""
+    for weight, _ in layers:
+        if weight.shape[1] != width:
+            raise RewardConfigError(f"The head in {where} does not fit: a layer takes {weight.shape[1]} of {width}.")
+        width = weight.shape[0]
+    if width != 1:
+        raise RewardConfigError(f"The head in {where} ends with {width} outputs, a score needs one.")
+    return layers
 
 
 def load_whole(

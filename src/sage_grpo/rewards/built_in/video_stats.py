@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.built_in.motion import FLOW_SIDE, midframe, speed
 from sage_grpo.rewards.functions import RewardConfigError, nearest
-from sage_grpo.types import PartScores
+from sage_grpo.types import PartScores, RewardFacts
 
 LEVELS = 8
 """Levels a colour channel in the histogram of `colour_entropy`."""
@@ -156,6 +156,10 @@ NEEDED_FRAMES: Mapping[str, int] = {
 
 class VideoStats:
     """Chosen statistics as one reward; all of them by default."""
+
+    facts = RewardFacts(
+        what="measurements without weights, and guards against reward hacking", parts=", ".join(STATISTICS)
+    )
 
     def __init__(self, *, parts: Sequence[str] = ()) -> None:
         for part in parts:

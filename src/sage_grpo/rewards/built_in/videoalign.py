@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sage_grpo.hub import pinned_folder
-from sage_grpo.rewards.built_in.pretrained import load_tokenizer, load_whole
+from sage_grpo.rewards.built_in.pretrained import load_whole
+from sage_grpo.rewards.built_in.qwen import batched_ids, chat_ids, qwen_tokenizer
 from sage_grpo.rewards.built_in.videoalign_io import (
     MERGE,
     PARTS,
@@ -29,12 +29,9 @@ from sage_grpo.rewards.built_in.videoalign_io import (
     read_template,
 )
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.types import FileSource, RewardFacts
 
-PAD_TOKEN = "<|endoftext|>"
 VIDEO_TOKEN = "<|video_pad|>"
-_BEFORE = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
-_BETWEEN = "<|vision_end|>"
-_AFTER = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 class LoraLinear(nn.Module):
@@ -52,6 +49,25 @@ class LoraLinear(nn.Module):
 
 class VideoAlign:
     """VQ, MQ, TA and their sum Overall, from the authors' released folder and the Qwen2-VL base."""
+
+    facts = RewardFacts(
+        what="visual quality, motion quality and text alignment of whole clips (VideoAlign)",
+        parts="VQ, MQ, TA, Overall",
+        files={
+            "checkpoint": FileSource(
+                text="the authors' release: hf download KwaiVGI/VideoReward --local-dir {value}, or sage-grpo download",
+                hub="model_config.json",
+                repo="KwaiVGI/VideoReward",
+            ),
+            "base": FileSource(
+                text="Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name", hub="config.json"
+            ),
+            "template": FileSource(text="prompt_template.py of https://github.com/KwaiVGI/VideoAlign"),
+        },
+        parameters=2.2e9,
+        gigabytes=4.4,
+        licence="KwaiVGI/VideoReward: see its page; Qwen2-VL-2B: Apache-2.0",
+    )
 
     def __init__(
         self,
@@ -81,11 +97,9 @@ class VideoAlign:
         self._statistics = self.config.normalization if normalize else None
         self._dtype = getattr(torch, dtype) if dtype else None
         text = AutoConfig.from_pretrained(base).get_text_config()
-        self._tokenizer = _load_tokenizer(base, text.vocab_size)
+        self._tokenizer = qwen_tokenizer(base, text.vocab_size, seen=VIDEO_TOKEN, read=SPECIAL_TOKENS)
         ids = self._tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
         self._special_ids = torch.tensor(ids)
-        self._video_id = self._tokenizer.convert_tokens_to_ids(VIDEO_TOKEN)
-        self._pad_id = self._tokenizer.convert_tokens_to_ids(PAD_TOKEN)
         state, whole = read_state(find_checkpoint(folder, step))
         if "rm_head.weight" not in state:
             raise RewardConfigError(f"{find_checkpoint(folder, step)} holds no reward head (rm_head.weight).")
@@ -131,17 +145,8 @@ class VideoAlign:
         pairs = [patchify(pixel_frames(clip, fps, self.config)) for clip in videos.to(self.device)]
         grids = [grid for _, grid in pairs]
         tokens = [self.tokenize(prompt, t * h * w // MERGE**2) for prompt, (t, h, w) in zip(prompts, grids)]
-        length = max(len(row) for row in tokens)
-        ids = torch.full((len(tokens), length), self._pad_id)
-        mask = torch.zeros_like(ids)
-        for index, row in enumerate(tokens):
-            ids[index, : len(row)] = torch.tensor(row)
-            mask[index, : len(row)] = 1
         batch = {
-            "input_ids": ids,
-            "attention_mask": mask,
-            # the model was trained with 0..L-1 on all three rope axes, not with Qwen2-VL's own 3-D index
-            "position_ids": torch.arange(length).expand(3, len(tokens), length),
+            **batched_ids(self._tokenizer, tokens),
             "pixel_values_videos": torch.cat([patches for patches, _ in pairs]),
             "video_grid_thw": torch.tensor(grids),
         }
@@ -149,13 +154,7 @@ class VideoAlign:
 
     def tokenize(self, prompt: str, video_tokens: int) -> list[int]:
         """Token ids of one sample; a prompt that holds a special token is refused."""
-        for token in self._tokenizer.get_added_vocab():
-            if token in prompt:
-                raise ValueError(f"The prompt holds the special token {token}, which would change what is read.")
-        text = self._template.replace("{text_prompt}", prompt)
-        ids = self._tokenizer(_BEFORE + VIDEO_TOKEN + _BETWEEN + text + _AFTER, add_special_tokens=False)["input_ids"]
-        place = ids.index(self._video_id)
-        return [*ids[:place], *[self._video_id] * video_tokens, *ids[place + 1 :]]
+        return chat_ids(self._tokenizer, self._template, prompt, VIDEO_TOKEN, video_tokens)
 
     def _read_head(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """B x 3 scores at the special tokens, in the order of the sequence."""
@@ -165,15 +164,6 @@ class VideoAlign:
         read = hidden[where].view(ids.shape[0], len(PARTS), -1)
         outputs = F.linear(read, self._head)
         return outputs.diagonal(dim1=1, dim2=2) if self.config.output_dim == len(PARTS) else outputs.squeeze(-1)
-
-
-def _load_tokenizer(base: str, rows: int) -> Any:
-    tokenizer = load_tokenizer(base, rows)
-    for token in (PAD_TOKEN, VIDEO_TOKEN):
-        if token not in tokenizer.get_vocab():
-            raise RewardConfigError(f"{base} is no Qwen2-VL: its tokenizer does not know {token}.")
-    tokenizer.add_tokens(list(SPECIAL_TOKENS), special_tokens=True)
-    return tokenizer
 
 
 def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, scale: float | None) -> nn.Module:

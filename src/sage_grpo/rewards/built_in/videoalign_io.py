@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sage_grpo.documents import demand, read_object
 from sage_grpo.pretrained import weights_fault
-from sage_grpo.rewards.frames import resize_uint8
+from sage_grpo.rewards.frames import normalise, resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 
 PARTS = ("VQ", "MQ", "TA")
@@ -27,8 +27,6 @@ PATCH, MERGE, TEMPORAL = 14, 2, 2
 FACTOR = PATCH * MERGE
 MIN_PIXELS = 128 * FACTOR * FACTOR
 MAX_PIXELS = 448 * 448
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _ADAPTER = re.compile(r"language_model\.layers\.(\d+)\.(.+\.lora_[AB]\.weight)")
 _TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"}
 
@@ -226,14 +224,7 @@ def pixel_frames(clip: Tensor, video_fps: float, config: VideoAlignConfig) -> Te
     """Sample, resize (rounded to uint8), scale and normalise one clip F x H x W x 3 to T x 3 x H' x W' floats."""
     indices = frame_indices(clip.shape[0], video_fps, fps=config.fps, num_frames=config.num_frames)
     height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels)
-    return normalised(resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width))
-
-
-def normalised(frames: Tensor) -> Tensor:
-    """uint8 N x 3 x H x W to the floats that Qwen2-VL takes."""
-    mean = torch.tensor(CLIP_MEAN, device=frames.device).view(3, 1, 1)
-    std = torch.tensor(CLIP_STD, device=frames.device).view(3, 1, 1)
-    return (frames.float() / 255 - mean) / std
+    return normalise(resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width).float() / 255)
 
 
 def patchify(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import email.utils
 import http.client
-import random
 import re
 import threading
 import time
@@ -16,10 +14,11 @@ from urllib.parse import SplitResult
 
 from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, check
+from sage_grpo.rewards.asking import Backoff, post, read_address, read_token
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.meter import Meter, Usage
-from sage_grpo.rewards.serving.connections import is_loopback
-from sage_grpo.secrecy import hide, parse_address, read_key
+from sage_grpo.secrecy import hide
+from sage_grpo.web import is_loopback
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Answers after which the same request may succeed."""
@@ -72,18 +71,13 @@ class Endpoint:
         self.url = check_url(url)
         self._key_env, self._network = key_env, network
         self._meter, self._needs_tokens = meter, needs_tokens
-        self._jitter = random.Random()  # its own: the run's random numbers must not depend on the network
+        self._backoff = Backoff(network.backoff, network.max_wait)
         self.key()
 
     def key(self) -> str:
         """The key, read where it is needed and kept nowhere."""
-        if not self._key_env:
-            return ""
-        try:
-            key = read_key(self._key_env, "key_env")
-        except ValueError as error:
-            raise RewardConfigError(str(error)) from error
-        if not key:
+        key = read_token(self._key_env, "key_env")
+        if self._key_env and not key:
             raise RewardConfigError(
                 f"The environment variable {self._key_env} is empty: put the judge's key there, or set key_env to '' for an "
                 "endpoint without one."
@@ -126,9 +120,7 @@ class Endpoint:
         """Seconds to the next try: what the server asked for, at least the doubled backoff with jitter."""
         if asked:
             self._meter.hold(asked)  # for everyone: the limit is the account's, not the request's
-        return max(
-            asked, min(self._network.max_wait, self._network.backoff * 2**attempt) * self._jitter.uniform(0.5, 1.0)
-        )
+        return max(asked, self._backoff.pause(attempt))
 
     def _refused(self, status: int, headers: Mapping[str, str], answer: bytes) -> tuple[str, float]:
         """Why, and how long the server wants to be left alone; raises when the request will never succeed."""
@@ -172,40 +164,20 @@ class Endpoint:
         return Reply(text=self.hide(str(text)), refusal=self.hide(str(refusal)), cut=finish == "length")
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        secure = self.url.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(
-            self.url.hostname or "", self.url.port or (443 if secure else 80), timeout=self._network.timeout
+        return post(
+            self.url,
+            "/chat/completions" + (f"?{self.url.query}" if self.url.query else ""),
+            [body],
+            kind="application/json",
+            token=self.key(),
+            timeout=self._network.timeout,
+            largest=LARGEST_ANSWER,
         )
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        key = self.key()
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        path = f"{self.url.path.rstrip('/')}/chat/completions" + (f"?{self.url.query}" if self.url.query else "")
-        deadline = time.monotonic() + self._network.timeout
-        try:
-            # a server may refuse the body early and close: its answer still says why
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.request("POST", path, body=body, headers=headers)
-            response = connection.getresponse()
-            answer = bytearray()
-            while chunk := response.read1(65536):
-                answer += chunk
-                if len(answer) > LARGEST_ANSWER or time.monotonic() > deadline:
-                    raise http.client.HTTPException("the answer is too large or too slow")
-            if response.length:  # fewer bytes than announced
-                raise http.client.IncompleteRead(bytes(answer[:100]), response.length)
-            return response.status, {name.lower(): value for name, value in response.getheaders()}, bytes(answer)
-        finally:
-            connection.close()
 
 
 def check_url(url: str) -> SplitResult:
     """The address, if clips and a key may be sent there: https, or plain http on this machine."""
-    try:
-        parsed = parse_address(url, "The judge's url", "https://host/v1", "key_env")
-    except ValueError as error:
-        raise RewardConfigError(str(error)) from error
+    parsed = read_address(url, "The judge's url", "https://host/v1", "key_env")
     if parsed.scheme == "http" and not is_loopback(parsed.hostname or ""):
         raise RewardConfigError(
             f"The judge at {parsed.hostname} needs https: plain http would show clips and key to the network. Only this "

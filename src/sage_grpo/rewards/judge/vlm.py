@@ -24,7 +24,7 @@ from sage_grpo.rewards.judge.answer import Unreadable, read_answer
 from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Network, check_url
 from sage_grpo.rewards.judge.ledger import Ledger
 from sage_grpo.rewards.judge.meter import Limits, Meter, Spent, Usage
-from sage_grpo.types import PartScores
+from sage_grpo.types import PartScores, RewardFacts
 
 Group = TypeVar("Group")
 log = logging.getLogger(__name__)
@@ -63,6 +63,13 @@ class Frames:
 
 class VlmJudge:
     """Scores of a prompted model, one a dimension, on the scale from `scale[0]` to `scale[1]`."""
+
+    facts = RewardFacts(
+        what="a prompted vision-language model at an OpenAI-compatible endpoint",
+        parts=f"{', '.join(DIMENSIONS)}, or your own dimensions",
+        network="frames and prompts go to options.url, which may cost money",
+        licence="the endpoint's terms",
+    )
 
     def __init__(
         self,

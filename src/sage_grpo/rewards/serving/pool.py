@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult
 
+from sage_grpo.rewards.asking import Backoff
+
 log = logging.getLogger(__name__)
 
 FORGET = 60.0
@@ -52,9 +54,9 @@ class Server:
 class Pool:
     """The servers of a remote reward. All methods may be called from many threads."""
 
-    def __init__(self, urls: Sequence[SplitResult], *, backoff: float, max_backoff: float) -> None:
+    def __init__(self, urls: Sequence[SplitResult], backoff: Backoff) -> None:
         self.servers = [Server(url) for url in urls]
-        self._backoff, self._max_backoff = backoff, max_backoff
+        self._backoff = backoff
         self._lock = threading.Lock()
         self._turn, self._number = 0, 0
 
@@ -90,7 +92,7 @@ class Pool:
         """The server has too much to do: it is well, but not asked for a moment."""
         with self._lock:
             server.running.pop(number)
-            server.down_until = max(server.down_until, time.monotonic() + self._backoff)
+            server.down_until = max(server.down_until, time.monotonic() + self._backoff.first)
 
     def dropped(self, server: Server, number: int, *, late: bool) -> None:
         """The answer is no longer needed; `late` when another server gave it first: asking this one gained nothing."""
@@ -116,7 +118,7 @@ class Pool:
         if now < server.down_until or (server.failures and start <= server.measured):
             return  # one of many requests that failed together
         # A server that hung is left alone for at least as long as it cost.
-        pause = max(min(self._max_backoff, self._backoff * 2**server.failures), min(now - start, LONGEST))
+        pause = max(self._backoff.full(server.failures), min(now - start, LONGEST))
         server.failures, server.down_until, server.measured = server.failures + 1, now + pause, now
         log.warning(
             "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row.",

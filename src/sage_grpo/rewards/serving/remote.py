@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
-import random
 import socket
 import threading
 import time
@@ -19,11 +18,12 @@ import torch
 from torch import Tensor
 
 from sage_grpo.ranges import Range
+from sage_grpo.rewards.asking import Backoff, post, read_address, read_token
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.rewards.serving.pool import Pool, Server
 from sage_grpo.rewards.serving.wire import WireError, decode_response, encode_request
-from sage_grpo.secrecy import hide, parse_address, read_key
-from sage_grpo.types import PartScores
+from sage_grpo.secrecy import hide
+from sage_grpo.types import PartScores, RewardFacts
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,13 @@ class RemoteReward:
     alone for a while, longer every time; clips that it could not score are tried elsewhere. A request that still fails after
     all retries marks its clips invalid, so that training goes on without them.
     """
+
+    facts = RewardFacts(
+        what="rewards that sage-grpo serve-reward hosts elsewhere",
+        parts="those of the server that have weights",
+        network="clips and prompts go to options.urls",
+        licence="those of the server's rewards",
+    )
 
     def __init__(
         self,
@@ -78,10 +85,9 @@ class RemoteReward:
                 raise RewardConfigError(f"The remote reward's {name} must be {limit}, got {value}.")
         self._parts, self._token_env, self._timeout = tuple(parts), token_env, timeout
         self._token()  # what is no token is refused now
-        self._retries, self._backoff, self._max_backoff = retries, backoff, max_backoff
+        self._retries, self._backoff = retries, Backoff(backoff, max_backoff)
         self._clips, self._parallel = clips_per_request, parallel or 2 * len(self._urls)
-        self._jitter = random.Random()  # its own: the run's random numbers must not depend on the network
-        self._pool = Pool(self._urls, backoff=backoff, max_backoff=max_backoff)
+        self._pool = Pool(self._urls, self._backoff)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -141,10 +147,8 @@ class RemoteReward:
     def _request(self, task: _Task, stop: threading.Event) -> None:
         """One request with its retries."""
         for attempt in range(self._retries + 1):
-            if attempt:
-                pause = min(self._max_backoff, self._backoff * 2 ** (attempt - 1)) * self._jitter.uniform(0.5, 1.0)
-                if stop.wait(pause) or task.settled.is_set():
-                    break
+            if attempt and (stop.wait(self._backoff.pause(attempt - 1)) or task.settled.is_set()):
+                break
             found = self._pool.acquire(task.refused)
             if found is None:
                 break
@@ -172,10 +176,7 @@ class RemoteReward:
 
     def _token(self) -> str:
         """The token, read where it is needed and kept nowhere; empty where there is none."""
-        try:
-            return read_key(self._token_env, "The remote reward's token_env") if self._token_env else ""
-        except ValueError as error:
-            raise RewardConfigError(str(error)) from error
+        return read_token(self._token_env, "The remote reward's token_env")
 
     def _said(self, text: str) -> str:
         """What a server said, for people: servers like to repeat the token. Hidden before anything is cut off, which could leave half of it."""
@@ -185,7 +186,17 @@ class RemoteReward:
         """Ask one server once; None when it has to be tried again, here or elsewhere. A `second` try may lose to the first."""
         where = server.url.geturl()
         try:
-            status, answer = self._post(server.url, task.body, task)
+            status, _, answer = post(
+                server.url,
+                "/score",
+                task.body,
+                kind="application/octet-stream",
+                token=self._token(),
+                timeout=self._timeout,
+                connect_timeout=CONNECT_SECONDS,
+                largest=LARGEST_ANSWER,
+                watched=task.holding,
+            )
             if status == 200:
                 scores = decode_response(answer, request_id=task.id, checksum=task.checksum, count=len(task.prompts))
                 self._pool.succeeded(server, number)
@@ -236,37 +247,6 @@ class RemoteReward:
         reasons = {index: self._said(reason) for index, reason in scores.reasons.items()}
         return PartScores({part: scores[part] for part in self._parts}, reasons)
 
-    def _post(self, url: SplitResult, body: list[bytes | memoryview], task: _Task) -> tuple[int, bytes]:
-        secure = url.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        port = url.port or (443 if secure else 80)
-        connection = kind(url.hostname or "", port, timeout=min(self._timeout, CONNECT_SECONDS))
-        headers = {"Content-Type": "application/octet-stream", "Connection": "close"}
-        headers["Content-Length"] = str(sum(len(piece) for piece in body))
-        token = self._token()
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        deadline = time.monotonic() + self._timeout
-        try:
-            connection.connect()
-            connection.sock.settimeout(self._timeout)
-            task.opened(connection)
-            # a server may refuse the body early and close: its answer still says why
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.request("POST", f"{url.path.rstrip('/')}/score", body=body, headers=headers)
-            response = connection.getresponse()
-            answer = bytearray()
-            while chunk := response.read1(65536):
-                answer += chunk
-                if len(answer) > LARGEST_ANSWER or time.monotonic() > deadline:
-                    raise WireError("The answer is too large or too slow.")
-            if response.length:  # fewer bytes than announced
-                raise WireError(f"The answer broke off, {response.length} bytes are missing.")
-            return response.status, bytes(answer)
-        finally:
-            task.closed(connection)
-            connection.close()
-
 
 class _Task:
     """Clips of one request on their way to a score."""
@@ -314,17 +294,18 @@ class _Task:
             self.settled.set()
         self.drop()
 
-    def opened(self, connection: http.client.HTTPConnection) -> None:
-        """Note a connection, so that it can be cut."""
+    @contextlib.contextmanager
+    def holding(self, connection: http.client.HTTPConnection) -> Iterator[None]:
+        """Keep an open connection, so that it can be cut."""
         with self._lock:
             if self.cut:
                 raise ConnectionAbortedError("The answer is no longer needed.")
             self._connections.append(connection)
-
-    def closed(self, connection: http.client.HTTPConnection) -> None:
-        """Forget a connection."""
-        with self._lock:
-            self._connections = [one for one in self._connections if one is not connection]
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections = [one for one in self._connections if one is not connection]
 
     def drop(self) -> None:
         """Cut the connections: their threads wake up, and the servers see that nobody waits."""
@@ -339,10 +320,7 @@ class _Task:
 
 
 def _parse(url: str) -> SplitResult:
-    try:
-        parsed = parse_address(url, "A reward server's url", "http://host:8765", "token_env")
-    except ValueError as error:
-        raise RewardConfigError(str(error)) from error
+    parsed = read_address(url, "A reward server's url", "http://host:8765", "token_env")
     if parsed.query or parsed.fragment:  # clips are sent to its path alone
         raise RewardConfigError(f"A reward server's url ends with its path: leave out what follows {parsed.path!r}.")
     return parsed

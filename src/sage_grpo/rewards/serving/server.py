@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from sage_grpo.ranges import Count, NotNegative, Seconds, check
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.serving.batching import Batcher, Closing, Counters, Scorer
-from sage_grpo.rewards.serving.connections import is_loopback
 from sage_grpo.rewards.serving.wire import ScoreRequest, WireError, decode_request, encode_response
 from sage_grpo.types import PartScores
+from sage_grpo.web import Refused, check_installed, is_loopback
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -68,14 +68,6 @@ def check_binding(host: str, token: str) -> None:
         )
 
 
-class _Refused(Exception):
-    """A request that is answered without scoring."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class RewardServer:
     """The state behind the application: admission, batching and counters."""
 
@@ -111,7 +103,7 @@ class RewardServer:
         try:
             self._authorise(request)
             answer = await self._answer(request, body)
-        except _Refused as refused:
+        except Refused as refused:
             headers = {"Retry-After": "1"} if refused.status == 503 else {}
             return self._count(_refusal(str(refused), refused.status, headers, body))
         return self._count(Response(answer, media_type="application/octet-stream"))
@@ -119,7 +111,7 @@ class RewardServer:
     def _authorise(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode()
         if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
-            raise _Refused(401, "A valid token is needed.")
+            raise Refused(401, "A valid token is needed.")
 
     async def _answer(self, request: Request, body: _Body) -> bytes:
         received = bytearray()
@@ -127,16 +119,16 @@ class RewardServer:
             try:
                 await asyncio.wait_for(self._receive(request, body, received), self.limits.read_timeout_s)
             except TimeoutError as error:
-                raise _Refused(408, "The request took too long to arrive.") from error
+                raise Refused(408, "The request took too long to arrive.") from error
             if self._open >= self.limits.max_queue:
-                raise _Refused(503, f"The server already has {self._open} requests.")
+                raise Refused(503, f"The server already has {self._open} requests.")
             self._open += 1
             try:
                 decoded = await asyncio.to_thread(decode_request, received)
                 scores = await self._scores(decoded, body)
                 return encode_response(decoded, scores, scores.reasons)
             except WireError as error:
-                raise _Refused(400, str(error)) from error
+                raise Refused(400, str(error)) from error
             finally:
                 self._open -= 1
         finally:
@@ -150,12 +142,12 @@ class RewardServer:
         try:
             await asyncio.wait([scoring, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not scoring.done():
-                raise _Refused(499, "The client went away.")
+                raise Refused(499, "The client went away.")
             return scoring.result()
         except Closing as error:
-            raise _Refused(503, str(error)) from error
+            raise Refused(503, str(error)) from error
         except RuntimeError as error:  # a broken configuration: sending it again does not help
-            raise _Refused(500, str(error)) from error
+            raise Refused(500, str(error)) from error
         finally:
             for task in (scoring, leaving):
                 task.cancel()
@@ -165,17 +157,17 @@ class RewardServer:
         largest = self.limits.max_body_mb * 2**20
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > largest:
-            raise _Refused(413, f"{declared[:20]} bytes are more than the allowed {largest}.")
+            raise Refused(413, f"{declared[:20]} bytes are more than the allowed {largest}.")
         while body.more:
             chunk = await asyncio.wait_for(body.next(), self.limits.idle_timeout_s)
             received += chunk
             self._bytes += len(chunk)
             if len(received) > largest:
-                raise _Refused(413, f"The request is larger than the allowed {largest} bytes.")
+                raise Refused(413, f"The request is larger than the allowed {largest} bytes.")
             if self._bytes > self.limits.max_memory_mb * 2**20:
-                raise _Refused(503, "The server holds as many bytes as it may.")
+                raise Refused(503, "The server holds as many bytes as it may.")
         if body.gone:
-            raise _Refused(400, "The connection broke before the request was complete.")
+            raise Refused(400, "The connection broke before the request was complete.")
 
     def _count(self, response: Response) -> Response:
         status = response.status_code
@@ -204,7 +196,7 @@ class RewardServer:
 
         try:
             self._authorise(request)
-        except _Refused as refused:
+        except Refused as refused:
             return PlainTextResponse(str(refused), refused.status)
         return PlainTextResponse(self._metrics_text(), media_type="text/plain; version=0.0.4")
 
@@ -273,11 +265,10 @@ def _refusal(text: str, status: int, headers: dict[str, str], body: _Body) -> Re
 
 def create_app(score: Scorer, *, token: str = "", limits: ServerLimits | None = None) -> Starlette:
     """The ASGI application around a scorer (see `batching.composite_scorer`)."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-    except ModuleNotFoundError as error:
-        raise RewardConfigError('The reward server needs: pip install "sage-grpo[server]".') from error
+    check_installed()
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
     server = RewardServer(score, token=token, limits=limits)
     routes = [
         Route("/score", server.score, methods=["POST"]),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sage_grpo.inside import replace_text
 from sage_grpo.shapes.making.networks import build_text_encoder_2
 
 if TYPE_CHECKING:
@@ -121,9 +122,7 @@ Held-out combinations, ODE, no guidance; the judge is `sage_grpo.shapes.judge.Sh
 
 {table}
 """
-    temporary = folder / "README.md.tmp"
-    temporary.write_text(text)
-    os.replace(temporary, folder / "README.md")
+    replace_text(folder / "README.md", text)
 
 
 def _half_copy(model: torch.nn.Module) -> torch.nn.Module:

@@ -5,8 +5,7 @@ All clips are rendered, captioned and encoded once; a step then only draws from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,32 +13,15 @@ from torch import Tensor
 
 from sage_grpo.shapes.making.imperfect import Flaws, imperfect_captions, imperfect_clips
 from sage_grpo.shapes.making.networks import batched_vae, encode_text, used_parameters, velocity
+from sage_grpo.shapes.making.options import PretrainOptions
 from sage_grpo.shapes.making.tokenizer import prefix_ids, prompt_ids
-from sage_grpo.shapes.making.training import Budget, Inputs, Trainer
+from sage_grpo.shapes.making.training import Inputs, Trainer
 from sage_grpo.shapes.making.vae_train import encode
 from sage_grpo.shapes.scene import random_scenes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
     from transformers import Qwen2_5_VLTextModel, Qwen2Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowOptions:
-    """How the transformer and its text encoder are trained."""
-
-    budget: Budget = field(default_factory=lambda: Budget(minutes=4.0))
-    """Time, or steps."""
-    batch: int = 512
-    """Latents a step."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    shift: float = 3.0
-    """Shift of the sampling schedule; half of the training sigmas follow it, half are uniform."""
-    caption_dropout: float = 0.1
-    """Share of steps without captions, so that classifier-free guidance works."""
-    average: float = 0.999
-    """Decay of the averaged weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +87,7 @@ def train_flow(
     text_encoder: Qwen2_5_VLTextModel,
     tokenizer: Qwen2Tokenizer,
     pool: Pool,
-    options: FlowOptions,
-    *,
-    state_dir: Path,
-    resume: bool,
-    graphs: bool,
+    options: PretrainOptions,
 ) -> list[float]:
     """Train both networks in place, leave averaged weights; return the reported losses."""
     device = transformer.device
@@ -123,15 +101,15 @@ def train_flow(
     def batches(progress: float) -> Inputs:
         group = int(torch.multinomial(weights, 1))
         ids, latents = pool.ids[group], pool.latents[group]
-        index = torch.randint(len(ids), (options.batch,), device=device)
+        index = torch.randint(len(ids), (options.flow_batch,), device=device)
         x0 = latents[index].float()
         captions = ids[index]
         if float(torch.rand(())) < options.caption_dropout:
-            captions = empty.expand(options.batch, -1).contiguous()
+            captions = empty.expand(options.flow_batch, -1).contiguous()
         return {
             "x0": x0,
             "eps": torch.randn_like(x0),
-            "sigma": draw_sigma(options.batch, options.shift, device),
+            "sigma": draw_sigma(options.flow_batch, options.shift, device),
             "ids": captions,
         }
 
@@ -140,14 +118,14 @@ def train_flow(
         parameters=used_parameters(transformer, text_encoder),
         loss=loss,
         batches=batches,
-        budget=options.budget,
-        peak_lr=options.lr,
+        budget=options.budget(options.flow_minutes, options.flow_steps),
+        peak_lr=options.flow_lr,
         weight_decay=0.01,
-        average=options.average,
-        state_dir=state_dir,
-        graphs=graphs,
+        average=0.999,
+        state_dir=options.states,
+        graphs=options.graphs,
     )
-    if resume:
+    if options.resume:
         trainer.load()
     losses = [float(outputs["loss"]) for _, outputs in trainer.run()]
     trainer.use_average()

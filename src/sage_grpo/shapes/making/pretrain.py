@@ -7,116 +7,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
 import torch
 
-from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, Share, check
-from sage_grpo.shapes.making.imperfect import Flaws
-from sage_grpo.shapes.making.networks import Sizes, build_text_encoder, build_transformer, build_vae
+from sage_grpo.inside import replace_text
+from sage_grpo.shapes.making.networks import build_text_encoder, build_transformer, build_vae
+from sage_grpo.shapes.making.options import PretrainOptions
 from sage_grpo.shapes.making.tokenizer import PAD, build_tokenizer
-from sage_grpo.shapes.making.training import Budget
 from sage_grpo.shapes.scene import FPS, FRAMES, SIDE, words
 from sage_grpo.video import contact_sheet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainOptions:
-    """Options of pretraining."""
-
-    out: Path = Path("shapes-pretrained")
-    """Folder for the results: pipeline/, vae/, pictures, scores.json."""
-    state: Path | None = None
-    """Folder for the states to resume from; by default OUT/state. They are larger than the results."""
-    resume: bool = False
-    """Go on from the saved states; where only a finished VAE is left in OUT, it is used as it is."""
-    vae: Path | None = None
-    """An existing VAE folder (or pipeline folder) to use instead of training one."""
-    vae_start: Path | None = None
-    """An existing VAE folder whose weights VAE training goes on from."""
-    start: Path | None = None
-    """An existing pipeline folder whose transformer and text encoder the flow starts from."""
-    vae_minutes: NotNegative = 6.5
-    """Minutes of VAE training."""
-    flow_minutes: NotNegative = 4.3
-    """Minutes of flow training."""
-    vae_steps: Natural = 0
-    """Steps of VAE training instead of minutes."""
-    flow_steps: Natural = 0
-    """Steps of flow training instead of minutes."""
-    vae_batch: Count = 64
-    """Clips a VAE step."""
-    flow_batch: Count = 256
-    """Latents a flow step."""
-    vae_lr: Positive = 1.5e-3
-    """Peak learning rate of the VAE."""
-    flow_lr: Positive = 1e-3
-    """Peak learning rate of the flow."""
-    vae_clips: Count = 32768
-    """Clips rendered for the VAE."""
-    flow_clips: Count = 160_000
-    """Clips rendered, captioned and encoded for the flow."""
-    latent_noise: NotNegative = 0.05
-    """Noise on the latents in VAE training: a smoother decoder, at some cost in sharpness."""
-    shift: Positive = 3.0
-    """Shift of the sampling schedule."""
-    caption_dropout: Share = 0.1
-    """Share of flow steps without captions."""
-    wrong_word: Share = Flaws.wrong_word
-    """Probability that a caption names a wrong value, for each attribute."""
-    jitter_share: Share = Flaws.jitter_share
-    """Share of clips whose object shakes."""
-    jitter: NotNegative = Flaws.jitter
-    """Strongest shake, world units."""
-    blur_share: Share = Flaws.blur_share
-    """Share of blurred clips."""
-    blur: NotNegative = Flaws.blur
-    """Strongest blur, pixels."""
-    noise_share: Share = Flaws.noise_share
-    """Share of clips with pixel noise."""
-    noise: NotNegative = Flaws.noise
-    """Strongest pixel noise."""
-    latent_channels: Count = Sizes.latent_channels
-    """Channels of the latents."""
-    vae_channels: str = ",".join(map(str, Sizes.vae_channels))
-    """Channels of the VAE from full to lowest resolution, with commas."""
-    heads: Count = Sizes.heads
-    """Attention heads of the transformer, of 32 channels each."""
-    blocks: Count = Sizes.blocks
-    """Blocks of the transformer."""
-    score_prompts: Natural = 64
-    """Held-out prompts to sample and judge at the end; 0 leaves the scoring out."""
-    score_steps: Count = 20
-    """Steps of the ODE in scoring."""
-    seed: Seed = 0
-    """Seed of everything."""
-    graphs: bool = True
-    """Capture training steps as CUDA graphs (falls back to plain steps where that fails)."""
-    report_seconds: NotNegative = 10.0
-    """Seconds between two printed lines."""
-    device: str = ""
-    """Where to train; empty takes cuda where there is one, else cpu."""
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def sizes(self) -> Sizes:
-        """The sizes of the networks."""
-        channels = tuple(int(part) for part in self.vae_channels.split(","))
-        return Sizes(latent_channels=self.latent_channels, vae_channels=channels, heads=self.heads, blocks=self.blocks)
-
-    def flaws(self) -> Flaws:
-        """The flaws of the data."""
-        return Flaws(**{field.name: getattr(self, field.name) for field in fields(Flaws)})
 
 
 def pretrain(options: PretrainOptions) -> int:
@@ -161,11 +69,11 @@ def _vae_stage(options: PretrainOptions, device: torch.device) -> tuple[Autoenco
     from sage_grpo.shapes.making.assemble import load_vae, save_vae
     from sage_grpo.shapes.making.imperfect import clean_clips
     from sage_grpo.shapes.making.networks import batched_vae
-    from sage_grpo.shapes.making.vae_train import VaeOptions, psnr, train_vae
+    from sage_grpo.shapes.making.vae_train import psnr, train_vae
 
-    own, state_dir = options.out / "vae", options.state or options.out / "state"
+    own = options.out / "vae"
     # With a state, a resumed stage trains on for what is left of its (perhaps longer) budget.
-    finished = options.resume and (own / "config.json").is_file() and not (state_dir / "vae.safetensors").exists()
+    finished = options.resume and (own / "config.json").is_file() and not (options.states / "vae.safetensors").exists()
     ready = options.vae or (own if finished else None)
     if ready is not None:
         vae = load_vae(ready, device)
@@ -174,30 +82,14 @@ def _vae_stage(options: PretrainOptions, device: torch.device) -> tuple[Autoenco
             return vae, psnr(vae, clean_clips(256 if device.type == "cuda" else 8, FRAMES, SIDE, generator, device))
     vae = build_vae(options.sizes()).to(device) if options.vae_start is None else load_vae(options.vae_start, device)
     vae.requires_grad_(True).train()
-    quality = train_vae(
-        vae,
-        VaeOptions(
-            budget=_budget(options, options.vae_minutes, options.vae_steps),
-            batch=options.vae_batch,
-            lr=options.vae_lr,
-            clips=options.vae_clips,
-            latent_noise=options.latent_noise,
-        ),
-        frames=FRAMES,
-        side=SIDE,
-        seed=options.seed,
-        state_dir=state_dir,
-        picture=options.out / "reconstructions.png",
-        resume=options.resume,
-        graphs=options.graphs,
-    )
+    quality = train_vae(vae, options)
     save_vae(vae, own)
     return vae, quality
 
 
 def _flow_stage(options: PretrainOptions, device: torch.device, vae: AutoencoderKLHunyuanVideo15) -> None:
     from sage_grpo.shapes.making.assemble import load_pipeline, save_pipeline
-    from sage_grpo.shapes.making.flow_train import FlowOptions, encode_pool, train_flow
+    from sage_grpo.shapes.making.flow_train import encode_pool, train_flow
 
     tokenizer = build_tokenizer(words())
     if options.start is not None:
@@ -216,22 +108,7 @@ def _flow_stage(options: PretrainOptions, device: torch.device, vae: Autoencoder
     )
     lengths = [ids.shape[1] for ids in pool.ids]
     _say(pool_started, f"encoded {options.flow_clips} clips; captions of {lengths} tokens")
-    train_flow(
-        transformer,
-        text_encoder,
-        tokenizer,
-        pool,
-        FlowOptions(
-            budget=_budget(options, options.flow_minutes, options.flow_steps),
-            batch=options.flow_batch,
-            lr=options.flow_lr,
-            shift=options.shift,
-            caption_dropout=options.caption_dropout,
-        ),
-        state_dir=options.state or options.out / "state",
-        resume=options.resume,
-        graphs=options.graphs,
-    )
+    train_flow(transformer, text_encoder, tokenizer, pool, options)
     save_pipeline(
         options.out / "pipeline",
         vae=vae,
@@ -273,7 +150,7 @@ def score(
     clips = sample(pipe, texts, steps=steps, frames=FRAMES, side=SIDE, seed=2)
     seconds = time.perf_counter() - clock
     contact_sheet(pictures / "samples.png", list(clips[:24]), texts[:24], columns=FRAMES, cell=96)
-    (pictures / "samples.txt").write_text("\n".join(texts[:24]) + "\n")
+    replace_text(pictures / "samples.txt", "\n".join(texts[:24]) + "\n")
     found, best = judge_clips(clips, texts, FPS), ceiling(prompts, FRAMES, SIDE, FPS, seed=1)
     table = score_table(found, best)
     print(table, flush=True)
@@ -285,15 +162,10 @@ def score(
             "scored on": f"{prompts} held-out prompts, {steps} ODE steps, shift {pipe.scheduler.config.shift}",
         }
         write_card(folder, table=table, facts=facts, command=command)
-    temporary = pictures / "scores.json.tmp"
-    temporary.write_text(json.dumps({"model": found, "ceiling": best, "seconds": seconds}, indent=2) + "\n")
-    os.replace(temporary, pictures / "scores.json")
+    scores = {"model": found, "ceiling": best, "seconds": seconds}
+    replace_text(pictures / "scores.json", json.dumps(scores, indent=2) + "\n")
     print(f"{prompts} clips in {seconds:.1f} s; the folder has {folder_megabytes(folder):.1f} MB", flush=True)
     return found
-
-
-def _budget(options: PretrainOptions, minutes: float, steps: int) -> Budget:
-    return Budget(minutes=minutes, steps=steps, report_seconds=options.report_seconds)
 
 
 def _say(since: float, text: str) -> None:

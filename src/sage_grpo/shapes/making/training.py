@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from sage_grpo.inside import replacing
 
 Inputs = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -190,14 +191,9 @@ class Trainer:
             for slot, value in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"{slot}/{key}"] = value
         counters = {"steps": self.steps, "spent": self._spent, "caution": self._caution}
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_suffix(".tmp")
-        save_file(
-            {key: value.cpu().contiguous() for key, value in tensors.items()},
-            temporary,
-            {"counters": json.dumps(counters)},
-        )
-        os.replace(temporary, self._file)
+        plain = {key: value.cpu().contiguous() for key, value in tensors.items()}
+        with replacing(self._file) as fresh:
+            save_file(plain, fresh, {"counters": json.dumps(counters)})
 
     def load(self) -> bool:
         """Take up a saved state; False where there is none."""

@@ -8,7 +8,6 @@ near clips, which the flow's errors and RL's exploration rely on.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,73 +16,51 @@ from torch import Tensor
 
 from sage_grpo.shapes.making.imperfect import clean_clips, decoder_clips
 from sage_grpo.shapes.making.networks import batched_vae, portion
-from sage_grpo.shapes.making.training import Budget, Inputs, Trainer
+from sage_grpo.shapes.making.options import PretrainOptions
+from sage_grpo.shapes.making.training import Inputs, Trainer
+from sage_grpo.shapes.scene import FRAMES, SIDE
 from sage_grpo.video import contact_sheet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15
 
 
-@dataclass(frozen=True, kw_only=True)
-class VaeOptions:
-    """How the VAE is trained."""
-
-    budget: Budget = field(default_factory=lambda: Budget(minutes=3.0))
-    """Time, or steps."""
-    batch: int = 128
-    """Clips a step."""
-    lr: float = 1.5e-3
-    """Peak learning rate."""
-    clips: int = 32768
-    """Clips rendered once and drawn from."""
-    latent_noise: float = 0.1
-    """Standard deviation of the noise on (unit) latents from a third of the training on."""
-    object_weight: float = 4.0
-    """How much more a pixel counts that differs from the background."""
+OBJECT_WEIGHT = 4.0
+"""How much more a pixel counts that differs from the background."""
 
 
-def train_vae(
-    vae: AutoencoderKLHunyuanVideo15,
-    options: VaeOptions,
-    *,
-    frames: int,
-    side: int,
-    seed: int,
-    state_dir: Path,
-    picture: Path,
-    resume: bool,
-    graphs: bool,
-) -> float:
+def train_vae(vae: AutoencoderKLHunyuanVideo15, options: PretrainOptions) -> float:
     """Train in place, leave averaged weights and a scaling factor; return the PSNR on clean unseen clips."""
     device = vae.device
-    generator = torch.Generator().manual_seed(seed)
-    unseen = clean_clips(256 if device.type == "cuda" else 4, frames, side, generator, device)
-    bank = _bank(options.clips, frames, side, generator, device)
+    picture = options.out / "reconstructions.png"
+    generator = torch.Generator().manual_seed(options.seed)
+    unseen = clean_clips(256 if device.type == "cuda" else 4, FRAMES, SIDE, generator, device)
+    bank = _bank(options.vae_clips, generator, device)
     channels = vae.config.latent_channels
-    latent = (channels, 1 + (frames - 1) // vae.temporal_compression_ratio, side // 8, side // 8)
+    latent = (channels, 1 + (FRAMES - 1) // vae.temporal_compression_ratio, SIDE // 8, SIDE // 8)
 
     def loss(inputs: Inputs) -> Inputs:
-        return vae_loss(vae, inputs, options.object_weight)
+        return vae_loss(vae, inputs, OBJECT_WEIGHT)
 
     def batches(progress: float) -> Inputs:
-        index = torch.randint(len(bank), (options.batch,), device=device)
+        index = torch.randint(len(bank), (options.vae_batch,), device=device)
         # A plain autoencoder for a tenth of the time, then more noise up to a third.
         level = options.latent_noise * min(1.0, max(0.0, (progress - 0.1) / 0.23))
-        return {"clips": bank[index], "noise": torch.randn(options.batch, *latent, device=device) * level}
+        return {"clips": bank[index], "noise": torch.randn(options.vae_batch, *latent, device=device) * level}
 
     trainer = Trainer(
         name="vae",
         parameters=dict(vae.named_parameters()),
         loss=loss,
         batches=batches,
-        budget=options.budget,
-        peak_lr=options.lr,
+        budget=options.budget(options.vae_minutes, options.vae_steps),
+        peak_lr=options.vae_lr,
         weight_decay=0.0,
         average=0.995,
-        state_dir=state_dir,
-        graphs=graphs,
+        state_dir=options.states,
+        graphs=options.graphs,
     )
-    if resume:
+    if options.resume:
         trainer.load()
     with batched_vae():
         for _ in trainer.run():
@@ -163,10 +140,10 @@ def scale_latents(vae: AutoencoderKLHunyuanVideo15, clips: Tensor) -> None:
     )
 
 
-def _bank(n: int, frames: int, side: int, generator: torch.Generator, device: torch.device) -> Tensor:
+def _bank(n: int, generator: torch.Generator, device: torch.device) -> Tensor:
     portion = 2048
     sizes = [min(portion, n - start) for start in range(0, n, portion)]
-    return torch.cat([decoder_clips(size, frames, side, generator, device) for size in sizes])
+    return torch.cat([decoder_clips(size, FRAMES, SIDE, generator, device) for size in sizes])
 
 
 def _show(vae: AutoencoderKLHunyuanVideo15, clips: Tensor, picture: Path) -> None:

@@ -1,12 +1,14 @@
-"""Where a server listens, and its connections: how long one may be without a request, and how many there may be.
+"""How our servers run (rewards, the study): where they listen, how many connections they take, how they refuse, and how they end.
 
 uvicorn answers requests but watches neither: a connection that never sends a whole request would stay for ever. Here such a
-connection is closed after a while, and at once when its place is needed. One whose clips are being scored is never closed.
+connection is closed after a while, and at once when its place is needed. One whose request is being answered is never closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
 import ipaddress
 import socket
 import time
@@ -16,6 +18,20 @@ if TYPE_CHECKING:
     import uvicorn
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def check_installed() -> None:
+    """Refuse, before anything is loaded, where the libraries of a server are missing."""
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise ValueError('A server needs: pip install "sage-grpo[server]".')
 
 
 def is_loopback(host: str) -> bool:
@@ -39,6 +55,16 @@ def check_port(host: str, port: int) -> None:
         raise ValueError(
             f"Nothing can listen on {host}:{port} ({error}). Choose another --port (0 takes any that is free) or --host."
         ) from error
+
+
+def serve(app: Any, **settings: Any) -> bool:
+    """Run until SIGINT or SIGTERM; what is being answered is finished first. False where it could not listen. `settings`: of `guarded_config`."""
+    import uvicorn
+
+    server = uvicorn.Server(guarded_config(app, **settings))
+    with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn after its orderly end
+        server.run()
+    return server.started
 
 
 def guarded_config(app: Any, *, header_timeout: float, max_connections: int, **settings: Any) -> uvicorn.Config:
