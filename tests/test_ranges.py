@@ -73,7 +73,7 @@ def broken(hint: Any, value: Any) -> Any:
     """A value of this type with NaN (or the lowest number) in it."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return value if inner[0] is float else -(2**70)
+        return value if inner[0] is float else -(2**70) if inner[0] is int else broken(inner[0], value)
     if origin in (Union, types.UnionType):
         return broken(inner[0], value)
     if origin is dict:
@@ -102,7 +102,7 @@ def test_every_number_has_a_range_that_is_checked(part: type, name: str, hint: A
         (["--advantage.clip", "-1"], "advantage.clip must be positive, got -1"),
         (["--rollout.shift", "0"], "rollout.shift must be positive, got 0"),
         (["--kernel.eta", "50"], "kernel.eta must be in [0, 10], got 50"),
-        (["--kernel.name", "cps", "--kernel.eta", "5"], "kernel.eta must be in [0, 1] for cps, got 5"),
+        (["--kernel.name", "cps", "--kernel.eta", "5"], "kernel.eta must be in [0, 1], got 5"),
         (["--kernel.sigma_max", "1.5"], "kernel.sigma_max must be in (0, 1], got 1.5"),
         (["--optimizer.warmup_updates", "-1"], "optimizer.warmup_updates must be at least 0, got -1"),
         (["--optimizer.eps", "-1e-8"], "optimizer.eps must be positive, got -1e-08"),

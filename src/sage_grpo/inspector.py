@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.flow.exploring import swallowed
-from sage_grpo.flow.kernels import KERNELS, Cps, Flow, Kernel, Ode, Sage, SageExact
+from sage_grpo.flow.kernels import EXACT, KERNELS, Cps, Flow, Kernel, Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
 from sage_grpo.rl.equalizer import equalizing_weights
@@ -212,7 +212,8 @@ def _listed(flags: Tensor) -> str:
 
 
 def _clamped(kernel: Kernel, step: Transition, schedule: Schedule) -> str | None:
-    if not isinstance(kernel, Sage | SageExact) or kernel.sigma_max is None:
+    clamp = getattr(kernel, "sigma_max", None)
+    if clamp is None:
         return None
     explored = [index for index, flag in enumerate(schedule.stochastic) if flag and float(step.std[index]) > 0]
     # Those that the window reaches: whoever explores a step after them meant them, too.
@@ -222,7 +223,7 @@ def _clamped(kernel: Kernel, step: Transition, schedule: Schedule) -> str | None
     if not bool(inside.any()):
         return None
     return (
-        f"The clamp sigma_max = {kernel.sigma_max:g} swallows {_listed(inside)}: sigma_next is above it, so std = 0 there "
+        f"The clamp sigma_max = {clamp:g} swallows {_listed(inside)}: sigma_next is above it, so std = 0 there "
         "and nothing is learnt. Take fewer steps, a smaller shift, a larger sigma_max, or sage_exact, which needs no clamp."
     )
 
@@ -232,7 +233,7 @@ def _noise_left(step: Transition, schedule: Schedule) -> str | None:
         return None
     return (
         f"The last step ends at sigma = 0 and is stochastic: noise with std {float(step.std[-1]):.3g} stays in the video, "
-        "and the reward judges it. Set deterministic_last, or take sage_exact or cps."
+        f"and the reward judges it. Set deterministic_last, or take {EXACT}."
     )
 
 
@@ -264,7 +265,7 @@ def _excess(kernel: Kernel, schedule: Schedule) -> str | None:
         return None
     return (
         f"On the way the state holds up to {excess:.3g} times the noise variance that the network was trained for. Lower eta, "
-        "leave rollout.deterministic_last out, let the last steps be deterministic with a window, or take sage_exact or cps, which keep it at 1."
+        f"leave rollout.deterministic_last out, let the last steps be deterministic with a window, or take {EXACT}, which keep it at 1."
     )
 
 

@@ -1,4 +1,4 @@
-"""Import a module that a user names, installed or in the current folder."""
+"""Import a module, or something in one, that a user names: installed or in the current folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,26 @@ import traceback
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from sage_grpo.hints import did_you_mean
 
 
 class NoSuchModule(ValueError):
-    """A module that was named cannot be imported; the message says why and what to do."""
+    """A module, or what was named in it, cannot be imported; the message says why and what to do."""
+
+
+def import_object(path: str, field: str) -> Any:
+    """What `module:name` names; NoSuchModule in one line, which begins with the field that says so, where there is none."""
+    module_name, _, name = path.partition(":")
+    try:
+        module = import_named(module_name)
+    except NoSuchModule as error:
+        raise NoSuchModule(f"{field} {path!r}: {error}") from error
+    public = [one for one in vars(module) if not one.startswith("_")]
+    if name not in public:
+        raise NoSuchModule(f"{field} {path!r}: module {module_name} has no {name!r}.{did_you_mean(name, public)}")
+    return vars(module)[name]
 
 
 def import_named(name: str) -> ModuleType:

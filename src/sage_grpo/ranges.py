@@ -198,8 +198,7 @@ def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
 
 
 def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
-    origin, inner = get_origin(hint), get_args(hint)
-    limits = _limits(hint)
+    limits, inner = _limits(hint), get_args(hint)
     if limits:
         yield name, str(limits[0])
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):

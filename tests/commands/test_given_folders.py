@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from sage_grpo.cli import main
 from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import ConfigError, parse
 from sage_grpo.folder.settings import read_config
+from sage_grpo.report.run_data import noise_picture, read_run
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.training.config import TrainConfig
@@ -113,6 +115,15 @@ def test_a_model_family_of_a_given_run_is_imported_only_when_asked_for(given, ev
         assert "evil.family" in capsys.readouterr().err
     assert not evil.exists()
     assert read_config(folder, trust=True).model.family == "evil.family"
+
+
+def test_a_kernel_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
+    folder = given({"kernel": {"name": "evil:Kernel"}})
+    assert main(["probe", "--run", str(folder), "--rewards", '[{"name": "shapes"}]']) == 2
+    assert "the code evil:Kernel (kernel.name)" in capsys.readouterr().err
+    schedule = {"sigmas": [1.0, 0.5, 0.0], "stochastic": [True, False]}
+    assert noise_picture(replace(read_run(folder), schedule=schedule)) is None
+    assert not evil.exists()
 
 
 def test_export_does_not_mind_rewards_that_it_does_not_load(given, evil) -> None:

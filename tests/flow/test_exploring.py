@@ -242,7 +242,7 @@ def test_a_kernel_knows_its_grid() -> None:
     assert KernelSpec(name="linear").build(grid) == Linear(0.5, second=float(grid.sigmas[1]))
     assert KernelSpec(name="sage").build(grid) == Sage(0.5)
     for kind in (lambda: Flow(first=0.0), lambda: Linear(second=1.5), lambda: Flow(first=math.nan)):
-        with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
+        with pytest.raises(ValueError, match=r"must be in \(0, 1\]"):
             kind()
 
 

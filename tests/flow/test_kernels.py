@@ -222,17 +222,17 @@ def test_the_error_names_the_step_that_is_wrong() -> None:
 @pytest.mark.parametrize("kind", STOCHASTIC, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("eta", [-0.1, math.nan, math.inf])
 def test_eta_must_be_finite_and_not_negative(kind: type, eta: float) -> None:
-    with pytest.raises(ValueError, match="eta must be finite and >= 0"):
+    with pytest.raises(ValueError, match=r"eta must be (at least 0|in \[0, 1\]), got"):
         kind(eta=eta)
 
 
 def test_limits_of_single_kernels() -> None:
-    with pytest.raises(ValueError, match=r"eta must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"Cps\.eta must be in \[0, 1\]"):
         Cps(eta=1.1)
     for sigma_max in (0.0, 1.0, 1.5):
-        with pytest.raises(ValueError, match="sigma_max must lie in"):
+        with pytest.raises(ValueError, match=r"sigma_max must be in \(0, 1\)"):
             Sage(sigma_max=sigma_max)
-    with pytest.raises(ValueError, match="sigma_max must lie in"):
+    with pytest.raises(ValueError, match=r"sigma_max must be in \(0, 1\]"):
         SageExact(sigma_max=0.0)
 
 
@@ -241,7 +241,7 @@ def test_a_spec_builds_its_kernel_and_names_the_nearest_valid_one() -> None:
     assert KernelSpec(name="sage_exact", eta=0.3, sigma_max=0.99).build() == SageExact(eta=0.3, sigma_max=0.99)
     assert KernelSpec(name="ode", eta=0.3).build() == Ode()
     with pytest.raises(ValueError, match="Did you mean 'dance'"):
-        KernelSpec(name="dnace").build()  # type: ignore[arg-type]
+        KernelSpec(name="dnace")
     with pytest.raises(ValueError, match="sigma_max applies to sage and sage_exact, not to flow"):
         KernelSpec(name="flow", sigma_max=0.9).build()
 
@@ -265,7 +265,7 @@ def test_what_lies_at_a_limit_is_allowed_and_what_lies_beyond_is_not() -> None:
     SageExact(sigma_max=1.0)
     for kind in STOCHASTIC:
         kind(eta=0.0)
-    with pytest.raises(ValueError, match="sigma_max must lie in"):
+    with pytest.raises(ValueError, match=r"sigma_max must be in \(0, 1\]"):
         SageExact(sigma_max=1.5)
 
 
@@ -273,8 +273,8 @@ def test_a_spec_refuses_or_doubts_an_eta_that_its_kernel_has_no_use_for() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name, eta in (("cps", 1.0), ("sage", 1.5), ("ode", 3.0), ("flow", 0.0)):
-            assert KernelSpec(name=name, eta=eta).build() == KERNELS[name](**({} if name == "ode" else {"eta": eta}))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"for cps, got 1\.01"):
+            assert KernelSpec(name=name, eta=eta).build() == KERNELS[name](**({} if name == "ode" else {"eta": eta}))
+    with pytest.raises(ValueError, match=r"got 1\.01\. That is the range of cps"):
         KernelSpec(name="cps", eta=1.01)
     with pytest.raises(ValueError, match="eta must be"):
         KernelSpec(name="sage", eta=-0.1)

@@ -1,14 +1,21 @@
-"""Rewards for trainer tests, as a user would write them: `trainer_toys:function`."""
+"""Rewards, a kernel and a sink for trainer tests, as a user would write them: `trainer_toys:function`."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from sage_grpo.flow.kernels import Dance
+from sage_grpo.flow.transition import Transition
+from sage_grpo.ranges import Share
+from sage_grpo.telling.metrics import ShownClips
 
 CALLS = {"count": 0}
 """How often `signals` was called; tests set it to 0."""
@@ -79,3 +86,52 @@ def fades(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     CALLS["count"] += 1
     level = bright(videos, prompts, fps)
     return level if CALLS["count"] <= 8 else torch.full_like(level, 0.5)
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """A kernel of one's own: dance with noise that falls from where the grid starts."""
+
+    eta: Share = 0.5
+    """Exploration scale."""
+    first: float = 1.0
+    """Where the grid starts."""
+    leaves_noise: ClassVar[bool] = True
+
+    def __call__(self, sigma: float | Tensor, sigma_next: float | Tensor) -> Transition:
+        """One step."""
+        return Dance(0.9 * self.eta * self.first)(sigma, sigma_next)
+
+
+@dataclass(frozen=True)
+class Needy:
+    """Not a kernel: nothing fills `strength`."""
+
+    strength: float
+    leaves_noise: ClassVar[bool] = True
+
+    def __call__(self, sigma: float, sigma_next: float) -> Transition:
+        """One step."""
+        return Dance(self.strength)(sigma, sigma_next)
+
+
+class Kept:
+    """A sink of one's own."""
+
+    rows: ClassVar[list[tuple[int, dict[str, float]]]] = []
+    closed: ClassVar[list[Path]] = []
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self.folder = folder
+        assert config["out"] == str(folder)
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Keep scalars."""
+        self.rows.append((iteration, dict(metrics)))
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        """Clips stay in the run's folder."""
+
+    def close(self) -> None:
+        """Say so."""
+        self.closed.append(self.folder)

@@ -171,6 +171,7 @@ RUN = {
     "log.tensorboard": Row(True),
     "log.wandb": Seen("project", look="sinks"),
     "log.trackio": Seen("project", look="sinks"),
+    "log.sinks": Seen(["trainer_toys:Kept"], look="own_sinks"),
     "log.progress": Seen(True, look="terminal"),
     "parallel.dp_replicate": Seen(2, look="layout"),
     "parallel.dp_shard": Seen(4, look="layout", base={"parallel.dp_replicate": 1, "parallel.dp_shard": 8}),

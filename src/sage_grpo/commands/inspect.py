@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sage_grpo.flow.exploring import explore, left_out
-from sage_grpo.flow.kernels import KERNELS, Kernel, KernelSpec
+from sage_grpo.flow.kernels import KERNELS, Kernel, KernelSpec, OfGrid, takes_sigma_max, unfit_eta
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.inspector import KernelReport, inspect_kernel
@@ -30,7 +30,7 @@ class Options:
     """What to inspect, and where to write it."""
 
     kernels: list[str] = field(default_factory=lambda: list(KERNELS))
-    """Kernels to compare: ode, flow, linear, dance, sage, cps, sage_exact."""
+    """Kernels to compare: ode, flow, linear, dance, sage, cps, sage_exact, or your own as module:Class."""
     steps: Count = 20
     """Steps of the rollout."""
     model: str | None = None
@@ -39,7 +39,7 @@ class Options:
     """Shift of the grid: 1 leaves it even. null is the model's own, and 5 without a model."""
     eta: Annotated[float, Range(0, 10)] = 0.5
     """Exploration scale (cps: at most 1)."""
-    sigma_max: Annotated[float, Range(0, 1, open_below=True)] | None = None
+    sigma_max: OfGrid | None = None
     """Clamp of sage and sage_exact near pure noise; null takes each kernel's default."""
     deterministic_last: bool | None = None
     """Whether the last step is an ODE step; null asks the kernel, as rollout.deterministic_last of a run does."""
@@ -91,20 +91,14 @@ def build_kernels(options: Options, grid: Schedule) -> list[Kernel]:
     """The kernels in the order they were named."""
     if not options.kernels:
         raise ValueError(f"kernels is empty: name one or more of {', '.join(KERNELS)}.")
-    if "cps" in options.kernels and options.eta > 1:
-        others = [name for name in options.kernels if name != "cps"]
-        raise ValueError(
-            f"cps takes eta in [0, 1], got {options.eta:g}: lower eta, or leave cps out with --kernels {json.dumps(others)}."
-        )
-    clamped = ("sage", "sage_exact")
-    return [
-        KernelSpec(
-            name=name,  # type: ignore[arg-type]  # build() names the nearest valid kernel
-            eta=options.eta,
-            sigma_max=options.sigma_max if name in clamped else None,
-        ).build(grid)
-        for name in options.kernels
-    ]
+    for name in options.kernels:
+        fault = unfit_eta(name, options.eta)
+        if fault:
+            others = json.dumps([other for other in options.kernels if other != name])
+            raise ValueError(f"{fault} Lower eta, or leave {name} out with --kernels {others}.")
+    clamps = [options.sigma_max if takes_sigma_max(name) else None for name in options.kernels]
+    specs = [KernelSpec(name=name, eta=options.eta, sigma_max=clamp) for name, clamp in zip(options.kernels, clamps)]
+    return [spec.build(grid) for spec in specs]
 
 
 def run(options: Options) -> int:

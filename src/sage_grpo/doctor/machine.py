@@ -10,7 +10,7 @@ import torch
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.doctor.finding import Finding, Status, skipped
-from sage_grpo.flow.kernels import Kernel
+from sage_grpo.flow.kernels import EXACT, Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inspector import inspect_kernel, instabilities
 from sage_grpo.models.checkpoints.checkpoint import check_folder, resolve
@@ -140,7 +140,7 @@ def last_step(kernel: Kernel, schedule: Schedule, unexplored: str | None = None)
         status="warn" if left > 0 else "pass",
         value=f"noise with std {left:.3g} stays in the video" + (f"; {unexplored}" if unexplored else ""),
         why="the reward judges that noise, and the policy learns about it instead of about the clip",
-        remedy="leave rollout.deterministic_last out (or true), or take kernel.name sage_exact or cps",
+        remedy=f"leave rollout.deterministic_last out (or true), or take kernel.name {EXACT}",
         number=left,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.kernels import Kernel
+from sage_grpo.flow.kernels import EXACT, Kernel
 from sage_grpo.flow.schedule import Schedule
 
 HELD_LIMIT = 3.5
@@ -75,5 +75,5 @@ def left_out(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, determinist
     return (
         f"{which} deterministic, too: with noise the state would hold {float(held.max()):.3g} times the variance that the network is told at "
         f"sigma {float(grid.sigmas[steps[int(held.argmax())] + 1]):.3g} (the limit is {HELD_LIMIT:g}). rollout.deterministic_last true lets it explore; "
-        "kernel.name sage_exact or cps hold exactly as much as is right"
+        f"kernel.name {EXACT} hold exactly as much as is right"
     )

@@ -7,24 +7,28 @@ the noise is fresh, through a correlation rho.
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
 
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
-from sage_grpo.ranges import Range, check
+from sage_grpo.hints import did_you_mean
+from sage_grpo.named import import_object
+from sage_grpo.ranges import NotNegative, Range, Share, check, faults, type_hints
 
 Sigma: TypeAlias = float | Tensor
+OfGrid = Annotated[float, Range(0, 1, open_below=True)]
+"""A sigma of the grid."""
 
 
 class Kernel(Protocol):
-    """A sampler: the law of one step."""
+    """A sampler: the law of one step. A frozen dataclass, whose fields are what it is made from and whose types are their limits: `eta` and
+    `sigma_max` of the configuration, `first` and `second`, the first sigmas of the run's grid."""
 
     leaves_noise: ClassVar[bool]
     """Whether a last step to sigma_next = 0 leaves its noise in the video (the Itô family does)."""
@@ -50,12 +54,12 @@ class Ode:
 class Dance:
     """DanceGRPO: constant diffusion eta. Its off-manifold variance grows with the number of steps."""
 
-    eta: float = 0.5
-    """Exploration scale, >= 0."""
+    eta: NotNegative = 0.5
+    """Exploration scale."""
     leaves_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_eta(self)
+        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = eta^2 (sigma - sigma_next)."""
@@ -67,16 +71,15 @@ class Dance:
 class Flow:
     """FlowGRPO: diffusion eta sqrt(s / (1 - s)), taken at the step's start as if it were constant."""
 
-    eta: float = 0.5
-    """Exploration scale, >= 0."""
-    first: float = 1.0
+    eta: NotNegative = 0.5
+    """Exploration scale."""
+    first: OfGrid = 1.0
     """Where the grid starts. The diffusion is infinite at 1, and huge just below it, where some schedulers start (DPM-Solver: 0.999875): the
     grid's first step takes the diffusion from where it goes to."""
     leaves_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_eta(self)
-        _check_sigma("first", self.first)
+        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = eta^2 sigma / (1 - sigma) (sigma - sigma_next); at the grid's first sigma the denominator uses sigma_next."""
@@ -89,15 +92,14 @@ class Flow:
 class Linear:
     """FlowGRPO on Wan, and Flash-GRPO: diffusion eta sigma_1 s, which falls to 0 with s. Their released code runs eta 1."""
 
-    eta: float = 0.5
-    """Exploration scale, >= 0."""
-    second: float = 1.0
+    eta: NotNegative = 0.5
+    """Exploration scale."""
+    second: OfGrid = 1.0
     """sigma_1, the second sigma of the grid."""
     leaves_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_eta(self)
-        _check_sigma("second", self.second)
+        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = (eta sigma_1 sigma)^2 (sigma - sigma_next)."""
@@ -109,15 +111,14 @@ class Linear:
 class Sage:
     """SAGE-GRPO: the diffusion of Flow, integrated over the step (the paper's Eq. 5)."""
 
-    eta: float = 0.5
-    """Exploration scale, >= 0."""
-    sigma_max: float = 1.0 - 3e-3
+    eta: NotNegative = 0.5
+    """Exploration scale."""
+    sigma_max: Annotated[float, Range(0, 1, open_below=True, open_above=True)] = 1.0 - 3e-3
     """The integral diverges at sigma = 1: both ends of the interval are clamped here."""
     leaves_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_eta(self)
-        _check_sigma_max(self.sigma_max, upper=1.0, upper_allowed=False)
+        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = eta^2 [log((1 - q)/(1 - p)) - (p - q)] over the clamped interval [q, p]."""
@@ -133,14 +134,12 @@ class Sage:
 class Cps:
     """Coefficient-preserving sampling: a fixed share of the noise is renewed at every step."""
 
-    eta: float = 0.5
-    """Share of fresh noise as an angle, in [0, 1]: rho = cos(eta pi / 2)."""
+    eta: Share = 0.5
+    """Share of fresh noise as an angle: rho = cos(eta pi / 2)."""
     leaves_noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_eta(self)
-        if self.eta > 1:
-            raise ValueError(f"Cps(eta={self.eta}): eta must lie in [0, 1] (it is an angle: rho = cos(eta pi / 2)).")
+        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """rho = cos(eta pi / 2), whatever the step."""
@@ -157,16 +156,14 @@ class SageExact:
     exp(-(eta^2 / 2)(logit sigma - logit sigma_next)). No clamp, no NaN for any schedule, no noise left at the end.
     """
 
-    eta: float = 0.5
-    """Exploration scale, >= 0; 0 is the Euler ODE."""
-    sigma_max: float | None = None
+    eta: NotNegative = 0.5
+    """Exploration scale; 0 is the Euler ODE."""
+    sigma_max: OfGrid | None = None
     """Optional clamp of the interval, as in Sage; None needs none."""
     leaves_noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_eta(self)
-        if self.sigma_max is not None:
-            _check_sigma_max(self.sigma_max, upper=1.0, upper_allowed=True)
+        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """rho = (odds(sigma_next) / odds(sigma))^(eta^2 / 2)."""
@@ -187,35 +184,66 @@ class SageExact:
 LARGE_ETA = 1.5
 """From here on an exploration scale is a mistake more often than a choice."""
 KernelName = Literal["ode", "flow", "linear", "dance", "sage", "cps", "sage_exact"]
-KERNELS: dict[str, type[Ode | Flow | Linear | Dance | Sage | Cps | SageExact]] = {
-    "ode": Ode,
-    "flow": Flow,
-    "linear": Linear,
-    "dance": Dance,
-    "sage": Sage,
-    "cps": Cps,
-    "sage_exact": SageExact,
-}
+KERNELS: dict[str, type[Ode | Flow | Linear | Dance | Sage | Cps | SageExact]] = dict(
+    zip(get_args(KernelName), (Ode, Flow, Linear, Dance, Sage, Cps, SageExact), strict=True)
+)
+EXACT = " or ".join(name for name, kind in KERNELS.items() if not kind.leaves_noise and kind is not Ode)
+"""Kernels that hold exactly as much noise as is right, for advice."""
+
+
+def find_kernel(name: str) -> type[Kernel]:
+    """The class of a kernel: one that comes with the package, or a user's by its import path."""
+    if ":" not in name:
+        if name not in KERNELS:
+            raise ValueError(
+                f"kernel.name must be one of {', '.join(KERNELS)}, or your own as module:Class, got {name!r}."
+                f"{did_you_mean(name, KERNELS, 0.5)}"
+            )
+        return KERNELS[name]
+    kind = import_object(name, "kernel.name")
+    if not (isinstance(kind, type) and is_dataclass(kind) and isinstance(getattr(kind, "leaves_noise", None), bool)):
+        fault = "it must be a dataclass with `leaves_noise: ClassVar[bool]`"
+    elif not any("__call__" in vars(base) for base in kind.__mro__):
+        fault = "it has no __call__(self, sigma, sigma_next)"
+    else:
+        needed = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
+        strange = [one for one in needed if one not in ("eta", "sigma_max")]
+        fault = f"nothing fills its field {strange[0]!r}: give it a default" if strange else ""
+    if fault:
+        raise ValueError(f"kernel.name {name!r} is not a kernel: {fault}; see docs/extending.md.")
+    return cast(type[Kernel], kind)
+
+
+def unfit_eta(name: str, eta: float) -> str:
+    """Why a kernel does not take an eta, as a sentence; empty where it does."""
+    fault = next(faults(find_kernel(name), {"eta": eta}, "kernel."), "")
+    return f"{fault} That is the range of {name}." if fault else ""
+
+
+def takes_sigma_max(name: str) -> bool:
+    """Whether a kernel has a clamp."""
+    return "sigma_max" in type_hints(find_kernel(name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """A kernel as it is written in a config file or on the command line."""
 
-    name: KernelName = "sage"
-    """Which sampler explores."""
+    name: KernelName | str = "sage"
+    """Which sampler explores; your own by its import path, module:Class (docs/extending.md)."""
     eta: Annotated[float, Range(0, 10)] = 0.5
     """Exploration scale; ignored by ode. An angle in [0, 1] for cps; a value above 1.5 is a warning for the others."""
-    sigma_max: Annotated[float, Range(0, 1, open_below=True)] | None = None
+    sigma_max: OfGrid | None = None
     """Clamp of sage (below 1) and sage_exact near pure noise; None takes the kernel's own default."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.name == "cps" and self.eta > 1:
-            raise ValueError(
-                f"kernel.eta must be in [0, 1] for cps, got {self.eta} (it is an angle: rho = cos(eta pi / 2))."
-            )
-        if self.name not in ("ode", "cps") and self.eta > LARGE_ETA:
+        if ":" in self.name:
+            return  # a configuration can be read where the code is not
+        fault = unfit_eta(self.name, self.eta)
+        if fault:
+            raise ValueError(fault)
+        if "eta" in type_hints(find_kernel(self.name)) and self.eta > LARGE_ETA:
             warnings.warn(
                 f"kernel.eta is {self.eta:g}: the methods use 0.2 to 1.2, and more buries the video in noise. Look at "
                 f"`sage-grpo inspect --kernels {self.name} --eta {self.eta:g}` first.",
@@ -224,20 +252,18 @@ class KernelSpec:
 
     def build(self, grid: Schedule | None = None) -> Kernel:
         """The kernel itself, for the grid of a run: some laws depend on where the grid starts. None is a grid from exactly 1."""
-        if self.name not in KERNELS:
-            near = difflib.get_close_matches(str(self.name), KERNELS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"Unknown kernel {self.name!r}; there are {', '.join(KERNELS)}.{hint}")
-        options: dict[str, float] = {} if self.name == "ode" else {"eta": self.eta}
-        if self.sigma_max is not None:
-            if self.name not in ("sage", "sage_exact"):
-                raise ValueError(f"kernel.sigma_max applies to sage and sage_exact, not to {self.name}: leave it out.")
-            options["sigma_max"] = self.sigma_max
-        if grid is not None and self.name == "flow":
-            options["first"] = float(grid.sigmas[0])
-        if grid is not None and self.name == "linear":
-            options["second"] = float(grid.sigmas[1])
-        return KERNELS[self.name](**options)
+        kind = find_kernel(self.name)
+        if self.sigma_max is not None and not takes_sigma_max(self.name):
+            clamped = " and ".join(filter(takes_sigma_max, KERNELS))
+            raise ValueError(f"kernel.sigma_max applies to {clamped}, not to {self.name}: leave it out.")
+        given = {"eta": self.eta, "sigma_max": self.sigma_max}
+        if grid is not None:
+            given |= {"first": float(grid.sigmas[0]), "second": float(grid.sigmas[1])}
+        options = {name: given[name] for name in type_hints(kind) if given.get(name) is not None}
+        wrong = list(faults(kind, options, "kernel."))
+        if wrong:
+            raise ValueError(f"{wrong[0]} That is the range of {self.name}.")
+        return kind(**options)
 
 
 def _ito(p: Tensor, q: Tensor, w: Tensor, dtype: torch.dtype) -> Transition:
@@ -273,18 +299,3 @@ def _pair(sigma: Sigma, sigma_next: Sigma) -> tuple[Tensor, Tensor, torch.dtype]
             f"sigma_next = {float(q.reshape(-1)[first]):g}. Sampling goes from noise (1) down to data (0)."
         )
     return p, q, torch.float64 if from_double else torch.float32
-
-
-def _check_eta(kernel: Dance | Flow | Linear | Sage | Cps | SageExact) -> None:
-    if not (math.isfinite(kernel.eta) and kernel.eta >= 0):
-        raise ValueError(f"{type(kernel).__name__}(eta={kernel.eta}): eta must be finite and >= 0 (0 is the ODE).")
-
-
-def _check_sigma(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name} is a sigma of the grid and must lie in (0, 1], got {value}.")
-
-
-def _check_sigma_max(sigma_max: float, *, upper: float, upper_allowed: bool) -> None:
-    if not (0 < sigma_max < upper or (upper_allowed and sigma_max == upper)):
-        raise ValueError(f"sigma_max must lie in (0, {upper:g}{']' if upper_allowed else ')'}, got {sigma_max}.")

@@ -164,6 +164,7 @@ def of_code() -> str:
 def _of_plugins(config: TrainConfig, own: Own) -> str:
     names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
     names += [config.model.family] if config.model.family and "." in config.model.family else []
+    names += [config.kernel.name.partition(":")[0]] if ":" in config.kernel.name else []
     sha = hashlib.sha256()
     for name in sorted(set(names)):
         file = _source(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from sage_grpo.flow.kernels import unfit_eta
 from sage_grpo.folder.weights import Choice
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import Effect, advise, best_step, effect, spread

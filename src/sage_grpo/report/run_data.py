@@ -146,6 +146,8 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
 
     try:
         schedule, spec = Schedule(torch.tensor(sigmas), tuple(stochastic)), KernelSpec(**run.config["kernel"])
+        if ":" in spec.name:
+            return None  # code of its own, which the folder of a run does not start here
         if spec.name == "linear" and run.schedule.get("offset"):
             return None  # its law needs the second sigma of the run's own grid, which a group with another beginning does not have
         found = inspect_kernel(spec.build(schedule), schedule).to_dict()
