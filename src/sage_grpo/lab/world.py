@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sage_grpo.lab.design import Column
 from sage_grpo.training.config import TrainConfig
@@ -13,7 +13,7 @@ CEILING = {"TA": 0.98672, "MQ": 0.9834, "VQ": 0.88154}
 PARTS = (Column(key="TA"), Column(key="MQ"), Column(key="VQ"), Column(key="drift", higher=False))
 
 
-def ceiling(weights: dict[str, float]) -> float:
+def ceiling(weights: Mapping[str, float]) -> float:
     """The best total for the judge's parts with these weights."""
     return sum(weight * CEILING[part] for part, weight in weights.items())
 

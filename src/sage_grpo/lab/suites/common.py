@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
+from sage_grpo.lab.world import ceiling
 
 Size = Literal["smoke", "brief", "full"]
 """smoke: two arms and seconds of two CPU cores, to see that it runs. brief: the arms that decide, a few minutes of one GPU. full: all of it, about
@@ -24,9 +25,7 @@ UNTRAINED: Mapping[str, Any] = {
     "batch_size": 0,
 }
 """What nothing is trained on and the judge does not compute: unsteady light over time, and blur."""
-CEILING = 1.91919
-"""Overall of clean clips of the held-out prompts after the model's own VAE: `sage-grpo shapes ceiling` measures it."""
-OVERALL = Column(key="Overall", ceiling=CEILING)
+OVERALL = Column(key="Overall", ceiling=ceiling(SETTING_B))
 DRIFT = Column(key="drift", higher=False)
 FLICKER = Column(key="flicker", label="flicker (untrained)", higher=False)
 COLUMNS = (OVERALL, Column(key="VQ"), Column(key="MQ"), Column(key="TA"), DRIFT, FLICKER)
