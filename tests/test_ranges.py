@@ -33,17 +33,19 @@ def dataclasses_in(hint: Any) -> Iterator[type]:
 
 OPTIONS = [importlib.import_module(f"sage_grpo.commands.{command.module}").Options for command in COMMANDS.values()]
 PARTS = list(dict.fromkeys(part for options in OPTIONS for part in dataclasses_in(options)))
-NEEDED = {"RewardSpec": {"name": "x"}, "rewards": {"rewards": [RewardSpec(name="x")]}, "action": {"action": "render"}}
+NEEDED = {"name": "x", "rewards": [RewardSpec(name="x")]}
 
 
 def instance(part: type) -> Any:
-    """An instance with all its defaults."""
-    needed = {
-        field.name
-        for field in dataclasses.fields(part)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
-    return part(**next((given for given in NEEDED.values() if set(given) == needed), {}))
+    """An instance with all its defaults; of words that must be given, the first."""
+    hints = get_type_hints(part)
+    return part(
+        **{
+            field.name: NEEDED[field.name] if field.name in NEEDED else get_args(hints[field.name])[0]
+            for field in dataclasses.fields(part)
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        }
+    )
 
 
 def numbers(hint: Any, *, ranged: bool = False) -> Iterator[tuple[type, bool]]:

@@ -1,6 +1,6 @@
 """Which values a field may have, written once, in its type: `lr: Positive = 1e-5`.
 
-Options dataclasses call `check(self)` in their `__post_init__`; the parser names the whole key in its errors, and --help and the
+`@checked` makes a dataclass of options that refuses other values; the parser names the whole key in its errors, and --help and the
 tables of docs/config.md show the range.
 """
 
@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list ([a, b])",
@@ -88,6 +88,24 @@ Folder = Annotated[str, Filled()]
 """Where files go; "" would be the current folder, which nobody asked for."""
 
 
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def checked(kind: type[T]) -> type[T]:
+    """A dataclass of options: frozen, keyword-only, and refused with the reason where a value is out of its range. What its own
+    `__post_init__` asks for comes after that."""
+    own = vars(kind).get("__post_init__")
+
+    def post_init(self: T) -> None:
+        check(self)
+        if own is not None:
+            own(self)
+
+    kind.__post_init__ = post_init  # type: ignore[attr-defined]
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
 def check(options: Any) -> None:
     """Raise ValueError with every field of a dataclass instance that lies outside its range."""
     found = list(faults(type(options), options, f"{type(options).__name__}."))
@@ -139,11 +157,15 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
         yield from _faults(inner[0], value, name)
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield from faults(hint, value, f"{name}.")
+    elif origin is Literal and value not in inner:
+        yield f"{name} must be {_in_words(hint)}, got {value!r}."
     elif origin in (Union, types.UnionType):
-        if any(get_origin(option) is Literal and value in get_args(option) for option in inner):
+        words = [option for option in inner if get_origin(option) is Literal]
+        if any(value in get_args(option) for option in words):
             return  # a word in place of a number ("auto")
         for option in inner:
-            yield from _faults(option, value, name)
+            if option not in words:
+                yield from _faults(option, value, name)
     elif origin is dict and isinstance(value, Mapping):
         for key, item in value.items():
             yield from _faults(inner[1], item, f"{name}.{key}")

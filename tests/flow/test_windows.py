@@ -61,7 +61,7 @@ def test_a_random_window_visits_every_place_and_obeys_stop_and_seed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "al"}, "window.kind must be all, fixed, random, sliding or drawn, got 'al'"),
+        ({"kind": "al"}, "kind must be one of all, fixed, random, sliding, drawn, got 'al'"),
         ({"start": -1}, "Window.start must be at least 0"),
         ({"length": 0}, "Window.length must be at least 1"),
         ({"stride": 0}, "Window.stride must be at least 1"),

@@ -153,7 +153,7 @@ def test_updates_whose_kls_weigh_differently_have_their_mean_at_the_target() -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "adaptive"}, "kind must be constant, two_stage, paper, ppo or share, got 'adaptive'"),
+        ({"kind": "adaptive"}, "kind must be one of constant, two_stage, paper, ppo, share, got 'adaptive'"),
         ({"lambda_min": 1.0, "lambda_max": 0.1}, "lambda_min must be at most kl.lambda_max"),
         ({"kind": "share", "lambda_min": 1.0, "lambda_cap": 0.1}, "lambda_min must be at most kl.lambda_cap"),
         ({"kind": "share", "share": 0.0}, r"share must be in \(0, 1\)"),

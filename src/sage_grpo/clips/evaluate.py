@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sage_grpo.folder.settings import read_config
 from sage_grpo.folder.weights import Choice
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.ranges import Count, Share, check
+from sage_grpo.ranges import Count, Share, checked
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.sources import first_frame, prompts_from
@@ -26,7 +26,7 @@ def _shapes_reward() -> list[RewardSpec]:
     return [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class EvaluateSpec(Choice):
     """What to evaluate."""
 
@@ -43,9 +43,6 @@ class EvaluateSpec(Choice):
     """Number of prompts, steps, seed."""
     micro_batch: Count = 8
     """Clips that are sampled, or read from files, together."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @classmethod
     def of_run(cls, run: str, *, trust: bool = False, rewards: bool = True) -> Self:

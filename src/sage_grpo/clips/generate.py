@@ -15,7 +15,7 @@ from sage_grpo.flow.solvers import SolverName
 from sage_grpo.folder.settings import read_config
 from sage_grpo.folder.weights import Choice
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.ranges import Count, Seed, check
+from sage_grpo.ranges import Count, Seed, checked
 from sage_grpo.tables import progress_bar
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".y
 """Endings of what can only be meant as a file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class GenerateSpec(Choice):
     """What to generate."""
 
@@ -65,7 +65,6 @@ class GenerateSpec(Choice):
     """Show a progress bar."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.solver != "euler" and self.kernel.name != "ode":
             raise ValueError(
                 f'solver "{self.solver}" does not explore, but kernel.name is "{self.kernel.name}": leave one of them out.'

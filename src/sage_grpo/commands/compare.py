@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,10 +22,10 @@ from sage_grpo.inside import check as check_links
 from sage_grpo.inside import inside, printable
 from sage_grpo.lab.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.lab.suites import Size
-from sage_grpo.ranges import Count, Folder, Natural, Positive, Seed, check
+from sage_grpo.ranges import Count, Folder, Natural, Positive, Seed, checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """What to compare."""
 
@@ -66,9 +66,6 @@ class Options:
     """Keep the final weights of every run, in weights/."""
     table: Folder | None = None
     """Only draw the tables and figures of this folder again; or those of the suites in it. `out` takes them elsewhere."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def folder(self) -> Path:

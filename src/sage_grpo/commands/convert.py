@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sage_grpo.ranges import Folder, check
+from sage_grpo.ranges import Folder, checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """What to convert."""
 
@@ -27,9 +26,6 @@ class Options:
     """What to store weights in; None is the source's."""
     out: Folder = "converted"
     """Folder to write; it must not exist."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(options: Options) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.ranges import Count, Folder, Seed, check
+from sage_grpo.ranges import Count, Folder, Seed, checked
 from sage_grpo.rounding import fixed
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """The demo."""
 
@@ -23,9 +23,6 @@ class Options:
     """Seed of the run."""
     iterations: Count | None = None
     """Iterations; None is the recipe's, and 33 for shapes/branch, which then has learned as much as shapes/sage in 45."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 ENOUGH = {"shapes/branch": 33}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sage_grpo.ranges import Folder, Natural, check
+from sage_grpo.ranges import Folder, Natural, checked
 
 if TYPE_CHECKING:
     from sage_grpo.training.config import TrainConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """What to export."""
 
@@ -38,9 +38,6 @@ class Options:
     """With `push_to`: write the export and list what would be sent, and send nothing."""
     trust_run: bool = False
     """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(options: Options) -> int:

@@ -14,7 +14,7 @@ from sage_grpo.flow.kernels import KERNELS, Kernel, KernelSpec, OfGrid, takes_si
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.inspector import KernelReport, inspect_kernel
-from sage_grpo.ranges import Count, Positive, Range, check
+from sage_grpo.ranges import Count, Positive, Range, checked
 from sage_grpo.tables import narrow_table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ FIGURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg")
 """Endings of figures that are drawn, each in the format of its name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """What to inspect, and where to write it."""
 
@@ -49,9 +49,6 @@ class Options:
     """Print JSON to stdout, and nothing else."""
     figure: Path | None = Path("inspect.png")
     """Where to write the figure (.png, .pdf, .svg or .jpg); null for none."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 EVEN_SHIFT = 5.0

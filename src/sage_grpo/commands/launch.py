@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sage_grpo.hints import did_you_mean
-from sage_grpo.ranges import Natural, check
+from sage_grpo.ranges import Natural, checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """One node; for several see docs/scale.md."""
 
@@ -22,9 +22,6 @@ class Options:
     """Seconds that processes have after SIGTERM to finish their iteration and save."""
     command: list[str] = field(default_factory=list)
     """The command with its options: everything after launch's own."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def arguments(argv: list[str], commands: Collection[str]) -> list[str]:

@@ -7,14 +7,14 @@ that is still going on.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
-from sage_grpo.ranges import NotNegative, Range, Seconds, check
+from sage_grpo.ranges import NotNegative, Range, Seconds, checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """Which runs, and where the page goes."""
 
@@ -30,9 +30,6 @@ class Options:
     """Port to serve on; 0 takes any that is free."""
     every: Seconds = 3.0
     """How often a page that is watched asks for news."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(options: Options) -> int:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
-from sage_grpo.ranges import Range, check
+from sage_grpo.ranges import Range, checked
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.serving.batching import composite_scorer
 from sage_grpo.rewards.serving.server import ServerLimits, check_binding, create_app
 from sage_grpo.web import check_installed, check_port, serve
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """What to serve, and where."""
 
@@ -31,9 +31,6 @@ class Options:
     """Batching, queue and sizes."""
     log_level: Literal["critical", "error", "warning", "info"] = "warning"
     """How much the HTTP server logs."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(options: Options) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from sage_grpo.inside import replace_text
-from sage_grpo.ranges import Count, Seed, check
+from sage_grpo.ranges import Count, Seed, checked
 from sage_grpo.rounding import fixed
 from sage_grpo.shapes.making.pretrain import PretrainOptions
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """Options of `sage-grpo shapes`."""
 
@@ -33,9 +33,6 @@ class Options:
     """Seed of the scenes that are rendered, and of where clips of `ceiling` have their objects."""
     draws: Count = 4
     """Clips a prompt in `ceiling`."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(options: Options) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from sage_grpo.inside import printable, replace_text
-from sage_grpo.ranges import Count, Range, Seed, Share, check
+from sage_grpo.ranges import Count, Range, Seed, Share, checked
 from sage_grpo.study.app import StudyLimits
 from sage_grpo.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, Plan, invite, make, open_study
 from sage_grpo.study.store import StudyError
@@ -21,7 +21,7 @@ from sage_grpo.study.store import StudyError
 PORT = 8770
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Options:
     """What to do with which study."""
 
@@ -68,9 +68,6 @@ class Options:
     """results: print JSON."""
     out: Path = Path("votes.csv")
     """export: file to write."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(options: Options) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from sage_grpo.ranges import Range, check
+from sage_grpo.ranges import Range, checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class DoctorSpec:
     """How much to sample."""
 
@@ -18,6 +17,3 @@ class DoctorSpec:
     """Clips per prompt."""
     probe: bool | None = None
     """Estimate the gradient's signal-to-noise ratio with a small probe; None does so where it takes two minutes or less."""
-
-    def __post_init__(self) -> None:
-        check(self)

@@ -19,7 +19,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
 from sage_grpo.hints import did_you_mean
 from sage_grpo.named import import_object
-from sage_grpo.ranges import NotNegative, Range, Share, check, faults, type_hints
+from sage_grpo.ranges import NotNegative, Range, Share, check, checked, faults, type_hints
 
 Sigma: TypeAlias = float | Tensor
 OfGrid = Annotated[float, Range(0, 1, open_below=True)]
@@ -225,7 +225,7 @@ def takes_sigma_max(name: str) -> bool:
     return "sigma_max" in type_hints(find_kernel(name))
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class KernelSpec:
     """A kernel as it is written in a config file or on the command line."""
 
@@ -237,7 +237,6 @@ class KernelSpec:
     """Clamp of sage (below 1) and sage_exact near pure noise; None takes the kernel's own default."""
 
     def __post_init__(self) -> None:
-        check(self)
         if ":" in self.name:
             return  # a configuration can be read where the code is not
         fault = unfit_eta(self.name, self.eta)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import bisect
 import random
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from sage_grpo.ranges import Count, Natural, Positive, check
+from sage_grpo.ranges import Count, Natural, Positive, checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Window:
     """The stochastic steps of a group; all other steps use the ODE."""
 
@@ -40,9 +39,6 @@ class Window:
     """Drawn windows: how many different steps a prompt draws; each makes a group of its own, from the same start noise."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("all", "fixed", "random", "sliding", "drawn"):
-            raise ValueError(f"window.kind must be all, fixed, random, sliding or drawn, got {self.kind!r}.")
-        check(self)
         if self.kind != "drawn":
             for name, unused in (("at", None), ("weights", None), ("branches", 1)):
                 if getattr(self, name) != unused:

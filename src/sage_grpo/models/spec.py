@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +12,7 @@ from sage_grpo.effects import Content, Machine, Speed, Training, Values
 from sage_grpo.models.errors import ModelError
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import is_object, refuse_object
-from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, check
+from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, checked
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ FAMILIES = ("hunyuan15", "wan", "ltx", "hunyuan", "sana_video", "flux", "sd3", "
 """Families that ship with the package; each is the module of this name beside this file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class LoraSpec:
     """A low-rank adapter: which modules, how large, from which seed."""
 
@@ -39,11 +39,8 @@ class LoraSpec:
     path: Values[str | None] = None
     """A saved LoRA of the same shape to start from: a folder, or owner/name@COMMIT on the hub; None starts at zero."""
 
-    def __post_init__(self) -> None:
-        check(self)
 
-
-@dataclass(frozen=True, kw_only=True)
+@checked
 class ModelSpec:
     """A diffusers checkpoint and how to use it."""
 
@@ -118,7 +115,6 @@ class ModelSpec:
                 f'model.family "{family}" is unknown: use one of {", ".join(FAMILIES)}, the import path of a module '
                 f"with load(spec), or leave it out to read it from the checkpoint.{hint}"
             )
-        check(self)
         if self.revision is not None and self.path in (None, "shapes") and self.family is None:
             raise ModelError(
                 f'model.revision "{self.revision}" is a version of a hub id, and model.path names none: give --model.path '

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sage_grpo.effects import Effect
-from sage_grpo.ranges import Count, Seconds, check
+from sage_grpo.ranges import Count, Seconds, checked
 
 
 class ParallelError(ValueError):
     """Processes cannot be laid out as asked; the message says which layouts work."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class ParallelSpec:
     """Layout of a run on several processes: data parallel (replicated x sharded) x sequence parallel. One process ignores it."""
 
@@ -37,9 +37,6 @@ class ParallelSpec:
     """Write checkpoints in the background; needs CPU memory for a copy of this rank's shards."""
     timeout: Seconds = 1800.0
     """Seconds that ranks wait for one another before the run stops and names the missing one."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)

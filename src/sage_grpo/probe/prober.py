@@ -19,7 +19,7 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect
-from sage_grpo.ranges import Folder, Natural, Positive, Range, check
+from sage_grpo.ranges import Folder, Natural, Positive, Range, checked
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.planning.plan import Group, Plan
@@ -29,7 +29,7 @@ from sage_grpo.training.scoring import score_everywhere
 from sage_grpo.types import Conditioning
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class ProbeSpec:
     """How much to sample."""
 
@@ -49,7 +49,6 @@ class ProbeSpec:
     """Print JSON only."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.members % QUADRUPLE:
             raise ValueError(
                 f"probe.members must be 8, 12, 16, ..., got {self.members}: clips of a branch come in quadruples of noises, and a "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import refuse_object
-from sage_grpo.ranges import Finite, Natural, check
+from sage_grpo.ranges import Finite, Natural, checked
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
 from sage_grpo.types import Reward, RewardFacts
 
@@ -34,7 +34,7 @@ BUILT_IN: Mapping[str, str] = {
 """Names of the rewards that come with the package; import paths, loaded only when asked for. Each class says all about itself in `facts`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class RewardSpec:
     """One reward of a run."""
 
@@ -64,7 +64,6 @@ class RewardSpec:
     """Call it once with a small clip before anything expensive starts."""
 
     def __post_init__(self) -> None:
-        check(self)
         for part, pair in self.standardize.items():
             if len(pair) != 2 or pair[1] <= 0:
                 raise RewardConfigError(

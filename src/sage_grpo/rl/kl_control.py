@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Range, check
+from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Range, checked
 
 Kind = Literal["constant", "two_stage", "paper", "ppo", "share"]
 SHARE_GAIN = 0.25
@@ -16,7 +15,7 @@ SHARE_STEP = 1.5
 """Lambda changes by at most this factor, up or down, from one update to the next."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class KlCoefficient:
     """How lambda moves."""
 
@@ -39,9 +38,6 @@ class KlCoefficient:
     """Kind share: upper clamp of lambda, in place of lambda_max; the lower one is lambda_min."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "two_stage", "paper", "ppo", "share"):
-            raise ValueError(f"kind must be constant, two_stage, paper, ppo or share, got {self.kind!r}.")
-        check(self)
         name = "lambda_cap" if self.kind == "share" else "lambda_max"
         if self.lambda_min > getattr(self, name):
             raise ValueError(f"kl.lambda_min must be at most kl.{name} ({getattr(self, name)}), got {self.lambda_min}.")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from sage_grpo.ranges import Count, Decay, Natural, Positive, check
+from sage_grpo.ranges import Count, Decay, Natural, Positive, checked
 
 Kind = Literal["surrogate", "nft", "awm"]
 Draw = Literal["schedule", "strata", "uniform", "logit_normal"]
 Weighting = Literal["uniform", "sigma", "adaptive", "ghuber"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class ObjectiveSpec:
     """The loss: on the steps that explored, or on clean clips that are noised again (then kernel.name is ode)."""
 
@@ -41,7 +40,6 @@ class ObjectiveSpec:
     step-wise KL (and nft's velocities) refer to."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.kind == "awm" and self.weight == "adaptive":
             raise ValueError(
                 "objective.weight adaptive is part of nft: use uniform, sigma or ghuber with objective.kind awm."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sage_grpo.gaussian import expanded
-from sage_grpo.ranges import NotNegative, check
+from sage_grpo.ranges import NotNegative, checked
 
 Mode = Literal["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"]
 
@@ -45,7 +45,7 @@ class KlTerms:
     """The weighted sum, before the coefficient lambda; None for mode 'none'."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class TrustRegion:
     """Which KL terms pull the policy back, and how strongly relative to one another."""
 
@@ -58,13 +58,6 @@ class TrustRegion:
     """Weight of the step-wise term in modes dual and fixed_dual."""
     estimator: Literal["closed_form", "log_ratio"] = "closed_form"
     """How the step-wise term is computed: exactly, or by the paper's Eq. 15."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode must be none, fixed, stepwise, moving, dual or fixed_dual, got {self.mode!r}.")
-        if self.estimator not in ("closed_form", "log_ratio"):
-            raise ValueError(f"estimator must be closed_form or log_ratio, got {self.estimator!r}.")
-        check(self)  # a negative weight would reward moving away
 
     @property
     def uses_anchor(self) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.effects import Effect
-from sage_grpo.ranges import Count, Positive, Range, check
+from sage_grpo.ranges import Count, Positive, Range, checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class SentinelConfig:
     """What watches a run, and what it may do; docs/reading-a-run.md has every finding."""
 
@@ -34,6 +33,3 @@ class SentinelConfig:
     """lower_lr, rollback: the factor on the step size, each time."""
     rollbacks: Count = 2
     """How often a run goes back at most; then it stops."""
-
-    def __post_init__(self) -> None:
-        check(self)

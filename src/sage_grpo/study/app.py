@@ -12,12 +12,12 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_grpo.documents import parse_json
-from sage_grpo.ranges import Count, Positive, Seconds, check
+from sage_grpo.ranges import Count, Positive, Seconds, checked
 from sage_grpo.study.material import clip_file
 from sage_grpo.study.results import results, to_csv
 from sage_grpo.study.store import ANSWERS, NoSuchTask, OtherVote, Store
@@ -51,7 +51,7 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 OPAQUE = re.compile(r"[\w-]{16,64}", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class StudyLimits:
     """How much the server takes on."""
 
@@ -67,9 +67,6 @@ class StudyLimits:
     """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
     burst: Count = 60
     """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Buckets:

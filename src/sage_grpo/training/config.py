@@ -11,7 +11,7 @@ from sage_grpo.flow.solvers import Rule, SolverName
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import ParallelSpec
-from sage_grpo.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, check
+from sage_grpo.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
@@ -19,7 +19,7 @@ from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.sentinel.spec import SentinelConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class BatchConfig:
     """How many rollouts an iteration makes. Prompts x group size is all that you state; the rest is derived."""
 
@@ -33,16 +33,13 @@ class BatchConfig:
     """Share of a group's clips that updates train: the best of them and the worst, half each, at least one of both (DanceGRPO's 8 of 24 is
     1/3). Advantages are relative to the whole group. A micro-batch without any is not replayed: with micro_batch 1 updates cost this share."""
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def trained(self) -> int:
         """Clips of a group that updates train."""
         return min(self.group_size, max(2, round(self.trained_fraction * self.group_size)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class RolloutConfig:
     """How rollouts are sampled."""
 
@@ -75,7 +72,6 @@ class RolloutConfig:
     """Keep trajectories in CPU memory between rollout and update."""
 
     def __post_init__(self) -> None:
-        check(self)
         for name, unused in (("before_steps", None), ("after_steps", None), ("after_fraction", 1.0)):
             if getattr(self, name) != unused and self.window.kind == "all":
                 raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
@@ -86,7 +82,7 @@ class RolloutConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class AdvantageConfig:
     """How rewards become advantages."""
 
@@ -98,11 +94,8 @@ class AdvantageConfig:
     clip: Positive | None = 5.0
     """Largest absolute advantage; None is no limit."""
 
-    def __post_init__(self) -> None:
-        check(self)
 
-
-@dataclass(frozen=True, kw_only=True)
+@checked
 class SurrogateConfig:
     """The policy-gradient loss."""
 
@@ -123,14 +116,13 @@ class SurrogateConfig:
     """Largest equaliser weight; None is no cap."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.kind == "kl_mask" and self.centred == "scaled":
             raise ValueError(
                 "surrogate.centred scaled is about the clip, which surrogate.kind kl_mask has none of: use true."
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class UpdateConfig:
     """How a rollout is used."""
 
@@ -151,11 +143,8 @@ class UpdateConfig:
     that and what attention gave, the slowest to compute and small; "auto": nothing where memory allows, else as little as it
     takes."""
 
-    def __post_init__(self) -> None:
-        check(self)
 
-
-@dataclass(frozen=True, kw_only=True)
+@checked
 class AnchorConfig:
     """The reference policy of the position term."""
 
@@ -167,11 +156,8 @@ class AnchorConfig:
     """Leave the anchor's pass out, for up to four fifths of the updates, where the KL's share of the gradient was measured to stay below this
     (`gradient/kl_share`; 6e-8 is the round-off of float32, 1e-3 that of bfloat16). 0 never does. Kinds of `kl` that steer by the KL always run it."""
 
-    def __post_init__(self) -> None:
-        check(self)
 
-
-@dataclass(frozen=True, kw_only=True)
+@checked
 class OptimizerConfig:
     """Optimizer and learning rate."""
 
@@ -204,7 +190,6 @@ class OptimizerConfig:
     """Decay of an exponential moving average of the weights, per update; None keeps none."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.target_kl is None and self.max_lr_factor != 1.0:
             raise ValueError(
                 f"optimizer.max_lr_factor ({self.max_lr_factor}) needs optimizer.target_kl, which is not set."
@@ -221,7 +206,7 @@ class OptimizerConfig:
         return self.target_kl is not None or self.max_kl is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class DataConfig:
     """Where prompts come from."""
 
@@ -236,7 +221,6 @@ class DataConfig:
     whenever these are used up."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.prompts == "starter_eval":
             raise ValueError('data.prompts: "starter_eval" is held out and never trained on. Use "starter".')
         if self.prompts == self.eval_prompts == "starter":
@@ -250,7 +234,7 @@ class DataConfig:
         return {"shapes": "shapes", "starter": "starter_eval"}.get(self.prompts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class EvalConfig:
     """Evaluation on held-out prompts with the ODE and fixed seeds."""
 
@@ -272,16 +256,13 @@ class EvalConfig:
     show: Record[Natural] = 8
     """Clips that are saved as videos."""
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def points(self, iterations: int) -> list[int]:
         """After which iterations a run of this length is evaluated."""
         regular = range(0, iterations, self.every) if self.every else ()
         return sorted({0, *regular, *(number for number in self.early if number < iterations), iterations})
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class KeepConfig:
     """What is written to disk."""
 
@@ -296,9 +277,6 @@ class KeepConfig:
     """Rollout videos per saved iteration."""
     video_megabytes: NotNegative = 200.0
     """Disk budget of all saved videos; the oldest go first."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +296,7 @@ class LogConfig:
     """Progress bars."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class TrainConfig:
     """A run of `sage-grpo train`. The defaults are the paper's SAGE-GRPO."""
 
@@ -380,7 +358,6 @@ class TrainConfig:
     first passes and a table of phases and kernels; see docs/speed.md."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.profile is not None and self.profile >= self.iterations:
             raise ValueError(
                 f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import SplitResult
 
 from sage_grpo.documents import parse_json
-from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, check
+from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, checked
 from sage_grpo.rewards.asking import Backoff, post, read_address, read_token
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.meter import Meter, Usage
@@ -44,7 +44,7 @@ class Reply:
     """Whether the answer ended at the limit of tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Network:
     """How patiently an endpoint is asked."""
 
@@ -58,9 +58,6 @@ class Network:
     """Longest pause; a server that asks for a longer one is given up."""
     parallel: Count = 4
     """Requests at a time."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Endpoint:

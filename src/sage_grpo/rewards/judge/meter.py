@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sage_grpo.ranges import Natural, NotNegative, check
+from sage_grpo.ranges import Natural, NotNegative, checked
 
 
 class Spent(RuntimeError):
@@ -29,7 +29,7 @@ class Usage:
         self.output_tokens += other.output_tokens
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Limits:
     """What one process may spend; 0 is no limit."""
 
@@ -47,7 +47,6 @@ class Limits:
     """For a million tokens that are answered."""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.max_cost and not (self.input_price or self.output_price):
             raise ValueError("limits.max_cost needs input_price and output_price, for a million tokens.")
 

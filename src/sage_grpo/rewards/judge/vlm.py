@@ -11,13 +11,13 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sage_grpo.ranges import Count, Positive, Range, check
+from sage_grpo.ranges import Count, Positive, Range, checked
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.rewards.judge.answer import Unreadable, read_answer
@@ -44,7 +44,7 @@ OWN = ("model", "messages", "stream", "n")
 """Keys of the request that `body` must not touch."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Frames:
     """What the judge gets to see."""
 
@@ -56,9 +56,6 @@ class Frames:
     """Longer sides are made smaller."""
     jpeg_quality: Annotated[int, Range(1, 100)] = 90
     """Of the pictures that are sent."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class VlmJudge:

@@ -13,10 +13,9 @@ import hmac
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sage_grpo.ranges import Count, NotNegative, Seconds, check
+from sage_grpo.ranges import Count, NotNegative, Seconds, checked
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.serving.batching import Batcher, Closing, Counters, Scorer
 from sage_grpo.rewards.serving.wire import ScoreRequest, WireError, decode_request, encode_response
@@ -33,7 +32,7 @@ LINGER = 1.0
 """Seconds that a connection stays open after a refusal: a client that is still sending could not read it otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class ServerLimits:
     """How much the server takes on."""
 
@@ -55,9 +54,6 @@ class ServerLimits:
     """How long a client may pause while it sends its clips."""
     read_timeout_s: Seconds = 120.0
     """How long a client may take to send its request."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def check_binding(host: str, token: str) -> None:

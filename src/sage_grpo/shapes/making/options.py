@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
-from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, Share, check
+from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, Share, checked
 from sage_grpo.shapes.making.imperfect import Flaws
 from sage_grpo.shapes.making.networks import Sizes
 from sage_grpo.shapes.making.training import Budget
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class PretrainOptions:
     """Options of pretraining."""
 
@@ -87,9 +87,6 @@ class PretrainOptions:
     """Seconds between two printed lines."""
     device: str = ""
     """Where to train; empty takes cuda where there is one, else cpu."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def states(self) -> Path:
