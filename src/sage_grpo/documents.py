@@ -38,6 +38,17 @@ def parse_json(text: str | bytes | bytearray, what: str = "the document") -> Any
     return content
 
 
+def finite(value: Any) -> Any:
+    """A value as JSON can hold it: None in the place of NaN and infinity, also inside lists and objects; a path is its text."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
 def read_json(file: Path) -> Any:
     """What a JSON file holds."""
     return parse_json(file.read_bytes(), str(file))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sage_grpo.clips.files import read_prompts, read_video, score_videos, summarize
+from sage_grpo.commands.evaluate import print_scores
 from sage_grpo.rewards.base import RewardSpec
 
 
@@ -62,7 +63,8 @@ def test_files_are_scored_at_their_own_fps(folder, tmp_path, capsys):
     assert math.isnan(rows["broken.mp4"].scores["level"])
     assert "cannot be read" in rows["broken.mp4"].reason
     assert (rows["b.mp4"].frames, rows["more/c.mp4"].height) == (12, 48)
-    assert "broken.mp4" in capsys.readouterr().out
+    print_scores(list(rows.values()))
+    assert "broken.mp4: cannot be read" in capsys.readouterr().out
     with (tmp_path / "out" / "scores.csv").open() as file:
         table = {row["video"]: row for row in csv.DictReader(file)}
     assert float(table["a.mp4"]["total"]) == rows["a.mp4"].scores["total"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt, lines_of, prompt_of, read_rows, text_of
-from sage_grpo.documents import parse_json, shown
+from sage_grpo.documents import finite, parse_json, shown
 from sage_grpo.inside import replace_text
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
@@ -197,7 +197,7 @@ def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
 def summary(rows: Sequence[ScoredVideo]) -> dict[str, dict[str, float | None]]:
     """`summarize` of every column, for JSON."""
     columns = rows[0].scores if rows else {}
-    return {column: {key: _plain(value) for key, value in summarize(rows, column).items()} for column in columns}
+    return finite({column: summarize(rows, column) for column in columns})
 
 
 def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) -> None:
@@ -210,15 +210,10 @@ def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) ->
         shown = ["" if math.isnan(score) else repr(score) for score in scores]
         writer.writerow([*[getattr(row, fact) for fact in facts], *shown, row.reason])
     records = [
-        {fact: _plain(getattr(row, fact)) for fact in facts}
-        | {"scores": {column: _plain(row.scores[column]) for column in columns}, "reason": row.reason}
+        {fact: getattr(row, fact) for fact in facts}
+        | {"scores": {column: row.scores[column] for column in columns}, "reason": row.reason}
         for row in rows
     ]
-    document = json.dumps({"summary": summary(rows), "videos": records}, indent=2, allow_nan=False) + "\n"
+    document = json.dumps(finite({"summary": summary(rows), "videos": records}), indent=2, allow_nan=False) + "\n"
     for name, text in (("scores.csv", table.getvalue()), ("scores.json", document)):
         replace_text(folder / name, text)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

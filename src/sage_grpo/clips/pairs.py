@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from sage_grpo.documents import finite
 from sage_grpo.inside import replace_text
 from sage_grpo.statistics import paired_interval
 
@@ -94,7 +95,7 @@ def document(found: Mapping[str, Difference], base: Evaluation, tuned: Evaluatio
     return {
         "base": _plain(base),
         "tuned": _plain(tuned),
-        "differences": {name: _finite({**asdict(one), "win_share": one.win_share}) for name, one in found.items()},
+        "differences": {name: finite({**asdict(one), "win_share": one.win_share}) for name, one in found.items()},
         "pairs": [
             {"prompt": one["prompt"], "noise": one["noise"], "base": one["scores"], "tuned": other["scores"]}
             for one, other in zip(base.rows, tuned.rows, strict=True)
@@ -114,11 +115,4 @@ def write(folder: Path, written: Mapping[str, Any], base: Evaluation, tuned: Eva
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:
-    return _finite({name.removeprefix("eval/"): value for name, value in result.metrics.items()})
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }
+    return finite({name.removeprefix("eval/"): value for name, value in result.metrics.items()})

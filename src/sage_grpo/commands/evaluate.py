@@ -122,7 +122,7 @@ def _score_files(options: Options) -> int:
         batch_size=options.micro_batch,
     )
     if not options.json:
-        _print_table(rows)
+        print_scores(rows)
     refuse_unscored(options.videos, rows)
     if options.json:
         print(json_module.dumps(summary(rows)))
@@ -149,7 +149,8 @@ def pairs_table(found: Mapping[str, Difference]) -> str:
     return "\n".join(lines)
 
 
-def _print_table(rows: Sequence[ScoredVideo], limit: int = 40) -> None:
+def print_scores(rows: Sequence[ScoredVideo], limit: int = 40) -> None:
+    """The scores of files as a table, with their means, and why some have none."""
     from rich.console import Console
     from rich.table import Table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sage_grpo.doctor.finding import ORDER, Finding, worst
+from sage_grpo.documents import finite
 
 STYLE = {"pass": "green", "skip": "dim", "warn": "bold yellow", "fail": "bold red"}
 
@@ -41,8 +41,5 @@ def summary(findings: Sequence[Finding], console: Console) -> None:
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
     """Plain values."""
-    rows = [dataclasses.asdict(finding) for finding in findings]
-    for row in rows:
-        if row["number"] is not None and not math.isfinite(row["number"]):
-            row["number"] = None  # JSON has no infinity; `value` says it
+    rows = [finite(dataclasses.asdict(finding)) for finding in findings]  # of an infinite number `value` tells
     return {"status": worst(findings), "findings": rows}

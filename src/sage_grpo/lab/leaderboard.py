@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sage_grpo.documents import finite
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.summary import at_passes, reached
 from sage_grpo.statistics import Interval, mean_interval
@@ -117,4 +118,4 @@ def _gain(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]],
 
 def _plain(value: Interval) -> dict[str, Any]:
     """All digits: places are decided, and pages round, on what was measured."""
-    return {"mean": value.mean, "half": None if math.isnan(value.half) else value.half, "count": value.count}
+    return finite({"mean": value.mean, "half": value.half, "count": value.count})

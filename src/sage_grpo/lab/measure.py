@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from sage_grpo.documents import finite
 from sage_grpo.folder.identity import identify, of_code, plain
 from sage_grpo.forecast.passes import references
 from sage_grpo.lab.prepare import Job, head
@@ -165,7 +166,7 @@ class Recording(Observer):
 
     def keep(self, found: Evaluation, number: int) -> None:
         """Scores as those after so many iterations."""
-        scores = {name.removeprefix("eval/"): figure(value) for name, value in found.metrics.items()}
+        scores = {name.removeprefix("eval/"): finite(value) for name, value in found.metrics.items()}
         self.record.evaluations[str(number)] = with_plain_names(scores, self.trainer.config)
         self.record.passes[str(number)] = self.record.cost
 
@@ -261,7 +262,7 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
         record.training.append({"reward/total": float(scored.total.nanmean())})
         progress(number + 1)
     found = {name: torch.cat(values) for name, values in totals.items()}
-    scores = with_plain_names({name: figure(float(values.nanmean())) for name, values in found.items()}, config)
+    scores = with_plain_names({name: finite(float(values.nanmean())) for name, values in found.items()}, config)
     scores["clips"] = float(len(found["total"]))
     record.evaluations[str(config.iterations)] = scores
     record.passes[str(config.iterations)] = record.cost
@@ -306,7 +307,7 @@ def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str,
     }
     for name in names:
         columns = [[row[name] for row in part if name in row] for part in parts]
-        curve[name] = [figure(sum(column) / len(column)) if column else None for column in columns]
+        curve[name] = [finite(sum(column) / len(column)) if column else None for column in columns]
     return curve
 
 
@@ -320,18 +321,13 @@ def by_step(rows: Sequence[Mapping[str, float]], grid: Mapping[int, Mapping[str,
     steps: dict[str, Scores] = {}
     for step, known in sorted(grid.items()):
         found = {kind: [row[name] for row in rows if (name := f"gradient/{kind}/{step:03d}") in row] for kind in KINDS}
-        norms = {kind: figure(sum(values) / len(values)) for kind, values in found.items() if values}
-        steps[str(step)] = {**{name: figure(value) for name, value in known.items()}, **norms}
+        norms = {kind: finite(sum(values) / len(values)) for kind, values in found.items() if values}
+        steps[str(step)] = {**{name: finite(value) for name, value in known.items()}, **norms}
     return steps
 
 
 KINDS = ("raw", "equalized", "sent")
 """Gradient norms that the trainer logs by step."""
-
-
-def figure(value: float) -> float | None:
-    """With all digits, since means, differences and places are made of it; JSON has no NaN and no infinity."""
-    return value if math.isfinite(value) else None
 
 
 def made_by(job: Job) -> dict[str, Any]:

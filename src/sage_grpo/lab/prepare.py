@@ -125,11 +125,7 @@ def evaluated(points: Sequence[int] | None, spec: EvalConfig, iterations: int) -
 def key_of(config: TrainConfig, points: Sequence[int], kind: str) -> str:
     """Digest of what a run computes. Defaults do not count, so that a field that is added later changes no key."""
     changed = differences(_plain(TrainConfig()), _plain(config))
-    counted = {
-        key: new
-        for key, (_, new) in changed.items()
-        if key != "seed" and affects(TrainConfig, key) in COMPARED
-    }
+    counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
     text = json.dumps([counted, config.seed, list(points), kind], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo import rounding
+from sage_grpo.documents import finite
 from sage_grpo.inside import printable, replace_text
 from sage_grpo.lab import leaderboard, store
 from sage_grpo.lab.design import Suite
@@ -104,11 +105,10 @@ def _bases(summary: Summary) -> list[tuple[str, dict[str, float]]]:
 def numbers(summary: Summary) -> dict[str, Any]:
     """What the tables show, with all digits, for programs."""
 
-    def plain(value: Interval | None) -> dict[str, float | int | None] | None:
+    def plain(value: Interval | None) -> dict[str, float | int] | None:
         if value is None:
             return None
-        found = {"mean": value.mean, "low": value.low, "high": value.high, "count": value.count}
-        return {name: None if isinstance(part, float) and math.isnan(part) else part for name, part in found.items()}
+        return {"mean": value.mean, "low": value.low, "high": value.high, "count": value.count}
 
     arms = {
         name: {
@@ -120,18 +120,19 @@ def numbers(summary: Summary) -> dict[str, Any]:
             "equal_passes": {key: plain(value) for key, value in arm.equal.items()},
             "difference": {key: plain(value) for key, value in arm.difference.items()},
             "equal_passes_difference": {key: plain(value) for key, value in arm.equal_difference.items()},
-            "p_holm": _finite(summary.adjusted.get(name)),
-            "passes": _finite(arm.passes),
-            "updates": _finite(arm.updates),
+            "p_holm": summary.adjusted.get(name),
+            "passes": arm.passes,
+            "updates": arm.updates,
         }
         for name, arm in summary.arms.items()
     }
-    return {
+    found = {
         "suite": summary.suite.name,
         "baseline": summary.suite.baseline,
-        "budget": _finite(summary.budget),
+        "budget": summary.budget,
         "arms": arms,
     }
+    return dict(finite(found))
 
 
 def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[Path], command: str) -> str:
@@ -215,7 +216,3 @@ def _p(value: float | None) -> str:
 
 def _whole(value: float) -> str:
     return NONE if math.isnan(value) else fixed(value, 0, grouped=True)
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value

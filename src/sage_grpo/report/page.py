@@ -6,12 +6,12 @@ import base64
 import hashlib
 import html
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from sage_grpo.documents import finite
 from sage_grpo.report import gallery as clips
 from sage_grpo.report.run_data import RunData, noise_picture, series, stepwise
 from sage_grpo.report.summary import differences, table
@@ -60,7 +60,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 def as_script(data: Any) -> str:
     """JSON that stays data inside a script element, whatever is in its strings."""
-    text = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text.encode("utf-8", "replace").decode("utf-8")
@@ -93,14 +93,3 @@ def _distinct(runs: Sequence[RunData]) -> list[str]:
     if len(set(names)) < len(names):
         names = [f"{run.folder.resolve().parent.name}/{run.name}" for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN, and a path is its text."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)

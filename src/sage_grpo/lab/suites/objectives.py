@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sage_grpo.lab.design import Arm, Suite
-from sage_grpo.lab.suites.common import COLUMNS, MEASURED, SEEDS, Size, judged, sized
+from sage_grpo.lab.suites.common import COLUMNS, MEASURED, Size, judged, sized
 
 PLAIN: dict[str, Any] = {
     "model.guidance_scale": None,
@@ -48,7 +48,6 @@ def objectives(size: Size) -> Suite:
         "equal clips, do they learn in this world, and how do they compare with branch and sage?",
         arms=arms,
         baseline="branch",
-        seeds=SEEDS,
         options={**MEASURED, "rewards": judged()},
         iterations=45,
         points=(0, 15, 45),

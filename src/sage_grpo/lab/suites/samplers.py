@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sage_grpo.lab.design import Arm, Suite
-from sage_grpo.lab.suites.common import COLUMNS, DRIFT, FLICKER, MEASURED, OVERALL, SEEDS, Size, judged, sized
+from sage_grpo.lab.suites.common import COLUMNS, DRIFT, FLICKER, MEASURED, OVERALL, Size, judged, sized
 
 KERNELS = ("dance", "flow", "cps", "sage", "sage_exact")
 RECIPE = "shapes/sage_paper"
@@ -34,7 +34,6 @@ def noise(size: Size) -> Suite:
         "the manifold than those of flow and dance. Is that so at equal eta, and by how much?",
         arms=tuple(arms),
         baseline="sage 0.5, 6 steps",
-        seeds=SEEDS,
         options={**MEASURED, "rewards": judged()},
         iterations=4,
         columns=COLUMNS,
@@ -70,7 +69,6 @@ def equaliser(size: Size) -> Suite:
         "more, and more steadily. Is that the imbalance that is measured, and does dividing it out help?",
         arms=arms,
         baseline="sage, equalised",
-        seeds=SEEDS,
         options={**MEASURED, "rewards": judged()},
         iterations=45,
         points=(0, 15, 30, 45),
