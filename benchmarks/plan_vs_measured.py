@@ -27,7 +27,7 @@ from sage_grpo.forecast.architecture import PUBLISHED, Architecture, build_archi
 from sage_grpo.forecast.costs import Forecast, forecast
 from sage_grpo.forecast.fitting import choose_levels
 from sage_grpo.forecast.measure import fitted
-from sage_grpo.models.checkpoints.random_weights import random_model
+from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.memory import GIB
 from sage_grpo.parallel.world import World
@@ -35,7 +35,7 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training import config as c
-from sage_grpo.training.build import Parts
+from sage_grpo.training.build import Inputs
 from sage_grpo.training.trainer import Trainer
 
 PATHS = {
@@ -99,8 +99,8 @@ def build(options: argparse.Namespace, config: c.TrainConfig, found: Architectur
     return random_model(
         found.family,
         spec,
-        transformer=found.transformer,
-        vae=found.vae,
+        transformer=found.model.transformer.config,
+        vae=found.model.pipe.vae.config,
         text_tokens=found.text_tokens,
         device=options.device,
     )
@@ -135,7 +135,7 @@ def time_passes(model: Any) -> tuple[float, float]:
 def iterate(model: Any, config: c.TrainConfig, said: Forecast) -> dict[str, float]:
     """One iteration by the trainer, as a later one of a run is: optimizer state is there, the VAE is in its place, the anchor is old."""
     reward = CompositeReward(config.rewards, device=model.device)
-    parts = Parts(model=model, reward=reward, prompts=[Prompt("a prompt")])
+    parts = Inputs(model=model, reward=reward, prompts=[Prompt("a prompt")])
     trainer = Trainer(config, parts)
     trainer.state.optimizer.materialize()
     if trainer.state.anchor is not None:

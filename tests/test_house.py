@@ -7,6 +7,7 @@ import fnmatch
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,13 @@ QUARANTINE = {
 }
 MOST_FILES = 16
 """Modules that a room shows; a list of commands is one."""
+MANY = 20
+"""Modules of ours that a file imports without being looked at."""
+LOOKED_AT = {
+    "training/trainer.py": "the whole line: it names every station that an iteration passes",
+    "session/__init__.py": "where a run is put together: folder, terminal, trainer, loop and observers meet here and nowhere else",
+}
+"""Files that import more, and why that is right. Another one has more than one reason to change, or it belongs here with its own."""
 FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 FRAMEWORK_METHODS = ("forward", "backward")  # documented by the class whose contract they fill
 PRIVATE_PLACES = re.compile(r"(?<![\w.])/(?:work|home|root|Users|opt)/\w|\b(?:pypi|devpi|registry)[\w.-]*\.internal\b")
@@ -189,6 +197,33 @@ def test_a_room_is_seen_at_a_glance() -> None:
     _report([f"{room} has {count} modules" for room, count in sorted(crowded.items()) if count > MOST_FILES])
 
 
+def test_a_file_that_imports_much_is_looked_at() -> None:
+    counts = {}
+    for path in FILES:
+        names = {name for name, _ in _package_imports(path)} - {"sage_grpo"}
+        rooms = {name for name in names if any(other.startswith(f"{name}.") for other in names)}
+        counts[_relative(path)] = len(names - rooms)
+    many = {name for name, count in counts.items() if count > MANY and name != "__init__.py"}
+    problems = [f"{name} imports {counts[name]} of ours: see LOOKED_AT" for name in sorted(many - LOOKED_AT.keys())]
+    _report(problems + [f"{name} does not any more: take it out" for name in sorted(LOOKED_AT.keys() - many)])
+
+
+def test_the_picture_of_the_house_is_drawn_from_the_code() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "draw_house.py"), "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_room_is_in_the_plan_of_the_house() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+    _report([f"docs/architecture.md does not name {room}" for room in rooms if f"`{room}`" not in page])
+    first = re.findall(r"`([\w/]+\.py)`", page.partition("| room |")[2].partition("## The line")[0])
+    _report([f"docs/architecture.md: there is no {name}" for name in first if not (PACKAGE / name).is_file()])
+    words = re.findall(r"^\| ([\w ]+) \|", page.partition("## The words")[2], flags=re.MULTILINE)
+    assert words[1:] == sorted(set(words[1:])), "a word stands once, in order"
+
+
 def test_every_room_says_what_it_is() -> None:
     doors = [path for path in FILES if path.name == "__init__.py"]
     _report([f"{_relative(path)}: say what the room is for" for path in doors if not ast.get_docstring(_tree(path))])
@@ -241,8 +276,6 @@ def test_heavy_libraries_stay_in_quarantine() -> None:
 
 
 def test_the_parser_needs_only_the_standard_library_and_jsonargparse() -> None:
-    import sys
-
     allowed = {*sys.stdlib_module_names, "jsonargparse", "yaml"}
     own = ("configure", "hints", "inside", "manual", "named", "ranges")
     for path in (PACKAGE / f"{name}.py" for name in own):
@@ -381,8 +414,6 @@ def test_no_private_place_is_written_down() -> None:
     ],
 )
 def test_the_house_rules_can_fail(source: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     path = tmp_path / "bad.py"
     path.write_text(source)
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)

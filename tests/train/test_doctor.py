@@ -21,7 +21,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.anchor import Snapshot
-from sage_grpo.training.build import Parts, build
+from sage_grpo.training.build import Inputs, build
 from sage_grpo.training.config import DataConfig
 from sage_grpo.training.trainer import Trainer
 from slowly import slow_but
@@ -105,7 +105,7 @@ def test_an_objective_without_exploration_is_healthy(mode: str, make_config, pro
 
 
 @pytest.fixture(scope="module")
-def parts() -> tuple[Parts, Snapshot]:
+def parts() -> tuple[Inputs, Snapshot]:
     """The shapes world, and its first weights."""
     made = build(recipe("shapes/sage"))
     return made, Snapshot(made.model.trainable())

@@ -20,7 +20,7 @@ from sage_grpo.inspector import instabilities
 from sage_grpo.models.checkpoints.stock import why_not_stock, why_unknown
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.parallel.world import World
-from sage_grpo.training.build import Parts, build
+from sage_grpo.training.build import Inputs, build
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.own import Own
 from sage_grpo.training.scoring import metadata_of
@@ -193,7 +193,7 @@ def _different(prompts: list[Prompt]) -> list[Prompt]:
     return [first, *[prompt for prompt in prompts if prompt.text != first.text][:1]]
 
 
-def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Parts, sample: Sample) -> Findings:
+def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sample) -> Findings:
     """The shared rollout: noise and guidance, then its clips and the reward, then the probe."""
     trainer, world = sample.trainer, sample.trainer.world
     trainer.encode_prompts()

@@ -22,7 +22,7 @@ from sage_grpo.training.sources import load_sources
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Inputs:
     """What a trainer is handed."""
 
     model: VelocityModel
@@ -33,7 +33,7 @@ class Parts:
     """What it is evaluated on; without any there is no evaluation."""
 
 
-def build(config: TrainConfig, world: World | None = None, own: Own | None = None) -> Parts:
+def build(config: TrainConfig, world: World | None = None, own: Own | None = None) -> Inputs:
     """Everything that the configuration names, except what a program hands over.
 
     Prompts and rewards come first (which are tried out): it takes seconds to find out that one is broken, and minutes to load a model.
@@ -44,14 +44,14 @@ def build(config: TrainConfig, world: World | None = None, own: Own | None = Non
     reward = load_rewards(config, prompts[0], world, own)
     if own.model is not None:
         _check_place(own.model, world)
-        return Parts(model=own.model, reward=reward, prompts=prompts, held_out=held_out)
+        return Inputs(model=own.model, reward=reward, prompts=prompts, held_out=held_out)
     torch.manual_seed(config.seed)
     device = choose_device(config.model.device if world.device is None else world.device)
     compiled, why = compiles(config, device)
     model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
     if isinstance(model, Explains):
         model.choices["compile"] = why
-    return Parts(model=model, reward=reward, prompts=prompts, held_out=held_out)
+    return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
 
 
 def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:

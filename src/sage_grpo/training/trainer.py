@@ -27,7 +27,7 @@ from sage_grpo.sentinel.guard import sentinel_of
 from sage_grpo.sentinel.travel import Travel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
-from sage_grpo.training.build import Parts
+from sage_grpo.training.build import Inputs
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation, evaluate
 from sage_grpo.training.placing.distribute import distribute
@@ -49,10 +49,10 @@ class Trainer:
     """Trains what it is handed and owns the training state. `step` is one iteration; what stands between iterations is the loop's."""
 
     def __init__(
-        self, config: TrainConfig, parts: Parts, world: World | None = None, clock: Clock | None = None
+        self, config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None
     ) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
-        self.model, self.reward, self.held_out = parts.model, parts.reward, parts.held_out
+        self.model, self.reward, self.held_out = inputs.model, inputs.reward, inputs.held_out
         keep_what_fits(config, self.model, self.world)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
@@ -63,7 +63,7 @@ class Trainer:
             old = Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload)
         self.old = old
         """The old policy of a loss at fresh noise levels."""
-        self.state = TrainState.begin(config, self.model, parts.prompts, self.old if spec.lags else None)
+        self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if spec.lags else None)
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""
         dims = math.prod(self.model.latent_shape())
