@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,20 +33,19 @@ ENOUGH = {"shapes/branch": 33}
 
 def run(options: Options) -> int:
     """Train, draw, and say what to try next."""
+    from sage_grpo import session
     from sage_grpo.folder.journal import read_rows
     from sage_grpo.recipes import recipe
     from sage_grpo.report.build import leave_report
     from sage_grpo.report.picture import draw_run
-    from sage_grpo.session import run as train
-    from sage_grpo.session.preflight import preflight
 
     start, out = time.perf_counter(), Path(options.out)
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed)
     iterations = options.iterations or ENOUGH.get(options.recipe)
     if iterations is not None:
         config = replace(config, iterations=iterations)
-    preflight(config)
-    train(config)
+    with session.session(config, remark=lambda text: print(f"sage-grpo: {text}", file=sys.stderr)) as world:
+        session.run(config, world)
     told = leave_report(out)
     rows = [row for row in read_rows(out / "metrics.jsonl") if "eval/total" in row]
     if len(rows) < 2 or rows[-1]["iteration"] < config.iterations:
