@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from sage_grpo.hints import explain, leaves
+from sage_grpo.hints import explain, groups, leaves
 from sage_grpo.inside import CONTROL
 from sage_grpo.ranges import faults
 
@@ -181,8 +181,7 @@ def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
 
 def _check_files_of_parts(file: Path, options: type) -> None:
     """A group of options may be the name of another file, which the parser opens: it is held to the same limits."""
-    keys = [key for key, _ in leaves(options)]
-    for group in (key for key in keys if any(other.startswith(f"{key}.") for other in keys)):
+    for group in groups(options):
         value = _lookup(str(file), group)
         if isinstance(value, str) and os.path.isfile(file.parent / value):
             check_yaml(file.parent / value)

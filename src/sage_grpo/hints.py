@@ -6,12 +6,11 @@ import dataclasses
 import difflib
 import os
 import re
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sage_grpo.ranges import KINDS
+from sage_grpo.ranges import KINDS, inner_dataclass
 
 ALSO_CALLED = {
     "batch.group_size": ("num_generations", "generations", "samples_per_prompt", "num_samples", "group"),
@@ -163,6 +162,11 @@ def _wrong_value(message: str, place: str) -> str:
     return ""
 
 
+def groups(options: type) -> list[str]:
+    """The dotted keys that are groups of others, also those that may be left out."""
+    return [key for key, kind in leaves(options) if inner_dataclass(kind) and not _lists_parts(kind)]
+
+
 @cache
 def leaves(options: type, prefix: str = "") -> tuple[tuple[str, Any], ...]:
     """Every dotted key of an options dataclass with its type."""
@@ -170,7 +174,6 @@ def leaves(options: type, prefix: str = "") -> tuple[tuple[str, Any], ...]:
     for field in dataclasses.fields(options):
         key, kind = prefix + field.name, hints[field.name]
         found.append((key, kind))
-        for inner in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
-            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
-                found += leaves(inner, key + ".")
+        if inner_dataclass(kind) and not _lists_parts(kind):
+            found += leaves(inner_dataclass(kind), f"{key}.")
     return tuple(found)

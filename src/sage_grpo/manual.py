@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sage_grpo.hints import nearest_key
-from sage_grpo.ranges import ranges
+from sage_grpo.ranges import inner_dataclass, ranges
 
 WIDTH = 80
 """Columns that every terminal has."""
@@ -41,12 +41,6 @@ def field_docs(kind: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return docs
-
-
-def inner_dataclass(annotation: Any) -> type | None:
-    """The dataclass in `X`, `X | None` or `list[X]`."""
-    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType, list) else (annotation,)
-    return next((kind for kind in options if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[Entry]:

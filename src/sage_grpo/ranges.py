@@ -93,8 +93,12 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def checked(kind: type[T]) -> type[T]:
-    """A dataclass of options: frozen, keyword-only, and refused with the reason where a value is out of its range. What its own
-    `__post_init__` asks for comes after that."""
+    """A dataclass of options: frozen, keyword-only, and refused with the reason where a value is out of its range."""
+    return dataclass(frozen=True, kw_only=True)(ranged(kind))
+
+
+def ranged(kind: type[T]) -> type[T]:
+    """A class, before it is made a dataclass, whose values are checked first; what its own `__post_init__` asks for comes after that."""
     own = vars(kind).get("__post_init__")
 
     def post_init(self: T) -> None:
@@ -103,7 +107,7 @@ def checked(kind: type[T]) -> type[T]:
             own(self)
 
     kind.__post_init__ = post_init  # type: ignore[attr-defined]
-    return dataclass(frozen=True, kw_only=True)(kind)
+    return kind
 
 
 def check(options: Any) -> None:

@@ -120,7 +120,7 @@ def test_wrong_latents_and_conditions(model) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"family": "hunyuan_15"}, 'Did you mean "hunyuan15"'),
+        ({"family": "hunyuan_15"}, "Did you mean 'hunyuan15'"),
         ({"guidance_scale": 0.5}, "at least 1"),
         ({"frames": 0}, "frames must be at least 1"),
         ({"shift": -1.0}, "shift must be positive"),

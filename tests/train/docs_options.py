@@ -8,21 +8,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-import types
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from sage_grpo.manual import field_docs
-from sage_grpo.ranges import ranges
+from sage_grpo.ranges import inner_dataclass, ranges
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 BEGIN, END = "<!-- options: written by tests/train/docs_options.py -->", "<!-- end of options -->"
-
-
-def inner_dataclass(annotation: Any) -> type | None:
-    """The dataclass in `X`, `X | None` or `list[X]`."""
-    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType, list) else (annotation,)
-    return next((kind for kind in options if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def tables(kind: type, prefix: str = "", *, title: str = "Run") -> str:

@@ -19,7 +19,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
 from sage_grpo.hints import did_you_mean
 from sage_grpo.named import import_object
-from sage_grpo.ranges import NotNegative, Range, Share, check, checked, faults, type_hints
+from sage_grpo.ranges import NotNegative, Range, Share, checked, faults, ranged, type_hints
 
 Sigma: TypeAlias = float | Tensor
 OfGrid = Annotated[float, Range(0, 1, open_below=True)]
@@ -51,15 +51,13 @@ class Ode:
 
 
 @dataclass(frozen=True)
+@ranged
 class Dance:
     """DanceGRPO: constant diffusion eta. Its off-manifold variance grows with the number of steps."""
 
     eta: NotNegative = 0.5
     """Exploration scale."""
     leaves_noise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = eta^2 (sigma - sigma_next)."""
@@ -68,6 +66,7 @@ class Dance:
 
 
 @dataclass(frozen=True)
+@ranged
 class Flow:
     """FlowGRPO: diffusion eta sqrt(s / (1 - s)), taken at the step's start as if it were constant."""
 
@@ -78,9 +77,6 @@ class Flow:
     grid's first step takes the diffusion from where it goes to."""
     leaves_noise: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = eta^2 sigma / (1 - sigma) (sigma - sigma_next); at the grid's first sigma the denominator uses sigma_next."""
         p, q, dtype = _pair(sigma, sigma_next)
@@ -89,6 +85,7 @@ class Flow:
 
 
 @dataclass(frozen=True)
+@ranged
 class Linear:
     """FlowGRPO on Wan, and Flash-GRPO: diffusion eta sigma_1 s, which falls to 0 with s. Their released code runs eta 1."""
 
@@ -98,9 +95,6 @@ class Linear:
     """sigma_1, the second sigma of the grid."""
     leaves_noise: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = (eta sigma_1 sigma)^2 (sigma - sigma_next)."""
         p, q, dtype = _pair(sigma, sigma_next)
@@ -108,6 +102,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
+@ranged
 class Sage:
     """SAGE-GRPO: the diffusion of Flow, integrated over the step (the paper's Eq. 5)."""
 
@@ -116,9 +111,6 @@ class Sage:
     sigma_max: Annotated[float, Range(0, 1, open_below=True, open_above=True)] = 1.0 - 3e-3
     """The integral diverges at sigma = 1: both ends of the interval are clamped here."""
     leaves_noise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """w = eta^2 [log((1 - q)/(1 - p)) - (p - q)] over the clamped interval [q, p]."""
@@ -131,15 +123,13 @@ class Sage:
 
 
 @dataclass(frozen=True)
+@ranged
 class Cps:
     """Coefficient-preserving sampling: a fixed share of the noise is renewed at every step."""
 
     eta: Share = 0.5
     """Share of fresh noise as an angle: rho = cos(eta pi / 2)."""
     leaves_noise: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """rho = cos(eta pi / 2), whatever the step."""
@@ -149,6 +139,7 @@ class Cps:
 
 
 @dataclass(frozen=True)
+@ranged
 class SageExact:
     """The paper's SDE integrated exactly over the step for a fixed predicted x0; also published as "Precise" (arXiv 2605.23522).
 
@@ -161,9 +152,6 @@ class SageExact:
     sigma_max: OfGrid | None = None
     """Optional clamp of the interval, as in Sage; None needs none."""
     leaves_noise: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """rho = (odds(sigma_next) / odds(sigma))^(eta^2 / 2)."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.configure import ConfigError, leaves, parse, read_yaml
+from sage_grpo.configure import ConfigError, parse, read_yaml
+from sage_grpo.hints import groups
 from sage_grpo.inside import inside
 from sage_grpo.models.spec import FAMILIES
 from sage_grpo.objects import is_object
@@ -66,8 +67,7 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
 def _check_sections(file: Path) -> None:
     """A run writes its whole configuration into one file; the parser would also open others that are named in it."""
     content = read_yaml(file)
-    keys = [key for key, _ in leaves(TrainConfig)]
-    for section in (key for key in keys if any(other.startswith(f"{key}.") for other in keys)):
+    for section in groups(TrainConfig):
         value: Any = content
         for part in section.split("."):
             value = value.get(part) if isinstance(value, dict) else None

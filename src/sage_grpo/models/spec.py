@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from sage_grpo.effects import Content, Machine, Speed, Training, Values
+from sage_grpo.hints import did_you_mean
 from sage_grpo.models.errors import ModelError
 from sage_grpo.named import NoSuchModule, import_named
 from sage_grpo.objects import is_object, refuse_object
@@ -109,11 +109,9 @@ class ModelSpec:
     def __post_init__(self) -> None:
         family = self.family
         if family is not None and not is_object(family) and "." not in family and family not in FAMILIES:
-            close = difflib.get_close_matches(family, FAMILIES, n=1, cutoff=0.4)
-            hint = f' Did you mean "{close[0]}"?' if close else ""
             raise ModelError(
                 f'model.family "{family}" is unknown: use one of {", ".join(FAMILIES)}, the import path of a module '
-                f"with load(spec), or leave it out to read it from the checkpoint.{hint}"
+                f"with load(spec), or leave it out to read it from the checkpoint.{did_you_mean(family, FAMILIES, 0.4)}"
             )
         if self.revision is not None and self.path in (None, "shapes") and self.family is None:
             raise ModelError(
@@ -138,8 +136,7 @@ class ModelSpec:
         """The family's options with the values that were given; a name that it does not know is refused."""
         for name in self.options:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f' Did you mean "{close[0]}"?' if close else f" It has {', '.join(known) or 'none'}."
+                hint = did_you_mean(name, known) or f" It has {', '.join(known) or 'none'}."
                 raise ModelError(f'model.options: this family has no option "{name}".{hint}')
         return {**known, **self.options}
 

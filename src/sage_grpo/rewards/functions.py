@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sage_grpo.hints import did_you_mean
 from sage_grpo.rewards.frames import sample_indices, stretch
 from sage_grpo.types import PartScores
 
@@ -33,11 +33,8 @@ class BadReturn(ValueError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for a misspelt name: the nearest known one, and the whole list."""
-    known = list(known)
-    folded = {candidate.lower(): candidate for candidate in known}
-    match = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.4)
-    hint = f" Did you mean {folded[match[0]]!r}?" if match else ""
-    return f"{hint} Known: {', '.join(sorted(known)) or '(none)'}."
+    known = sorted(known)
+    return f"{did_you_mean(name, known, 0.4)} Known: {', '.join(known) or '(none)'}."
 
 
 def finish(result: Any) -> Any:

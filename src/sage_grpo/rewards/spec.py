@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from sage_grpo.effects import Speed
-from sage_grpo.named import NoSuchModule, import_named
+from sage_grpo.named import NoSuchModule, import_object
 from sage_grpo.objects import refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
@@ -102,15 +102,10 @@ def find_reward(spec: RewardSpec) -> Any:
         raise RewardConfigError(
             f"Unknown reward {spec.name!r}.{nearest(spec.name, BUILT_IN)} Your own reward is written module:function."
         )
-    module_name, _, attribute = path.partition(":")
     try:
-        module = import_named(module_name)
+        target = import_object(path, "Reward")
     except NoSuchModule as error:
-        raise RewardConfigError(f"Reward {spec.name!r}: {error}") from error
-    public = [name for name in vars(module) if not name.startswith("_")]
-    if attribute not in public:
-        raise RewardConfigError(f"Module {module_name} has no {attribute!r}.{nearest(attribute, public)}")
-    target = getattr(module, attribute)
+        raise RewardConfigError(str(error)) from error
     if not callable(target):
         raise RewardConfigError(f"{path} is a {type(target).__name__}, neither a function nor a class.")
     _check_kind(target, spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import re
@@ -13,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sage_grpo.hints import nearest
 from sage_grpo.models.checkpoints.files import stored_shapes
-from sage_grpo.models.checkpoints.safety import check_index, check_shards, read_json
+from sage_grpo.models.checkpoints.safety import check_index, check_shards, read_if_there, read_json
 from sage_grpo.models.checkpoints.whole import check_lengths
 from sage_grpo.models.errors import ModelError
 from sage_grpo.pretrained import (
@@ -92,8 +92,8 @@ def _neighbours(folder: Path) -> str:
     if not folder.parent.is_dir():
         return f' Its parent "{folder.parent}" does not exist either.'
     names = [child.name for child in folder.parent.iterdir() if child.is_dir()]
-    close = difflib.get_close_matches(folder.name, names, n=1)
-    return f' Did you mean "{folder.parent / close[0]}"?' if close else ""
+    near = nearest(folder.name, names)
+    return f' Did you mean "{folder.parent / near}"?' if near else ""
 
 
 def _download(spec: Located) -> Path:
@@ -129,8 +129,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def read_config(folder: Path, component: str) -> dict[str, Any]:
     """The config.json of a component; empty where there is none."""
-    file = folder / component / "config.json"
-    return read_json(file) if file.is_file() else {}
+    return read_if_there(folder / component / "config.json")
 
 
 def detect_family(spec: Located) -> str:
@@ -310,7 +309,7 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
 def read_defaults(folder: Path) -> dict[str, float]:
     """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or what its kind says."""
     file = folder / "video.json"
-    values = read_json(file) if file.is_file() else {}
+    values = read_if_there(file)
     unknown = set(values) - {"frames", "height", "width", "fps", "shift"}
     if unknown:
         raise ModelError(f"{file} has unknown entries {sorted(unknown)}; known: frames, height, width, fps, shift.")
@@ -319,16 +318,16 @@ def read_defaults(folder: Path) -> dict[str, float]:
 
 def _native(folder: Path) -> dict[str, float]:
     """The clip that a published checkpoint was made for, where it is not its family's common one."""
-    index, config = read_index(folder), folder / "transformer" / "config.json"
-    pipeline = index.get("_class_name", "")
+    index, config = read_index(folder), read_config(folder, "transformer")
+    pipeline = index["_class_name"]
     if pipeline.startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
         return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
-    if pipeline.startswith("HunyuanVideo15") and config.is_file():
-        target = read_json(config).get("target_size")
-        return {"height": 720, "width": 1280} if target == 960 else {}
-    if pipeline.startswith("SanaVideo") and config.is_file():
-        sample = read_json(config).get("sample_size")  # by which the pipeline tells its two sizes apart
-        return {"height": 704, "width": 1280} if sample == 22 else {}
+    if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
+        return {"height": 720, "width": 1280}
+    if (
+        pipeline.startswith("SanaVideo") and config.get("sample_size") == 22
+    ):  # by which the pipeline tells its two sizes apart
+        return {"height": 704, "width": 1280}
     return {}
 
 
