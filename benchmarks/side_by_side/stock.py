@@ -27,11 +27,11 @@ def run(content: dict[str, Any], job: Job, options: Mapping[str, Any], note: Cal
     if options["model"] == "wan":
         folder = weights.wan(Path(options["work"]) / "wan", tiny=tiny)
         network = WanTransformer3DModel.from_pretrained(folder / "transformer", torch_dtype=weights.dtype(tiny))
-        traits, dead = wan.Wan.traits, wan._dead(network)
+        traits, dead = wan.Wan.traits, wan.Wan.unread_of(network)
         arguments = wan_inputs(network.to(device).config, job, options)
     else:
         network = weights.hunyuan15_transformer(tiny=tiny)
-        traits, dead = hunyuan15.Hunyuan15.traits, hunyuan15._dead(network, False)
+        traits, dead = hunyuan15.Hunyuan15.traits, hunyuan15.Hunyuan15.unread_of(network)
         arguments = hunyuan15_inputs(network.config, job, options)
     network.requires_grad_(False)
     targets = match_targets(network, list(traits.lora_targets), traits.blocks, dead)

@@ -64,7 +64,7 @@ class Gaussian:
         if bool((self.std <= 0).any()):
             raise ValueError(
                 f"Gaussian.{operation} needs std > 0, got a step with std = 0. Deterministic steps are sampled but "
-                "never trained: leave them out of the trained steps (Policy.trained_steps)."
+                "never trained: leave them out of the trained steps."
             )
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import diffusers  # noqa: F401 - sets a variable of the environment when it is imported first
+import diffusers
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +18,7 @@ from sage_grpo.flow.exploring import HELD_LIMIT, explore, held_noise, left_out, 
 from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, KernelSpec, Linear, Ode, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inspector import CLOSE, PROPORTION, final_variance, transitions, variances, warnings
-from sage_grpo.models.schedulers import sigmas_from
+from sage_grpo.models.schedulers import own_sigmas
 
 MULTISTEP = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "num_train_timesteps": 1000}
 EULER: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000}
@@ -49,7 +49,8 @@ RANGES = {
 
 def grid_of(name: str, steps: int, shift: float) -> Schedule:
     config, even = SCHEDULERS[name]
-    return Schedule(sigmas_from(config, steps, shift, even=even))
+    scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
+    return Schedule(own_sigmas(scheduler, steps, shift, even=even))
 
 
 @st.composite

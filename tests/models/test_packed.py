@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.models.families.hunyuan15 import PackedTransformer, _dead, _pack, causal_mask
+from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedTransformer, _pack, causal_mask
 from sage_grpo.models.network import attention
 from sage_grpo.models.network.attention import PackedAttention, choose_backend, set_backend
 from sage_grpo.models.network.batching import in_equal_batches
@@ -55,7 +55,7 @@ def test_dead_parameters_of_a_deeper_network(image: bool) -> None:
         in_channels=5, out_channels=2, num_attention_heads=1, attention_head_dim=8, num_layers=4, num_refiner_layers=1,
         mlp_ratio=1.0, text_embed_dim=4, text_embed_2_dim=4, image_embed_dim=4, rope_axes_dim=(2, 2, 4),
     )  # fmt: skip
-    expected = _dead(network, image)
+    expected = Hunyuan15.unread_of(network, image_to_video=image)
     _pack(network)
     inputs = {"text": torch.randn(1, 3, 4)} | ({"image": torch.randn(1, 2, 4)} if image else {})
     v = PackedTransformer(network)(torch.randn(1, 5, 1, 2, 2), torch.tensor([500.0]), **inputs)

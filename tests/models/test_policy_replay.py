@@ -23,7 +23,7 @@ def roll_out(policy: Policy, conditions, seed: int = 0):
     with torch.no_grad():
         for index in range(policy.schedule.num_steps):
             gaussian = policy.step(index, x, conditions).gaussian
-            if index not in policy.trained_steps:
+            if not policy.is_noisy(index):
                 x = gaussian.mean
                 continue
             x_next = gaussian.sample(torch.randn(x.shape, generator=generator))
@@ -119,7 +119,7 @@ def test_steps_outside_the_window_are_the_ode(model) -> None:
     ours = model("wan_t2v", guidance_scale=1.0)
     schedule = Schedule.shifted(4, 5.0).exploring([False, True, False, False])
     policy = Policy(ours, Sage(0.5), schedule)
-    assert policy.trained_steps == (1,)
+    assert [policy.is_noisy(index) for index in range(4)] == [False, True, False, False]
     x, conditions = torch.randn(1, *ours.latent_shape()), ours.encode(["a cat"])
     with torch.no_grad():
         first = policy.step(0, x, conditions).gaussian

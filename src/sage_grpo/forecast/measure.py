@@ -12,7 +12,7 @@ from sage_grpo.forecast.architecture import Architecture
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.hardware import Hardware
 from sage_grpo.forecast.keeping import levels
-from sage_grpo.models.checkpoints.random_weights import random_model
+from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.parallel import speed
@@ -27,14 +27,14 @@ MORE = 2
 
 def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware) -> Hardware:
     """The hardware with its rates corrected by what blocks and a decode of this configuration take here."""
-    network, video = architecture.network, architecture.video
-    if network is None or video is None:
+    network, known = architecture.network, architecture.model
+    if network is None or known is None:
         raise ModelError(
             f"--measure builds blocks of a known family, and {architecture.family} is your own: leave it out."
         )
     spec = replace(
         config.model, cache=None, guidance_scale=1.0, guidance_scale_2=None, path=None, family=architecture.family,
-        compile=False, frames=video.frames, height=video.height, width=video.width, fps=video.fps,
+        compile=False, frames=known.video.frames, height=known.video.height, width=known.video.width, fps=known.video.fps,
     )  # fmt: skip
     job = replace(
         forecast(config, hardware, architecture=architecture).job,
@@ -50,8 +50,8 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
         model = random_model(
             architecture.family,
             spec,
-            transformer=architecture.transformer,
-            vae=architecture.vae,
+            transformer=known.transformer.config,
+            vae=known.pipe.vae.config,
             text_tokens=architecture.text_tokens,
             layers=layers,
             device=spec.device,

@@ -17,6 +17,8 @@ def choose_device(name: str | torch.device) -> torch.device:
     """The device of a spec; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == torch.device("meta"):  # a model without weights; as a word a device that computes nothing is refused
+        return torch.device("meta")
     use = 'Use "auto", "cpu", "cuda" or "cuda:1".'
     try:
         device = torch.device(name)

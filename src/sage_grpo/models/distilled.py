@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.models.checkpoints.safety import read_json
+from sage_grpo.models.checkpoints.safety import read_if_there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def _names(path: str, folder: Path | None) -> list[tuple[str, str]]:
     cached = [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]
     found += [("its name on the hub", name) for name in cached]
     for file in ("model_index.json", "transformer/config.json"):
-        source = read_json(folder / file).get("_name_or_path") if (folder / file).is_file() else None
+        source = read_if_there(folder / file).get("_name_or_path")
         if isinstance(source, str):
             found.append((f"_name_or_path in {file}", _last(source)))
     card = folder / "README.md"
@@ -123,15 +123,12 @@ def _last(source: str) -> str:
 
 def _by_files(folder: Path) -> Distilled | None:
     """Settings that only distilled checkpoints have."""
-    index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
-    pipeline = str(index.get("_class_name", ""))
-    guider, config, scheduler = (
-        read_json(folder / file) if (folder / file).is_file() else {}
-        for file in ("guider/guider_config.json", "transformer/config.json", "scheduler/scheduler_config.json")
-    )
+    index, guider = read_if_there(folder / "model_index.json"), read_if_there(folder / "guider" / "guider_config.json")
+    config = read_if_there(folder / "transformer" / "config.json")
+    scheduler = read_if_there(folder / "scheduler" / "scheduler_config.json")
     if guider.get("_class_name") == "ClassifierFreeGuidance" and guider.get("guidance_scale") == 1:
         return Distilled(evidence="guider/guider_config.json has guidance_scale 1")
-    if pipeline == "FluxPipeline" and config and is_schnell(config, scheduler):
+    if index.get("_class_name") == "FluxPipeline" and config and is_schnell(config, scheduler):
         why = "its transformer has no guidance input and its shift is fixed, as FLUX.1-schnell's"
         return Distilled(evidence=why, steps=(1, 4))
     return None

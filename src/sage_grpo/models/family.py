@@ -6,6 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,9 +28,9 @@ from sage_grpo.models.network.attention import Shape, checked_backend, choose_ba
 from sage_grpo.models.network.batching import in_equal_batches
 from sage_grpo.models.network.blocks import Keep, compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_uint8
-from sage_grpo.models.network.gradients import one_after_another
+from sage_grpo.models.network.gradients import one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.sizes import Grid, check_image, choose_video, first_given
-from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift, sigmas_from
+from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import Traits
 from sage_grpo.types import Conditioning
@@ -53,12 +54,13 @@ class FamilyModel(ABC):
         component: str = "transformer",
         network: nn.Module | None = None,
         others: Sequence[nn.Module] = (),
-        boundary: float | None = None,
         takes_images: bool = False,
         device: str | torch.device | None = None,
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
-        self.component, self.boundary, self.others = component, boundary, list(others)
+        self.component, self.others = component, list(others)
+        self.boundary: float | None = index.get("boundary_ratio")
+        """Wan 2.2 with two experts: the noise level at which the second takes over."""
         self.takes_images = takes_images or self.image_to_video
         self.transformer: Any = getattr(pipe, component)
         self.network = self.transformer if network is None else network
@@ -227,11 +229,6 @@ class FamilyModel(ABC):
         shift = self.shift if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
 
-    @classmethod
-    def sigmas_of(cls, scheduler: Mapping[str, Any], num_steps: int, shift: float) -> Tensor:
-        """The same from a scheduler_config.json alone."""
-        return sigmas_from(scheduler, num_steps, shift, even=cls.traits.even_sigmas)
-
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""
         shift = self.shift if shift is None else shift
@@ -250,13 +247,13 @@ class FamilyModel(ABC):
         self._check_latents(x)
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
-        scale = self._guidance(sigma) if guidance is None else guidance
+        scale = self._scale(sigma, guidance)
         told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
         inputs = [condition.tensors for condition in conditions]
         if self.guidance.embedded:
             told_scale = torch.tensor(float(scale))
             inputs = [{**tensors, "guidance": told_scale} for tensors in inputs]
-        if scale == 1 or self.guidance.embedded:
+        if self.branches(sigma, guidance) == 1:
             return self._branch(x, sigma, told, inputs)
         negatives = [condition.negative for condition in conditions if condition.negative is not None]
         if len(negatives) != len(conditions):
@@ -289,9 +286,14 @@ class FamilyModel(ABC):
         """
         return torch.as_tensor(sigma, dtype=torch.float32) * self.num_train_timesteps
 
-    def _guidance(self, sigma: Tensor) -> float:
+    def _scale(self, sigma: Tensor | float, guidance: float | None) -> float:
         second = self.spec.guidance_scale_2
-        return self.guidance_scale if second is None or self._high_noise(sigma) else second
+        own = self.guidance_scale if second is None or self._high_noise(sigma) else second
+        return own if guidance is None else guidance
+
+    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
+        """Forward passes of one velocity: two where guidance runs the negative prompt as well; `guidance` overrides the model's scale."""
+        return 1 if self.guidance.embedded or self._scale(sigma, guidance) == 1 else 2
 
     def _high_noise(self, sigma: Tensor | float) -> bool:
         if self.boundary is None:
@@ -337,7 +339,21 @@ class FamilyModel(ABC):
 
     def _unread(self) -> set[str]:
         """Parameters of the trained network that never receive a gradient; they stay frozen."""
-        return set()
+        return self.unread_of(self.transformer, image_to_video=self.image_to_video)
+
+    @classmethod
+    def unread_of(cls, transformer: Any, *, image_to_video: bool = False) -> set[str]:
+        """The same of a transformer of this family. (Text that is quoted may come or not, so it does not count.)"""
+        if cls._trial is FamilyModel._trial:
+            return set()
+        run = partial(cls._trial, image_to_video=image_to_video)
+        traced = without_gradient(transformer, cls.traits.blocks, run, inputs=(cls.__name__, image_to_video))
+        return traced | unread_queries(transformer, cls.traits.blocks)
+
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        """The output of a network on the meta device for one small sample (see `without_gradient`); without it everything is trained."""
+        raise NotImplementedError
 
     def _prepare_training(self) -> None:
         self.unread = dead = self._unread() if self.spec.train or self.spec.lora is not None else set()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.models.checkpoints.safety import read_if_there
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.spec import ModelSpec
 
@@ -64,9 +65,7 @@ def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:
             f'The guider of "{folder}" is a {entry[1]}; supported is ClassifierFreeGuidance. Save the pipeline with '
             "that, or set guidance to none with ClassifierFreeGuidance(guidance_scale=1.0)."
         )
-    from diffusers import ClassifierFreeGuidance
-
-    config = ClassifierFreeGuidance.load_config(folder, subfolder="guider", local_files_only=True)
+    config = read_if_there(folder / "guider" / "guider_config.json")
     start, stop = config.get("start", 0.0), config.get("stop", 1.0)
     if not config.get("enabled", True):
         return Guidance(scale=1.0)

@@ -41,15 +41,6 @@ class Policy:
         kernel = self.kernel if self.schedule.stochastic[index] else Ode()
         return kernel(*self.schedule.pair(index))
 
-    @property
-    def trained_steps(self) -> tuple[int, ...]:
-        """Steps with noise whose velocity depends on the trainable parameters."""
-        return tuple(
-            index
-            for index in range(self.schedule.num_steps)
-            if float(self.transition(index).std) > 0 and self.model.trains(self.schedule.pair(index)[0])
-        )
-
     def sigma(self, index: int) -> float:
         """Where a step starts."""
         return float(self.schedule.sigmas[index])
@@ -83,7 +74,7 @@ def integrate(
     with torch.no_grad():
         for index in range(policy.schedule.num_steps):
             gaussian = policy.step(index, x, conditions).gaussian
-            if float(policy.transition(index).std) == 0:
+            if not policy.is_noisy(index):
                 x = gaussian.mean
             elif noise is None:
                 raise ValueError(f"Step {index} is stochastic: pass noise, a function from the step to standard noise.")

@@ -125,16 +125,6 @@ def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> T
     return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
 
 
-def sigmas_from(config: Mapping[str, Any], num_steps: int, shift: float, *, even: bool) -> Tensor:
-    """The same from a scheduler_config.json alone."""
-    if config.get("_class_name") not in SHIFT:
-        raise ModelError(f"The scheduler is a {config.get('_class_name')}; supported are {', '.join(SHIFT)}.")
-    import diffusers
-
-    scheduler = getattr(diffusers, config["_class_name"]).from_config(dict(config))
-    return own_sigmas(scheduler, num_steps, shift, even=even)
-
-
 class SchedulerSolver:
     """A diffusers scheduler as a Solver, for one sampling: with it, samples equal the stock pipeline's."""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from sage_grpo.types import VideoSpec
 
+IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
+"""What models of images make unless told otherwise."""
 JOINT_ATTENTION = (
     *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
@@ -33,6 +35,8 @@ class Traits:
     """Modules that a LoRA adapts unless told otherwise."""
     encoders: tuple[str, ...]
     """Components that only encoding needs; they load on demand."""
+    text_tokens: int = 0
+    """Tokens of a prompt, where the costs of training are known: as many as it is padded to, or a long one's."""
     ragged: tuple[tuple[str, int], ...] = ()
     """Inputs of a block (name, dimension) whose length differs between prompts."""
     padded: bool = False

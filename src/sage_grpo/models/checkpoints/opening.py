@@ -18,12 +18,13 @@ from sage_grpo.models.traits import Traits
 
 
 def open_folder(
-    spec: ModelSpec, traits: Traits, pipelines: Sequence[str], components: Sequence[str]
+    spec: ModelSpec, traits: Traits, pipelines: Sequence[str] | None, components: Sequence[str]
 ) -> tuple[Path, dict[str, Any]]:
-    """The folder of a checkpoint of one of the pipelines and its index, with its components, scheduler and guidance checked."""
+    """The folder of a checkpoint of one of the pipelines (None takes any) and its index, with its components, scheduler and guidance
+    checked."""
     folder = resolve(spec)
     index = read_index(folder)
-    if index["_class_name"] not in pipelines:
+    if pipelines is not None and index["_class_name"] not in pipelines:
         raise ModelError(
             f'"{folder}" holds a {index["_class_name"]}, but this family serves {", ".join(pipelines)}. Leave model.family out to '
             "read it from the checkpoint."
@@ -35,11 +36,18 @@ def open_folder(
 
 
 def open_pipeline(
-    spec: ModelSpec, traits: Traits, folder: Path, index: dict[str, Any], device: str | torch.device | None
+    spec: ModelSpec,
+    traits: Traits,
+    folder: Path,
+    index: dict[str, Any],
+    device: str | torch.device | None,
+    *,
+    pipeline: str | None = None,
+    trained: str = "transformer",
 ) -> Any:
-    """The stock pipeline of a checked folder, without its encoders."""
+    """The stock pipeline of a checked folder, or another one that can run it, without its encoders; `trained` is the component to train."""
     import diffusers
 
     encoders = [name for name in traits.encoders if has_component(index, name)]
-    pipeline = getattr(diffusers, index["_class_name"])
-    return load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device))
+    kind = getattr(diffusers, pipeline or index["_class_name"])
+    return load_pipeline(kind, folder, skip=encoders, dtypes=load_dtypes(spec, device, trained=trained))

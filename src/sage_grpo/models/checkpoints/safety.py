@@ -22,6 +22,11 @@ def read_json(file: Path) -> dict[str, Any]:
         raise ModelError(f"{error} Download the checkpoint again.") from error
 
 
+def read_if_there(file: Path) -> dict[str, Any]:
+    """The same; empty where there is no such file."""
+    return read_json(file) if file.is_file() else {}
+
+
 def check_index(file: Path, index: Mapping[str, Any]) -> None:
     """Refuse a model_index.json that names code outside the two libraries."""
     if not isinstance(index.get("_class_name"), str):

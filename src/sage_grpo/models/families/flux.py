@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.distilled import is_schnell
 from sage_grpo.models.errors import ModelError
-from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.gradients import without_gradient
-from sage_grpo.models.network.packing import pack, unpack
+from sage_grpo.models.families.image import ImageModel
+from sage_grpo.models.network.gradients import empty
+from sage_grpo.models.network.packing import SIDE, pack, packed_grid, unpack
 from sage_grpo.models.network.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import JOINT_ATTENTION, Traits
-from sage_grpo.types import VideoSpec
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
-SIDE = 2
-"""Latents of a token, along height and width; the pipeline packs them, the network's own patch size is 1."""
 TEXT_TOKENS = 512
 """Of T5, to which the pipeline's call pads a prompt; the network attends to the padding."""
 SCHNELL_TEXT_TOKENS = 256
@@ -38,11 +34,11 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Flux:
     return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device)
 
 
-class Flux(FamilyModel):
+class Flux(ImageModel):
     """FLUX.1 as a VelocityModel of one-frame clips."""
 
     traits = Traits(
-        video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
+        video=IMAGE,
         guidance_scale=3.5,
         blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
@@ -63,12 +59,22 @@ class Flux(FamilyModel):
         why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
         self.choices["text tokens"] = f"{self.text_tokens} ({why})"
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config = network.config
+        return network(
+            hidden_states=empty(1, 2, config.in_channels),
+            timestep=empty(1),
+            guidance=empty(1) if config.guidance_embeds else None,
+            pooled_projections=empty(1, config.pooled_projection_dim),
+            encoder_hidden_states=empty(1, 2, config.joint_attention_dim),
+            txt_ids=empty(2, 3),
+            img_ids=empty(2, 3),
+            return_dict=False,
+        )[0]
 
     def _grid(self) -> Grid:
-        channels = self.transformer.config.in_channels // SIDE**2
-        return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
+        return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)
 
     def _reading(self) -> str:
         return f"{self.text_tokens} text tokens"
@@ -96,28 +102,3 @@ class Flux(FamilyModel):
             return_dict=False,
         )[0]
         return unpack(tokens, x, SIDE)
-
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        config = self.pipe.vae.config
-        return (latents / config.scaling_factor) + config.shift_factor
-
-    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        return [pixels[:, :, None] for pixels in super()._pixels(z[:, :, 0])]
-
-
-def _dead(transformer: Any) -> set[str]:
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        return network(
-            hidden_states=torch.empty(1, 2, config.in_channels, device="meta"),
-            timestep=torch.empty(1, device="meta"),
-            guidance=torch.empty(1, device="meta") if config.guidance_embeds else None,
-            pooled_projections=torch.empty(1, config.pooled_projection_dim, device="meta"),
-            encoder_hidden_states=torch.empty(1, 2, config.joint_attention_dim, device="meta"),
-            txt_ids=torch.empty(2, 3, device="meta"),
-            img_ids=torch.empty(2, 3, device="meta"),
-            return_dict=False,
-        )[0]
-
-    return without_gradient(transformer, Flux.traits.blocks, run, inputs="flux")

@@ -13,7 +13,7 @@ from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import JOINT_ATTENTION, Traits
@@ -69,8 +69,19 @@ class Hunyuan(FamilyModel):
                 block.attn.set_processor(Unmasked())
         super().__init__(spec, folder, index, pipe, device=device)
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config = network.config
+        size = 2 * config.patch_size
+        return network(
+            hidden_states=empty(1, config.in_channels, config.patch_size_t, size, size),
+            timestep=empty(1),
+            encoder_hidden_states=empty(1, 2, config.text_embed_dim),
+            encoder_attention_mask=empty(1, 2, dtype=torch.int64),
+            pooled_projections=empty(1, config.pooled_projection_dim),
+            guidance=empty(1) if config.guidance_embeds else None,
+            return_dict=False,
+        )[0]
 
     def _grid(self) -> Grid:
         config = self.transformer.config
@@ -106,21 +117,3 @@ class Hunyuan(FamilyModel):
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         return latents / self.pipe.vae.config.scaling_factor
-
-
-def _dead(transformer: Any) -> set[str]:
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        size = 2 * config.patch_size
-        return network(
-            hidden_states=torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta"),
-            timestep=torch.empty(1, device="meta"),
-            encoder_hidden_states=torch.empty(1, 2, config.text_embed_dim, device="meta"),
-            encoder_attention_mask=torch.empty(1, 2, dtype=torch.int64, device="meta"),
-            pooled_projections=torch.empty(1, config.pooled_projection_dim, device="meta"),
-            guidance=torch.empty(1, device="meta") if config.guidance_embeds else None,
-            return_dict=False,
-        )[0]
-
-    return without_gradient(transformer, Hunyuan.traits.blocks, run, inputs="hunyuan")

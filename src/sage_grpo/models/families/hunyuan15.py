@@ -10,38 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sage_grpo.models.checkpoints.checkpoint import check_components, load_pipeline, read_config, read_index, resolve
-from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.network.attention import PackedAttention
 from sage_grpo.models.network.decoding import hunyuan15_pixels
-from sage_grpo.models.network.gradients import unread_queries, without_gradient
+from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.sequence import SequenceSplit, split_rotary
 from sage_grpo.models.network.sizes import Grid
-from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
+PARTS = ("guider", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
 LAYERS_TO_SKIP = 2
 """The text embedding is the hidden state this many layers before the last."""
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15:
     """Load the checkpoint of a spec."""
-    import diffusers
-
-    folder = resolve(spec)
-    index = read_index(folder)
-    traits = Hunyuan15.traits
-    encoders = [name for name in traits.encoders if name in index]
-    names = ["transformer", "vae", "scheduler", "guider", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"]
-    names += ["image_encoder", "feature_extractor"] if "ImageToVideo" in index["_class_name"] else []
-    check_components(folder, index, names, ["transformer", "vae"])
-    check_scheduler(folder, index, even=traits.even_sigmas)
-    check_guidance(spec, folder, index)
+    folder, index = open_folder(spec, Hunyuan15.traits, None, PARTS)
+    if "ImageToVideo" in index["_class_name"]:
+        check_components(folder, index, ["image_encoder", "feature_extractor"], [])
     if read_config(folder, "transformer").get("use_meanflow"):
         raise ModelError(
             f'"{folder}" is a MeanFlow model (use_meanflow in transformer/config.json: distilled to few steps, as the step_distilled and '
@@ -49,9 +40,7 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15
             "where the step ends, and exploration needs the velocity here. Use the base checkpoint, or the one that was distilled to no "
             "guidance only (..._distilled, without step)."
         )
-    pipeline = getattr(diffusers, index["_class_name"])
-    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device))
-    return Hunyuan15(spec, folder, index, pipe, device)
+    return Hunyuan15(spec, folder, index, open_pipeline(spec, Hunyuan15.traits, folder, index, device), device)
 
 
 class PackedTransformer(nn.Module):
@@ -118,6 +107,7 @@ class Hunyuan15(FamilyModel):
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
+        text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         options={"pad_text": 0.0},
@@ -143,8 +133,15 @@ class Hunyuan15(FamilyModel):
             device=device,
         )
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer, self.image_to_video)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config, size = network.config, 2 * network.config.patch_size
+        _pack(network)
+        inputs = {"text": empty(1, 2, config.text_embed_dim)}
+        if image_to_video:
+            inputs["image"] = empty(1, 2, config.image_embed_dim)
+        x = empty(1, config.in_channels, config.patch_size_t, size, size)
+        return PackedTransformer(network)(x, empty(1), **inputs)
 
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths.
@@ -326,20 +323,3 @@ def _pad(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
     mask = torch.zeros(len(tokens), length, dtype=torch.int64, device=tokens.device)
     mask[:, : tokens.shape[1]] = 1
     return F.pad(tokens, (0, 0, 0, length - tokens.shape[1])), mask
-
-
-def _dead(transformer: Any, image_to_video: bool) -> set[str]:
-    """Parameters without gradient when only the inputs that every sample has are there (glyphs are optional)."""
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        _pack(network)
-        size = 2 * config.patch_size
-        inputs = {"text": torch.empty(1, 2, config.text_embed_dim, device="meta")}
-        if image_to_video:
-            inputs["image"] = torch.empty(1, 2, config.image_embed_dim, device="meta")
-        x = torch.empty(1, config.in_channels, config.patch_size_t, size, size, device="meta")
-        return PackedTransformer(network)(x, torch.empty(1, device="meta"), **inputs)
-
-    traced = without_gradient(transformer, Hunyuan15.traits.blocks, run, inputs=("hunyuan15", image_to_video))
-    return traced | unread_queries(transformer)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
@@ -20,7 +20,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.batching import seen_tokens
 from sage_grpo.models.network.decoding import SeededNoise
-from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.packing import pack, unpack
 from sage_grpo.models.network.sizes import Grid
 from sage_grpo.models.schedulers import BENT, TAKES_MU, SchedulerSolver
@@ -75,8 +75,20 @@ class Ltx(FamilyModel):
             )
         super().__init__(spec, folder, index, pipe, device=device)
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config = network.config
+        return network(
+            hidden_states=empty(1, 2, config.in_channels),
+            encoder_hidden_states=empty(1, 2, config.caption_channels),
+            timestep=empty(1),
+            encoder_attention_mask=None,
+            num_frames=1,
+            height=1,
+            width=2,
+            rope_interpolation_scale=(1.0, 1, 1),
+            return_dict=False,
+        )[0]
 
     def _grid(self) -> Grid:
         pipe = self.pipe
@@ -150,20 +162,20 @@ class LtxCondition(Ltx):
         """The grid of the stock pipeline: linear at first, then quadratic."""
         return self._prepared(num_steps, shift).sigmas.to(torch.float32).cpu()
 
-    @classmethod
-    def sigmas_of(cls, scheduler: Mapping[str, Any], num_steps: int, shift: float) -> Tensor:
-        """The same from a scheduler_config.json alone."""
-        from diffusers import FlowMatchEulerDiscreteScheduler
-
-        return _spaced(FlowMatchEulerDiscreteScheduler, scheduler, num_steps, shift).sigmas.to(torch.float32)
-
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""
         return SchedulerSolver(self._prepared(num_steps, shift))
 
     def _prepared(self, num_steps: int, shift: float | None) -> Any:
-        scheduler = self.pipe.scheduler
-        return _spaced(type(scheduler), scheduler.config, num_steps, self.shift if shift is None else shift)
+        """The scheduler with LTXConditionPipeline's sigmas."""
+        from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
+
+        if num_steps < 1:
+            raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
+        own = self.pipe.scheduler
+        scheduler = type(own).from_config(own.config, shift=self.shift if shift is None else shift)
+        scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
+        return scheduler
 
     def _positions(self, x: Tensor) -> dict[str, Any]:
         """The first latent frame is one frame and the others eight, so that a token's time is that of its first frame."""
@@ -173,17 +185,6 @@ class LtxCondition(Ltx):
         coordinates = pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
         coordinates[:, 0] = coordinates[:, 0] * (1.0 / self.video.fps)
         return {"video_coords": coordinates}
-
-
-def _spaced(kind: Any, config: Mapping[str, Any], num_steps: int, shift: float) -> Any:
-    """A scheduler with LTXConditionPipeline's sigmas."""
-    from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
-
-    if num_steps < 1:
-        raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
-    scheduler = kind.from_config(dict(config), shift=shift)
-    scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
-    return scheduler
 
 
 def check_condition_scheduler(folder: Path, index: Mapping[str, Any]) -> None:
@@ -201,22 +202,3 @@ def check_condition_scheduler(folder: Path, index: Mapping[str, Any]) -> None:
             f'scheduler/scheduler_config.json of "{folder}" sets {" and ".join(bent)}: an {CONDITION} then steps on other sigmas than it '
             "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
         )
-
-
-def _dead(transformer: Any) -> set[str]:
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        return network(
-            hidden_states=torch.empty(1, 2, config.in_channels, device="meta"),
-            encoder_hidden_states=torch.empty(1, 2, config.caption_channels, device="meta"),
-            timestep=torch.empty(1, device="meta"),
-            encoder_attention_mask=None,
-            num_frames=1,
-            height=1,
-            width=2,
-            rope_interpolation_scale=(1.0, 1, 1),
-            return_dict=False,
-        )[0]
-
-    return without_gradient(transformer, Ltx.traits.blocks, run, inputs="ltx")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
@@ -13,15 +13,12 @@ from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
-from sage_grpo.models.network.gradients import unread_queries, without_gradient
-from sage_grpo.models.network.packing import pack, unpack
+from sage_grpo.models.network.gradients import empty
+from sage_grpo.models.network.packing import SIDE, pack, packed_grid, unpack
 from sage_grpo.models.network.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import JOINT_ATTENTION, Traits
-from sage_grpo.types import VideoSpec
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
-SIDE = 2
-"""Latents of a token, along height and width; the pipeline packs them."""
 TEXT_TOKENS = 512
 """To which the pipeline's call cuts a prompt."""
 
@@ -42,7 +39,7 @@ class QwenImage(FamilyModel):
     """Qwen-Image as a VelocityModel of one-frame clips."""
 
     traits = Traits(
-        video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
+        video=IMAGE,
         guidance_scale=4.0,
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=(*JOINT_ATTENTION, "img_mlp.net.*", "txt_mlp.net.*"),
@@ -52,12 +49,19 @@ class QwenImage(FamilyModel):
         dynamic_shift=True,
     )
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config = network.config
+        return network(
+            hidden_states=empty(1, 1, config.in_channels),
+            timestep=empty(1),
+            encoder_hidden_states=empty(1, 2, config.joint_attention_dim),
+            img_shapes=[[(1, 1, 1)]],
+            return_dict=False,
+        )[0]
 
     def _grid(self) -> Grid:
-        channels = self.transformer.config.in_channels // SIDE**2
-        return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
+        return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)
 
     def _guidance_style(self) -> Guidance:
         return Guidance(renormalize=SIDE)
@@ -88,20 +92,3 @@ class QwenImage(FamilyModel):
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         return wan_latents(self.pipe.vae, latents)
-
-
-def _dead(transformer: Any) -> set[str]:
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        return network(
-            hidden_states=torch.empty(1, 1, config.in_channels, device="meta"),
-            timestep=torch.empty(1, device="meta"),
-            encoder_hidden_states=torch.empty(1, 2, config.joint_attention_dim, device="meta"),
-            img_shapes=[[(1, 1, 1)]],
-            return_dict=False,
-        )[0]
-
-    return without_gradient(transformer, QwenImage.traits.blocks, run, inputs="qwen_image") | unread_queries(
-        transformer
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
@@ -18,7 +18,7 @@ from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.batching import seen_tokens
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
-from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
@@ -91,8 +91,15 @@ class SanaVideo(FamilyModel):
             else f"prompts end in{_motion(score)!r}"
         )
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config = network.config
+        return network(
+            empty(1, config.in_channels, *config.patch_size),
+            encoder_hidden_states=empty(1, 2, config.caption_channels),
+            timestep=empty(1),
+            return_dict=False,
+        )[0]
 
     def _grid(self) -> Grid:
         return Grid(
@@ -154,17 +161,3 @@ def _is_wan(vae: Any) -> bool:
 def _motion(score: float) -> str:
     """What published prompts end in; the network was trained with it."""
     return f" motion score: {int(score)}."
-
-
-def _dead(transformer: Any) -> set[str]:
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        return network(
-            torch.empty(1, config.in_channels, *config.patch_size, device="meta"),
-            encoder_hidden_states=torch.empty(1, 2, config.caption_channels, device="meta"),
-            timestep=torch.empty(1, device="meta"),
-            return_dict=False,
-        )[0]
-
-    return without_gradient(transformer, SanaVideo.traits.blocks, run, inputs="sana_video")

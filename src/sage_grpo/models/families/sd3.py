@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.gradients import unread_queries, without_gradient
+from sage_grpo.models.families.image import ImageModel
+from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.sizes import Grid
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import JOINT_ATTENTION, Traits
-from sage_grpo.types import VideoSpec
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
 """What every checkpoint has; the third encoder may be left out, as in the pipeline, which then has zeros in its place."""
@@ -29,11 +27,11 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Sd3:
     return Sd3(spec, folder, index, open_pipeline(spec, Sd3.traits, folder, index, device), device=device)
 
 
-class Sd3(FamilyModel):
+class Sd3(ImageModel):
     """Stable Diffusion 3.5 as a VelocityModel of one-frame clips."""
 
     traits = Traits(
-        video=VideoSpec(frames=1, height=1024, width=1024, fps=1.0),
+        video=IMAGE,
         guidance_scale=7.0,
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
@@ -42,8 +40,17 @@ class Sd3(FamilyModel):
         dynamic_shift=True,
     )
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config = network.config
+        size = config.patch_size
+        return network(
+            hidden_states=empty(1, config.in_channels, size, size),
+            timestep=empty(1),
+            encoder_hidden_states=empty(1, 2, config.joint_attention_dim),
+            pooled_projections=empty(1, config.pooled_projection_dim),
+            return_dict=False,
+        )[0]
 
     def _grid(self) -> Grid:
         config = self.transformer.config
@@ -69,26 +76,3 @@ class Sd3(FamilyModel):
             return_dict=False,
         )[0]
         return v[:, :, None]
-
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        config = self.pipe.vae.config
-        return (latents / config.scaling_factor) + config.shift_factor
-
-    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        return [pixels[:, :, None] for pixels in super()._pixels(z[:, :, 0])]
-
-
-def _dead(transformer: Any) -> set[str]:
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        size = config.patch_size
-        return network(
-            hidden_states=torch.empty(1, config.in_channels, size, size, device="meta"),
-            timestep=torch.empty(1, device="meta"),
-            encoder_hidden_states=torch.empty(1, 2, config.joint_attention_dim, device="meta"),
-            pooled_projections=torch.empty(1, config.pooled_projection_dim, device="meta"),
-            return_dict=False,
-        )[0]
-
-    return without_gradient(transformer, Sd3.traits.blocks, run, inputs="sd3") | unread_queries(transformer)

@@ -11,24 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sage_grpo.models.checkpoints.checkpoint import (
-    check_components,
-    load_pipeline,
-    read_config,
-    read_index,
-    require_ftfy,
-    resolve,
-)
-from sage_grpo.models.devices import load_dtypes
+from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
+from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.network.attention import PlainAttention
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
-from sage_grpo.models.network.gradients import without_gradient
+from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.sequence import SequenceSplit, split_rotary
 from sage_grpo.models.network.sizes import Grid
-from sage_grpo.models.schedulers import check_scheduler
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
@@ -39,17 +30,11 @@ TEXT_TOKENS = 512
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
     """Load the checkpoint of a spec."""
-    import diffusers
-
     require_ftfy()
-    folder = resolve(spec)
-    index = read_index(folder)
+    folder, index = open_folder(spec, Wan.traits, None, ["tokenizer", "text_encoder"])
     two = index.get("boundary_ratio") is not None
-    networks = ["transformer", "transformer_2"] if two else ["transformer"]
-    trained = "transformer_2" if two and spec.expert == "low" else "transformer"
-    check_components(folder, index, [*networks, "vae", "scheduler", "tokenizer", "text_encoder"], [*networks, "vae"])
-    check_scheduler(folder, index, even=Wan.traits.even_sigmas)
-    check_guidance(spec, folder, index)
+    if two:
+        check_components(folder, index, ["transformer_2"], ["transformer_2"])
     if read_config(folder, "transformer").get("pos_embed_seq_len") is not None:
         raise ModelError(
             f'"{folder}" is a Wan first-and-last-frame model (FLF2V), which is not supported: it needs two images per '
@@ -57,11 +42,10 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
         )
     if index["_class_name"] == "WanImageToVideoPipeline" and read_config(folder, "transformer").get("image_dim"):
         check_components(folder, index, ["image_encoder", "image_processor"], [])  # 2.2 does without both
-    encoders = [name for name in Wan.traits.encoders if name in index]
     # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
-    name = "WanImageToVideoPipeline" if index.get("expand_timesteps") else index["_class_name"]
-    pipeline = getattr(diffusers, name)
-    pipe = load_pipeline(pipeline, folder, skip=encoders, dtypes=load_dtypes(spec, device, trained=trained))
+    name = "WanImageToVideoPipeline" if index.get("expand_timesteps") else None
+    trained = "transformer_2" if two and spec.expert == "low" else "transformer"
+    pipe = open_pipeline(spec, Wan.traits, folder, index, device, pipeline=name, trained=trained)
     return Wan(spec, folder, index, pipe, device)
 
 
@@ -74,6 +58,7 @@ class Wan(FamilyModel):
         blocks={"blocks": "num_layers"},
         lora_targets=(*CROSS_ATTENTION, "ffn.net.*"),
         encoders=("text_encoder", "image_encoder"),
+        text_tokens=TEXT_TOKENS,
     )
 
     def __init__(
@@ -96,13 +81,21 @@ class Wan(FamilyModel):
             pipe,
             component=component,
             others=others,
-            boundary=boundary,
             takes_images=self.expand_timesteps,
             device=device,
         )
 
-    def _unread(self) -> set[str]:
-        return _dead(self.transformer)
+    @staticmethod
+    def _trial(network: Any, image_to_video: bool) -> Tensor:
+        config = network.config
+        image = None if config.image_dim is None else empty(1, 2, config.image_dim)
+        return network(
+            hidden_states=empty(1, config.in_channels, *config.patch_size),
+            timestep=empty(1),
+            encoder_hidden_states=empty(1, TEXT_TOKENS, config.text_dim),
+            encoder_hidden_states_image=image,
+            return_dict=False,
+        )[0]
 
     def _grid(self) -> Grid:
         return Grid(
@@ -222,20 +215,3 @@ def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> N
     network.proj_out.register_forward_hook(lambda module, arguments, tokens: sequence.merge(tokens, total))
     for block in network.blocks:
         block.attn1.processor.sequence = sequence
-
-
-def _dead(transformer: Any) -> set[str]:
-    """Parameters that never receive a gradient."""
-    config = transformer.config
-
-    def run(network: nn.Module) -> Tensor:
-        image = None if config.image_dim is None else torch.empty(1, 2, config.image_dim, device="meta")
-        return network(
-            hidden_states=torch.empty(1, config.in_channels, *config.patch_size, device="meta"),
-            timestep=torch.empty(1, device="meta"),
-            encoder_hidden_states=torch.empty(1, TEXT_TOKENS, config.text_dim, device="meta"),
-            encoder_hidden_states_image=image,
-            return_dict=False,
-        )[0]
-
-    return without_gradient(transformer, Wan.traits.blocks, run, inputs="wan")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+empty = partial(torch.empty, device="meta")
+"""A tensor without storage."""
 _traced: dict[Hashable, frozenset[str]] = {}
 """What was found for a network of a class and configuration: tracing is half of what loading a small model takes."""
 
@@ -47,9 +50,10 @@ def _trace(transformer: Any, blocks: Mapping[str, str], run: Callable[[nn.Module
     return {name for short in dead for name in _stands_for(short, layers)}
 
 
-def unread_queries(transformer: Any) -> set[str]:
+def unread_queries(transformer: Any, blocks: Iterable[str]) -> set[str]:
     """Names of the parameters of the text's queries in the last block, whose answers nothing reads: their gradient is zero."""
-    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}.attn"
+    *_, name = blocks
+    last = f"{name}.{len(getattr(transformer, name)) - 1}.attn"
     unread = (f"{last}.add_q_proj.", f"{last}.norm_added_q.")
     return {name for name, _ in transformer.named_parameters() if name.startswith(unread)}
 

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sage_grpo.models.network.sizes import Grid
+
+SIDE = 2
+"""Latents of a token along height and width where a pipeline of images packs them, whatever its network's own patch size."""
+
+
+def packed_grid(channels: int, spatial: int) -> Grid:
+    """How pictures are divided by such a pipeline, whose network takes tokens of so many channels."""
+    return Grid(channels=channels // SIDE**2, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
+
 
 def pack(x: Tensor, side: int = 1) -> Tensor:
     """B x C x F x H x W as B x tokens x (C side side): a token is a square of one frame."""

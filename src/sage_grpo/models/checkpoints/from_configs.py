@@ -1,0 +1,182 @@
+"""A model from its config files alone: without weights, to ask it what it is; or with random ones where it runs, to measure speed and memory."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.models.checkpoints.checkpoint import PIPELINES, has_component, left_out, read_config, read_index
+from sage_grpo.models.checkpoints.safety import read_if_there
+from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
+from sage_grpo.models.errors import ModelError
+from sage_grpo.models.families.flux import Flux
+from sage_grpo.models.families.hunyuan import Hunyuan
+from sage_grpo.models.families.hunyuan15 import Hunyuan15
+from sage_grpo.models.families.ltx import Ltx, class_of
+from sage_grpo.models.families.qwen_image import QwenImage
+from sage_grpo.models.families.sana_video import SanaVideo
+from sage_grpo.models.families.sd3 import Sd3
+from sage_grpo.models.families.wan import Wan
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.spec import ModelSpec
+
+Build = Callable[[str, Mapping[str, Any]], Any]
+"""A network of a component ("transformer", "vae") and its configuration."""
+FAMILIES: Mapping[str, type[FamilyModel]] = {
+    "hunyuan15": Hunyuan15,
+    "wan": Wan,
+    "ltx": Ltx,
+    "hunyuan": Hunyuan,
+    "sana_video": SanaVideo,
+    "flux": Flux,
+    "sd3": Sd3,
+    "qwen_image": QwenImage,
+}
+COMPONENTS: Mapping[str, tuple[str, str, str]] = {
+    "hunyuan15": ("HunyuanVideo15Pipeline", "HunyuanVideo15Transformer3DModel", "AutoencoderKLHunyuanVideo15"),
+    "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
+}
+"""Pipeline, transformer and VAE of text-to-video checkpoints, for those whose files are not here."""
+WIDTHS = {"hunyuan15": "text_embed_dim", "wan": "text_dim"}
+"""What a transformer calls the width of its text's embedding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configs:
+    """The config files of a text-to-video checkpoint that is not here, as far as what it is depends on them."""
+
+    family: str
+    scheduler: Mapping[str, Any] = field(
+        default_factory=lambda: {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 5.0}
+    )
+    transformer: Mapping[str, Any] = field(default_factory=dict)
+    vae: Mapping[str, Any] = field(default_factory=dict)
+    guidance: float | None = None
+    """Scale of its guider, where it has one."""
+    boundary: float | None = None
+    """Wan 2.2 with two experts: the noise level at which the second takes over."""
+    expand_timesteps: bool = False
+    """Wan 2.2 5B: every token has a timestep."""
+
+    def write(self, folder: Path) -> None:
+        """As a checkpoint has them, without weights."""
+        pipeline, network, vae = COMPONENTS[self.family]
+        index: dict[str, Any] = {"_class_name": pipeline, "boundary_ratio": self.boundary}
+        index |= {"expand_timesteps": self.expand_timesteps, "vae": ["diffusers", vae]}
+        index["scheduler"] = ["diffusers", self.scheduler["_class_name"]]
+        files = {"vae/config.json": self.vae, "scheduler/scheduler_config.json": self.scheduler}
+        for name in ("transformer",) if self.boundary is None else ("transformer", "transformer_2"):
+            index[name], files[f"{name}/config.json"] = ["diffusers", network], self.transformer
+        if self.guidance is not None:
+            index["guider"] = ["diffusers", "ClassifierFreeGuidance"]
+            files["guider/guider_config.json"] = {"guidance_scale": self.guidance}
+        for file, content in {"model_index.json": index, **files}.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(json.dumps(content))
+
+
+def weightless(spec: ModelSpec, folder: Path) -> FamilyModel:
+    """The model of a folder of config files, on the meta device: it answers what needs no weights (sizes, sigmas, guidance, experts,
+    parameters), as the loaded one does, and runs nothing."""
+    index = read_index(folder)
+    name = str(index["_class_name"])
+    family = spec.family or PIPELINES.get(name)
+    if family not in FAMILIES:
+        raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
+    kind = class_of(name) if family == "ltx" else FAMILIES[family]
+    asked = replace(spec, path=None, revision=None, family=None, cache=None, train=True, lora=None)
+    asked = replace(asked, compile=False, attention="auto", deterministic=False, vae_tiling=False)
+    return _assembled(kind, asked, folder, _empty, torch.device("meta"))
+
+
+def _empty(name: str, config: Mapping[str, Any]) -> Any:
+    return _without_storage(name, json.dumps(config, sort_keys=True))
+
+
+@cache
+def _without_storage(name: str, config: str) -> Any:
+    """By its configuration as text: a plan asks for the same network many times."""
+    import diffusers
+
+    with torch.device("meta"):
+        return getattr(diffusers, name)(**json.loads(config))
+
+
+def random_model(
+    family: str,
+    spec: ModelSpec,
+    *,
+    transformer: Mapping[str, Any],
+    vae: Mapping[str, Any],
+    text_tokens: int,
+    layers: int | None = None,
+    device: str = "auto",
+) -> FamilyModel:
+    """Text-to-video, built from what config.json files say; `layers` blocks instead of all. Prompts encode to random text."""
+    place = choose_device(device)
+    dtypes = load_dtypes(spec, place)
+    fewer = {} if layers is None else {"num_layers": layers}
+
+    def build(name: str, config: Mapping[str, Any]) -> Any:
+        with torch.random.fork_rng(devices=[]), place:
+            return _random(name, config, dtypes["vae" if name.startswith("Autoencoder") else "transformer"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        Configs(family=family, transformer={**plain(transformer), **fewer}, vae=plain(vae)).write(Path(folder))
+        model = _assembled(FAMILIES[family], spec, Path(folder), build, place)
+    width = model.transformer.config[WIDTHS[family]]
+
+    def encode(prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        return {"text": torch.randn(text_tokens, width).to(place, DTYPES[spec.dtype])}
+
+    model._encode = encode  # type: ignore[method-assign]
+    model.place("network", place)
+    return model
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in a configuration, without what diffusers notes beside them."""
+    return {name: value for name, value in config.items() if not name.startswith("_")}
+
+
+def _assembled(kind: Any, spec: ModelSpec, folder: Path, build: Build, device: torch.device) -> FamilyModel:
+    """The family around a stock pipeline whose networks `build` makes; text encoders and tokenizers are left out."""
+    import diffusers
+
+    index = read_index(folder)
+    parts: dict[str, Any] = {}
+    for name in ("transformer", "transformer_2", "vae"):
+        if has_component(index, name):
+            if not hasattr(diffusers, index[name][1]):
+                raise ModelError(f'"{folder}" names a {index[name][1]} as its {name}, which diffusers does not have.')
+            parts[name] = build(index[name][1], plain(read_config(folder, name)))
+    scheduler = getattr(diffusers, index["scheduler"][1])
+    parts["scheduler"] = scheduler.from_config(read_if_there(folder / "scheduler" / "scheduler_config.json"))
+    pipeline = getattr(diffusers, index["_class_name"])
+    pipe = pipeline(**{**dict.fromkeys(left_out(pipeline, {})), **parts})
+    return kind(spec, folder, index, pipe, device=device)
+
+
+def _random(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """As from_pretrained leaves it: in `dtype`, but for what the class keeps in float32."""
+    import diffusers
+
+    kind, before = getattr(diffusers, name), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        module = kind(**config)
+    finally:
+        torch.set_default_dtype(before)
+    kept = kind._keep_in_fp32_modules or []
+    for name, parameter in module.named_parameters():
+        if any(part in kept for part in name.split(".")):
+            parameter.data = parameter.data.float()
+    return module.eval()
