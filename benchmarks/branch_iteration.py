@@ -18,6 +18,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.recipes import recipe
 from sage_grpo.rounding import fixed
+from sage_grpo.tables import markdown
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.planning.choosing import foresee
 from sage_grpo.training.planning.planner import Planner
@@ -78,10 +79,7 @@ def rows(file: Path) -> list[Row]:
 
 def main() -> int:
     """Print a table."""
-    print("| " + " | ".join(HEADS) + " |")
-    print("|---" * len(HEADS) + "|")
-    for row in rows(Path(sys.argv[1])):
-        print("| " + " | ".join(cells(row)) + " |")
+    print("\n".join(markdown(HEADS, map(cells, rows(Path(sys.argv[1]))))))
     return 0
 
 

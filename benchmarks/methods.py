@@ -18,6 +18,7 @@ from typing import Any
 from sage_grpo.lab.report import plus_minus
 from sage_grpo.rounding import fixed
 from sage_grpo.statistics import mean_interval, paired_interval
+from sage_grpo.tables import markdown
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -66,8 +67,7 @@ def table(
     """Markdown; `only` these methods and `heads` where they are given."""
     found = cells(file, at, baseline)
     heads = heads or tuple(next(iter(found.values())))
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(found[n][head] for head in heads) + " |" for n in only or found)])
+    return "\n".join(markdown(heads, [[found[name][head] for head in heads] for name in only or found]))
 
 
 def at_cost(run: dict[str, Any], budget: float, base: float) -> float:

@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from methods import base_of, read, table
 
 from sage_grpo.rounding import fixed, percent, within
+from sage_grpo.tables import markdown
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    return "\n".join(markdown(heads, rows))
 
 
 def _words(text: str) -> list[str]:

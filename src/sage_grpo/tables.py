@@ -1,8 +1,8 @@
-"""Tables and progress bars for a terminal."""
+"""Tables, for a terminal and as Markdown, and progress bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,12 @@ def narrow_table(title: str) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
     )
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return [lines[0], "|---" * len(heads) + "|", *lines[1:]]
 
 
 @contextmanager

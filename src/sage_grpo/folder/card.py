@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sage_grpo.folder.journal import read_rows
 from sage_grpo.inside import inside, replace_text, replacing
 from sage_grpo.rounding import number
+from sage_grpo.tables import markdown
 
 if TYPE_CHECKING:
     from sage_grpo.training.config import TrainConfig
@@ -43,7 +44,7 @@ def _recipe(config: TrainConfig, iteration: int) -> list[str]:
         "optimizer": f"{config.optimizer.kind}, learning rate {config.optimizer.lr:g}",
         "seed": config.seed,
     }
-    return ["", "## Recipe", "", "| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+    return ["", "## Recipe", "", *markdown(["", ""], rows.items())]
 
 
 def _metrics(run: Path, iteration: int) -> list[str]:
@@ -59,10 +60,12 @@ def _metrics(run: Path, iteration: int) -> list[str]:
         for name, value in last.items()
         if name.startswith("eval/") and isinstance(first.get(name), float) and isinstance(value, float)
     ]
-    head = ["", "## Scores on held-out prompts", "", f"| | before | iteration {last['iteration']} |", "|---|---|---|"]
+    scores = [(name.removeprefix("eval/"), number(first[name]), number(last[name])) for name in names]
     return [
-        *head,
-        *(f"| {name.removeprefix('eval/')} | {number(first[name])} | {number(last[name])} |" for name in names),
+        "",
+        "## Scores on held-out prompts",
+        "",
+        *markdown(["", "before", f"iteration {last['iteration']}"], scores),
     ]
 
 

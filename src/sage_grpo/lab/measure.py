@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,19 +45,22 @@ Bases = dict[str, Evaluation]
 Progress = Callable[[int], None]
 
 
+@dataclass
 class Record:
     """What is known about a run so far; also one that diverges or fails leaves what it had."""
 
-    def __init__(self) -> None:
-        self.evaluations: dict[str, Scores] = {}
-        self.passes: dict[str, int] = {}
-        self.training: list[dict[str, float]] = []
-        self.grid: dict[int, dict[str, float]] = {}
-        """By step of the run's grid: what the kernel predicts."""
-        self.updates = self.cost = 0
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.sentinel: list[list[Any]] = []
-        """What the sentinel said and did: iteration, name, action."""
+    evaluations: dict[str, Scores] = field(default_factory=dict)
+    passes: dict[str, int] = field(default_factory=dict)
+    training: list[dict[str, float]] = field(default_factory=list)
+    grid: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By step of the run's grid: what the kernel predicts."""
+    updates: int = 0
+    cost: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sentinel: list[list[Any]] = field(default_factory=list)
+    """What the sentinel said and did: iteration, name, action."""
+
+    def __post_init__(self) -> None:
         self._began = time.perf_counter()
 
     def content(self) -> dict[str, Any]:
@@ -85,24 +88,15 @@ class Record:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything; JSON."""
-        return {
-            "evaluations": self.evaluations,
-            "passes": self.passes,
-            "training": self.training,
-            "grid": {str(step): known for step, known in self.grid.items()},
-            "updates": self.updates,
-            "cost": self.cost,
-            "seconds": {**self.seconds, "before": self._total()},
-            "sentinel": self.sentinel,
-        }
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**known, "seconds": {**self.seconds, "before": self._total()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        self.evaluations, self.passes = dict(state["evaluations"]), dict(state["passes"])
-        self.training, self.sentinel = list(state["training"]), list(state["sentinel"])
-        self.grid = {int(step): dict(known) for step, known in state["grid"].items()}
-        self.updates, self.cost = int(state["updates"]), int(state["cost"])
-        self.seconds = defaultdict(float, state["seconds"])
+        """Go on from what `state_dict` gave, after a file: its keys are text."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.grid = {int(step): known for step, known in self.grid.items()}
+        self.seconds = defaultdict(float, self.seconds)
 
 
 def measure(

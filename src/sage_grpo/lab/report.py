@@ -17,6 +17,7 @@ from sage_grpo.lab.figures import draw
 from sage_grpo.lab.summary import ArmSummary, Summary, summarize
 from sage_grpo.rounding import NONE, fixed, number
 from sage_grpo.statistics import Interval
+from sage_grpo.tables import markdown
 
 TABLE, REPORT, NUMBERS = "table.md", "report.md", "table.json"
 
@@ -54,25 +55,24 @@ def _scores(summary: Summary) -> list[str]:
         + [f"{first.title} at {_whole(summary.budget)} passes"] * has_equal
         + ["passes", "updates"]
     )
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    rows = []
     for names, base in _bases(summary):
         cells = [f"base{names}", "", "0", *(number(base.get(column.key)) for column in suite.columns)]
-        lines.append("| " + " | ".join([*cells, *["0%"] * has_way, *[""] * has_equal, "0", "0"]) + " |")
+        rows.append([*cells, *["0%"] * has_way, *[""] * has_equal, "0", "0"])
     for arm in summary.arms.values():
         cells = [arm.name, _seeds(arm), str(arm.iterations), *(plus_minus(arm.final[c.key]) for c in suite.columns)]
         cells += [percent(arm.way)] * has_way + [plus_minus(arm.equal.get(first.key))] * has_equal
-        cells += [_whole(arm.passes), _whole(arm.updates)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append([*cells, _whole(arm.passes), _whole(arm.updates)])
+    return markdown(heads, rows)
 
 
 def _differences(summary: Summary) -> list[str]:
     suite, first = summary.suite, summary.suite.columns[0]
-    rows = [arm for arm in summary.arms.values() if arm.difference]
-    if not rows:
+    arms = [arm for arm in summary.arms.values() if arm.difference]
+    if not arms:
         return []
     # A score that is bought with drift is no gain: both, where all have cost the same.
-    at_equal = [c for c in suite.columns if c.key in (first.key, "drift") and any(arm.equal_difference for arm in rows)]
+    at_equal = [c for c in suite.columns if c.key in (first.key, "drift") and any(arm.equal_difference for arm in arms)]
     heads = [
         f"minus {suite.baseline}",
         "pairs",
@@ -80,14 +80,14 @@ def _differences(summary: Summary) -> list[str]:
         f"p ({first.title}, Holm)",
     ]
     heads += [f"{column.title} at equal passes" for column in at_equal]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for arm in rows:
+    rows = []
+    for arm in arms:
         cells = [arm.name, str(arm.difference[first.key].count if first.key in arm.difference else 0)]
         cells += [plus_minus(arm.difference.get(column.key), signed=True) for column in suite.columns]
         cells += [_p(summary.adjusted.get(arm.name))]
         cells += [plus_minus(arm.equal_difference.get(column.key), signed=True) for column in at_equal]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append(cells)
+    return markdown(heads, rows)
 
 
 def _bases(summary: Summary) -> list[tuple[str, dict[str, float]]]:
@@ -166,11 +166,9 @@ def _settings(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _times(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["| arm | s / iteration | s / run |", "|---|---|---|"]
-    lines += [
-        f"| {arm.name} | {number(arm.seconds['iteration'])} | {_whole(arm.seconds['total'])} |"
-        for arm in summary.arms.values()
-    ]
+    arms = summary.arms.values()
+    seconds = [(arm.name, number(arm.seconds["iteration"]), _whole(arm.seconds["total"])) for arm in arms]
+    lines = markdown(["arm", "s / iteration", "s / run"], seconds)
     lines += ["", "Runs shared the machine, so that these seconds are those of a busy one.", ""]
     known = [row for row in rows if "machine" in row]
     for title, part in (("machine", "machine"), ("versions", "versions"), ("commit", "commit"), ("code", "code")):
