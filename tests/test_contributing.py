@@ -41,7 +41,7 @@ class Warmth:
     """The mean of the red channel."""
 
     facts = RewardFacts(what="how red a clip is", parts="warmth")
-    parts = ("warmth",)
+    names = ("warmth",)
 
     def __call__(self, videos, prompts, fps):
         return {"warmth": videos[..., 0].float().mean(dim=(1, 2, 3)) / 255}

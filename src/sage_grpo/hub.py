@@ -169,7 +169,7 @@ def table(files: Sequence[HubFile]) -> str:
 
 
 def in_words(size: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit, such as 1.2 GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

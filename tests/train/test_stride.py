@@ -18,8 +18,7 @@ from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.telling.terminal import plan_table
 from sage_grpo.training.anchor import Snapshot
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.stride import path_kl
-from sage_grpo.training.update import Diverged
+from sage_grpo.training.update import Diverged, path_kl
 
 FREE = TrustRegion(mode="none")
 BRANCH = {"steps": 5, "same_noise": True, "window": Window(kind="drawn", at=[2])}

@@ -49,7 +49,7 @@ class Heartbeat:
         self.number, self.patience = number, patience
         self.where = "starting"
         self.leave: Callable[[str], None] = _leave
-        """What to do about a lost rank, with the message for people; the main thread cannot be woken."""
+        """Called with a message when a rank is lost; it ends the process, because the main thread may be waiting in a collective."""
         self._store = store
         self._others = [other for other in range(processes) if other != number]
         self._seen = {other: Sign("0", "starting", time.monotonic()) for other in self._others}
@@ -152,7 +152,7 @@ class Heartbeat:
             time.sleep(0.05)
 
     def missing(self) -> str:
-        """Which ranks gave no sign of life while we watched, and what they did last; for people."""
+        """A sentence on which ranks gave no sign of life while we watched, and what they did last."""
         self._asked = True
         asked = time.monotonic()
         # A beat from before a death may be seen a little after it, so only later ones count. Gone means silent for several

@@ -81,7 +81,7 @@ def evidence(held_out: Change, drop: Change | None) -> float:
 
 
 def in_words(before: Tally, since: Tally) -> str:
-    """How the agreement went, for people."""
+    """How the agreement changed, as the end of a sentence; empty where one of the two is not known."""
     if not before.iterations or not since.iterations:
         return ""
     return f" (agreement within groups {before.mean:.2f} +- {before.stderr:.2g} before, {since.mean:.2f} +- {since.stderr:.2g} since)"

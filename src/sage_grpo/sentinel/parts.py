@@ -18,8 +18,9 @@ FALLEN = 5.0
 """Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this told every part that was
 lost and none that was not; with 4 it also told one that came back."""
 FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5
-"""The same for held-out prompts: at once, at two evaluations in a row, and so that weights are none to go back to. The base is evaluated
-too, so that also what is lost within the first iterations, before there is a window to compare with, is told. An attribute is all or
+"""The same for held-out prompts: FELL is told at once, FELL_TWICE where it holds at two evaluations in a row, and from NEARLY on weights are
+not ones that a rollback may go to. The base is evaluated too, so that what is lost within the first iterations, before there is a window to
+compare with, is told as well. An attribute is all or
 nothing for most prompts: a loss of a quarter of 128 is four standard errors. With nine parts that only scatter, one of 30 runs with 16
 evaluations is told something, and none acts; at 3.25 at once it would be two of five. The last limit leaves out up to half of their
 evaluations as places to go back to: better an earlier one than one that has lost something."""

@@ -28,8 +28,8 @@ from sage_grpo.training.sources import NAMES, load_sources
 
 
 def preflight(config: TrainConfig, ranks: int = 1, own: Own | None = None) -> list[str]:
-    """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns what is worth a
-    remark, for people. What a program hands over in `own` is not looked for.
+    """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns sentences
+    on what may not be meant. What a program hands over in `own` is not looked for.
 
     What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
     """
@@ -48,7 +48,7 @@ def preflight(config: TrainConfig, ranks: int = 1, own: Own | None = None) -> li
 
 
 def objective_remarks(config: TrainConfig) -> list[str]:
-    """An nft whose old policy is always the policy itself, which is another method; for people."""
+    """Sentences on an nft whose old policy is always the policy itself, which is another method."""
     objective, updates = config.objective, config.update.updates_per_rollout
     if objective.kind != "nft" or any(objective.old_passes(updates)):
         return []
@@ -60,7 +60,7 @@ def objective_remarks(config: TrainConfig) -> list[str]:
 
 
 def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:
-    """Held-out prompts that are trained on, and prompts that are there more than once; for people."""
+    """Sentences on held-out prompts that are trained on, and on prompts that are there more than once."""
     trained = set(map(_meaning, prompts))
     seen = sum(_meaning(prompt) in trained for prompt in held_out)
     found = []

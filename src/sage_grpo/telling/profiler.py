@@ -116,7 +116,7 @@ def kernels_of(recording: profile) -> tuple[Kernel, ...]:
 
 
 def table(recorded: list[Recorded], iteration: int, row: Mapping[str, float]) -> str:
-    """Phases, and the longest kernels of each, for people; `row` has the seconds of whole phases as they are logged."""
+    """Phases and the longest kernels of each as text; `row` has the seconds of whole phases as they are logged."""
     whole = sum(row.get(f"time/{part.phase}", part.seconds) for part in recorded)
     lines = [
         f"Iteration {iteration} to {iteration + 1}, recording included. A phase's first {PASSES} passes are recorded; kernels are of that part.",

@@ -213,7 +213,7 @@ def plan_table(
     parameters: int,
     choices: Mapping[str, str] | None = None,
 ) -> Table:
-    """The arithmetic of an iteration, for people; read off the plan that it executes."""
+    """A table of what an iteration samples and trains, printed at the start of a run; read off the plan that it executes."""
     batch, ranks = config.batch, len(plan.shares)
     rollouts = len(plan.groups) * plan.group_size
     group = plan.groups[0]

@@ -29,7 +29,7 @@ class Snapshot:
 
     @torch.no_grad()
     def take_back(self, kept: float) -> None:
-        """Let the live weights keep this share of their way from these ones."""
+        """Move the live weights back towards these copies: they keep the share `kept` of the distance that they had moved."""
         for name, p in self.params.items():
             p.lerp_(self.copies[name].to(p), 1.0 - kept)
 
@@ -107,7 +107,7 @@ class Old(Snapshot):
 
     @torch.no_grad()
     def end(self, decay: float) -> None:
-        """After a rollout's updates: keep this share of itself."""
+        """After a rollout's updates: average with the live weights, of which the old ones count `decay`."""
         for name, p in self.params.items() if self.lags else ():
             self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - decay)
 

@@ -18,8 +18,8 @@ from sage_grpo.models.sampling import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig
-from sage_grpo.training.scoring import ScoreTable, score_everywhere
-from sage_grpo.types import Conditioning, VideoSpec
+from sage_grpo.training.scoring import ScoreTable, no_clips, places_of, score_everywhere
+from sage_grpo.types import Conditioning
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Evaluation:
     """Mean of every part and of the total, the standard error of the total, and the number of failed clips: without a total,
     and for every reward."""
     clips: Tensor
-    """The first few clips of this rank, for people."""
+    """The first few clips of this rank, which are saved as videos."""
     captions: list[str]
     """Their prompts."""
     report: str = ""
@@ -73,10 +73,12 @@ def evaluate(
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
     shown = [prompts[member.group] for member, _ in made]
-    places = torch.tensor([(m.group, m.index) for m, _ in made], dtype=torch.float64).reshape(-1, 2)
-    result, table = _score(reward, [clip for _, clip in made], shown, places, model.video, config.show, world)
-    result.rows.extend(_rows(table, prompts, config.seed, [(m.group, m.index) for m, _ in made][: config.show]))
-    return result
+    videos = torch.stack([clip for _, clip in made]) if made else no_clips(model.video)
+    places = places_of([member for member, _ in made])
+    table = score_everywhere(reward, videos, shown, model.video.fps, places, world)
+    rows = _rows(table, prompts, config.seed, [(m.group, m.index) for m, _ in made][: config.show])
+    captions = [prompt.text for prompt in shown[: config.show]]
+    return Evaluation(_means(table), videos[: config.show], captions, table.report, rows)
 
 
 def _rows(
@@ -116,24 +118,11 @@ def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(tensor.shape) for tensor in condition.tensors.values())
 
 
-def _score(
-    reward: CompositeReward,
-    clips: list[Tensor],
-    prompts: Sequence[Prompt],
-    places: Tensor,
-    video: VideoSpec,
-    show: int,
-    world: World,
-) -> tuple[Evaluation, ScoreTable]:
-    videos = (
-        torch.stack(clips) if clips else torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
-    )
-    table = score_everywhere(reward, videos, prompts, video.fps, places, world)
+def _means(table: ScoreTable) -> dict[str, float]:
     columns = {**table.parts, "total": table.total}
     metrics = {f"eval/{name}": float(torch.nanmean(values)) for name, values in columns.items()}
     valid = torch.isfinite(table.total)
     spread = table.total[valid].std(correction=0) if bool(valid.any()) else torch.tensor(float("nan"))
     metrics["eval/total_stderr"] = float(spread) / max(1.0, float(valid.sum())) ** 0.5
     metrics["eval/failed"] = float((~valid).sum())
-    metrics |= {f"eval/failed/{title}": float(count) for title, count in table.failed.items()}
-    return Evaluation(metrics, videos[:show], [prompt.text for prompt in prompts[:show]], table.report), table
+    return metrics | {f"eval/failed/{title}": float(count) for title, count in table.failed.items()}

@@ -89,7 +89,7 @@ class Reference:
 def anchored(
     items: list[Item], need: Need, anchor: Anchor, device: torch.device, progress: Callable[[], None]
 ) -> list[Item]:
-    """Items with the anchor's velocities, or with word that the live ones stand for them."""
+    """Items with the anchor's velocities, or marked `at_anchor` where the live velocities are used instead."""
     if need != "pass":
         return [dataclasses.replace(item, at_anchor=True) for item in items]
     with anchor.applied():

@@ -46,7 +46,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Storage:
-    """How trajectories are kept."""
+    """Precision and device in which trajectories are kept between rollout and update."""
 
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
@@ -58,7 +58,7 @@ class Storage:
         return x if self.dtype == torch.float32 else x.to(self.dtype).to(torch.float32)
 
     def kept(self, x: Tensor) -> Tensor:
-        """x in its place."""
+        """x as it is kept until the update: in the stored precision, on the device where trajectories are."""
         return to_storage(x, self.device, self.dtype)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.world import World
@@ -89,6 +90,16 @@ def try_rewards(reward: CompositeReward, prompt: Prompt, model: ModelSpec, world
 def metadata_of(prompt: Prompt) -> dict[str, Any]:
     """What rewards learn about a prompt besides its text: the other columns of its row, and where its first frame is."""
     return {**prompt.metadata, **({} if prompt.image is None else {"image": str(prompt.image)})}
+
+
+def no_clips(video: VideoSpec) -> Tensor:
+    """The clips of a process that has none: more processes share them than there are."""
+    return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
+
+
+def places_of(members: Sequence[Member]) -> Tensor:
+    """Group and index of clips, as rows that ranks can exchange."""
+    return torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
 
 
 def score_everywhere(

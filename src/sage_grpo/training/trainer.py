@@ -37,11 +37,10 @@ from sage_grpo.training.planning.plan import Group, Plan
 from sage_grpo.training.planning.planner import Planner
 from sage_grpo.training.reference import anchored
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, describe, metadata_of, score_everywhere
+from sage_grpo.training.scoring import Scored, describe, metadata_of, no_clips, places_of, score_everywhere
 from sage_grpo.training.sources import first_frame
 from sage_grpo.training.state import TrainState
-from sage_grpo.training.stride import path_kl
-from sage_grpo.training.update import Diverged, Item, Objective, accumulate, mean_of, summarize, with_old
+from sage_grpo.training.update import Diverged, Item, Objective, accumulate, mean_of, path_kl, summarize, with_old
 from sage_grpo.types import Conditioning
 
 
@@ -164,7 +163,7 @@ class Trainer:
 
     def decode(self, rollout: Rollout, each: Callable[[int, Tensor], None] = lambda place, clips: None) -> Tensor:
         """The clips that this process scores, uint8; `each` is called with every micro-batch's as soon as they are there."""
-        video, places = self.model.video, self.world.mine(len(rollout.latents))
+        places = self.world.mine(len(rollout.latents))
         tick = self.clock.ticker(len(places))
         clips = []
         with self.vae.decoding():
@@ -172,9 +171,7 @@ class Trainer:
                 clips.append(self.model.decode(rollout.latents[place][1]))
                 each(place, clips[-1])
                 tick()
-        if not clips:  # more ranks share the clips of this one than there are micro-batches
-            return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
-        return torch.cat(clips)
+        return torch.cat(clips) if clips else no_clips(self.model.video)
 
     def hand_on(self, plan: Plan, early: Early, place: int, clips: Tensor) -> None:
         """Give clips to the rewards that compute elsewhere, while others are decoded."""
@@ -185,8 +182,8 @@ class Trainer:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
         members = self._scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
-        places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
-        table = score_everywhere(self.reward, videos, shown, self.model.video.fps, places, self.world, early)
+        fps = self.model.video.fps
+        table = score_everywhere(self.reward, videos, shown, fps, places_of(members), self.world, early)
         order = torch.argsort((table.places[:, 0] * plan.group_size + table.places[:, 1]).long())
         total = table.total[order].float()
         parts = {name: values[order].float() for name, values in table.parts.items()}

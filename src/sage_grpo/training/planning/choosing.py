@@ -18,7 +18,8 @@ from sage_grpo.training.planning.plan import Plan
 
 
 def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
-    """The plan with the clips that its updates train; itself where these are all clips in every update. Both rows go by group and place."""
+    """The plan with the clips that its updates train; the same plan where every update trains all of them. `advantages` and `valid` have a value for
+    every clip, group by group."""
     updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
     if config.batch.trained >= plan.group_size and not deals:
         return plan
@@ -40,7 +41,7 @@ def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -
 
 
 def described(config: TrainConfig) -> str:
-    """What is trained of a group and dealt out to updates, for people; empty where that is all of it in every update."""
+    """A sentence for the terminal on which clips are trained in which update; empty where every update trains all of them."""
     batch, update = config.batch, config.update
     words = []
     if batch.trained < batch.group_size:
@@ -51,7 +52,7 @@ def described(config: TrainConfig) -> str:
 
 
 def foresee(config: TrainConfig, plan: Plan) -> Plan:
-    """The same before there are rewards, with clips drawn at random in their place: what will be passed through the network."""
+    """What `choose` will give before there are rewards: clips are drawn at random, so that passes through the network can be counted."""
     draw = torch.Generator().manual_seed(plan.iteration)
     clips = len(plan.groups) * plan.group_size
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))

@@ -64,12 +64,12 @@ class Group:
 
     @cached_property
     def way(self) -> Hashable:
-        """What groups have in common that can go through the network together, from noise to their replays."""
+        """Equal for groups that can go through the network together from noise to their replays: same sigmas, exploring and trained steps."""
         schedule = self.schedule
         return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
 
     def noise(self) -> dict[str, Any]:
-        """The noise levels that it visits and where it explores, for readers of the run: only the model knows its grid."""
+        """The noise levels that it visits and where it explores. Written to schedule.json, because readers of a run do not have the model."""
         schedule = self.schedule
         return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
 
@@ -204,7 +204,7 @@ class Plan:
         return [replay for replay in every if not self.chosen[update].isdisjoint(replay.members)]
 
     def replayable(self, rank: int, update: int) -> list[Replay]:
-        """What it would replay of all clips, and what the rollout keeps for it."""
+        """What a rank would replay if every clip were trained; the rollout keeps records of all of these, because rewards come later."""
         own_members = self.members(rank)
         groups, trunks = [self.groups[index] for index in own_members], self.trunks(rank)
         steps = dict.fromkeys(step for group in groups for step in group.trained[update])
