@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from sage_grpo.effects import affects
 from sage_grpo.forecast.architecture import Architecture, find_architecture
 from sage_grpo.forecast.costs import Forecast, forecast
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.spec import ParallelError
 from sage_grpo.training.config import TrainConfig
 
-Edit = Callable[[TrainConfig], TrainConfig]
 Same = Literal["same", "nearly", "more GPUs", "another"]
 """A matter of memory and time only, or of a grey level in decoded clips; or more hardware; or another run. In the order of preference."""
 PREFERENCE: tuple[Same, ...] = get_args(Same)
+DECODED = ("model.vae_tiling", "model.vae_dtype")
+"""Fields that move decoded clips by a grey level or two."""
 LEAST = 0.01
 """A change that moves neither peak nor time by this much is not worth a line."""
 
@@ -69,8 +71,10 @@ def _buys(now: Forecast, after: Forecast) -> bool:
 
 def _tried(now: Forecast) -> Iterator[Change]:
     gpus = now.layout.processes
-    for option, run, edit in _edits(now.config, now):
-        changed = edit(now.config)
+    for edit in _edits(now.config, now):
+        changed = now.config
+        for key, value in edit.items():
+            changed = _edited(changed, key, value)
         if changed == now.config:
             continue
         try:
@@ -80,7 +84,7 @@ def _tried(now: Forecast) -> Iterator[Change]:
             )
         except (ParallelError, ValueError):  # a layout or a window that this run cannot have
             continue
-        yield Change(option, run, after)
+        yield Change(" ".join(_typed(key, value) for key, value in edit.items()), _stays(edit), after)
     if now.hardware.is_cpu:
         return
     try:
@@ -97,66 +101,60 @@ def _architecture(now: Forecast, changed: TrainConfig) -> Architecture:
     return now.architecture if changed.model == now.config.model else find_architecture(changed.model)
 
 
-def _edits(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit]]:
-    """Option, whether the run stays the same, and how to make the change."""
-    yield from _same(config, now)
+def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
+    """Fields and their other values, change by change: those that leave the run as it is first."""
     video, heads = now.architecture.video, now.network.heads if now.network else 1
     assert video is not None
-    if now.layout.processes > 1:
-        sp = 2 * config.parallel.sp
-        if heads % sp == 0:
-            yield f"--parallel.sp {sp}", "same", lambda c: replace(c, parallel=replace(c.parallel, sp=sp))
-    if config.model.lora is None:
-        yield "--model.lora.rank 32", "another", lambda c: replace(c, model=replace(c.model, lora=LoraSpec(rank=32)))
+    for keep in (True, "attention", False):
+        yield {"update.gradient_checkpointing": keep}
+    if config.batch.micro_batch > 1:
+        yield {"batch.micro_batch": config.batch.micro_batch // 2}
+    yield {"rollout.offload": True}
     if config.trust_region.uses_anchor:
-        none = replace(config.trust_region, mode="none")
-        yield "--trust_region.mode none", "another", lambda c: replace(c, trust_region=none)
+        yield {"anchor.offload": True}
+    yield {"model.vae_tiling": True}
+    if now.job.vae_bytes > 2 and not now.hardware.is_cpu:
+        yield {"model.vae_dtype": "bfloat16"}
+    if not now.hardware.is_cpu and not now.job.compiled:
+        yield {"model.compile": True}
+    if now.layout.processes > 1:
+        yield {"parallel.cpu_offload": True}
+        yield {"parallel.sync_every_pass": True}
+        if heads % (2 * config.parallel.sp) == 0:
+            yield {"parallel.sp": 2 * config.parallel.sp}
+    if config.model.lora is None:
+        yield {"model.lora": LoraSpec(rank=32)}
+    if config.trust_region.uses_anchor:
+        yield {"trust_region.mode": "none"}
     if config.objective.fresh:
-        fewer = replace(config.objective, levels=max(config.update.updates_per_rollout, config.objective.levels // 2))
-        if fewer != config.objective:
-            yield f"--objective.levels {fewer.levels}", "another", lambda c: replace(c, objective=fewer)
+        yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
     elif config.update.step_fraction > 0.5 and now.plan.labels(0)[1:]:
-        half = replace(config.update, step_fraction=config.update.step_fraction / 2)
-        yield f"--update.step_fraction {half.step_fraction:g}", "another", lambda c: replace(c, update=half)
+        yield {"update.step_fraction": config.update.step_fraction / 2}
     if now.job.guidance:
-        yield (
-            "--model.guidance_in_training false",
-            "another",
-            lambda c: replace(c, model=replace(c.model, guidance_in_training=False)),
-        )
-    frames = (video.frames - 1) // 8 * 4 + 1
-    yield f"--model.frames {frames}", "another", lambda c: replace(c, model=replace(c.model, frames=frames))
+        yield {"model.guidance_in_training": False}
+    yield {"model.frames": (video.frames - 1) // 8 * 4 + 1}
     patch = now.network.patch if now.network else (1, 1, 1)
     height, width = (
         max(one, round(0.75 * size / one) * one) for size, one in zip((video.height, video.width), patch[1:])
     )
-    smaller = replace(config.model, height=height, width=width)
-    yield f"--model.height {height} --model.width {width}", "another", lambda c: replace(c, model=smaller)
+    yield {"model.height": height, "model.width": width}
 
 
-def _changed(part: str, value: Any) -> Edit:
-    return lambda config: replace(config, **{part: value})
+def _edited(part: Any, key: str, value: Any) -> Any:
+    name, _, rest = key.partition(".")
+    return replace(part, **{name: _edited(getattr(part, name), rest, value) if rest else value})
 
 
-def _same(config: TrainConfig, now: Forecast) -> Iterator[tuple[str, Same, Edit]]:
-    """Changes that leave what is computed as it is."""
-    asked: tuple[bool | Literal["attention"], ...] = (True, "attention", False)
-    for keep in asked:
-        update = replace(config.update, gradient_checkpointing=keep)
-        option = f"--update.gradient_checkpointing {str(keep).lower()}"
-        yield option, "same", _changed("update", update)
-    if config.batch.micro_batch > 1:
-        micro = config.batch.micro_batch // 2
-        yield f"--batch.micro_batch {micro}", "same", lambda c: replace(c, batch=replace(c.batch, micro_batch=micro))
-    yield "--rollout.offload true", "same", lambda c: replace(c, rollout=replace(c.rollout, offload=True))
-    if config.trust_region.uses_anchor:
-        yield "--anchor.offload true", "same", lambda c: replace(c, anchor=replace(c.anchor, offload=True))
-    yield "--model.vae_tiling true", "nearly", lambda c: replace(c, model=replace(c.model, vae_tiling=True))
-    if now.job.vae_bytes > 2 and not now.hardware.is_cpu:
-        yield "--model.vae_dtype bfloat16", "nearly", lambda c: replace(c, model=replace(c.model, vae_dtype="bfloat16"))
-    if not now.hardware.is_cpu and not now.job.compiled:
-        yield "--model.compile true", "same", lambda c: replace(c, model=replace(c.model, compile=True))
-    if now.layout.processes > 1:
-        for name in ("cpu_offload", "sync_every_pass"):
-            parallel = replace(config.parallel, **{name: True})
-            yield f"--parallel.{name} true", "same", _changed("parallel", parallel)
+def _typed(key: str, value: Any) -> str:
+    """A change as it is typed."""
+    if isinstance(value, LoraSpec):
+        return f"--{key}.rank {value.rank}"
+    word = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
+    return f"--{key} {word}"
+
+
+def _stays(edit: Iterable[str]) -> Same:
+    """Whether a run with other values of these fields is the same run."""
+    if all(affects(TrainConfig, key) in ("speed", "machine") for key in edit):
+        return "same"
+    return "nearly" if all(key in DECODED for key in edit) else "another"
