@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sage_grpo.parallel import checkpoint
-from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rl.pace import LEAST
 from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
@@ -36,31 +36,22 @@ def sentinel_of(config: TrainConfig, reward: CompositeReward, clip: float) -> Se
     )
 
 
+@dataclass
 class Guard:
-    """Looks after every iteration and evaluation, and acts between iterations. All ranks call it alike and do the same."""
+    """Sees every iteration and evaluation, and acts between iterations. All ranks call it alike and do the same."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        state: TrainState,
-        writer: checkpoint.Writer,
-        root: Path,
-        *,
-        held_out: bool,
-    ) -> None:
-        self.config, self.state, self.writer, self.root = config.sentinel, state, writer, root
-        self.tell: Callable[[SentinelEvent], None] = lambda event: None
-        """Who hears what it says and does: the loop's observers."""
-        self.evaluates = held_out and (config.evaluate.every > 0 or bool(config.evaluate.early))
-        self.per_prompt = config.evaluate.per_prompt
-        self.stops = False
-        """Whether the run is to end here."""
-        self._found: list[Finding] = []
-
-    @property
-    def world(self) -> World:
-        """Where this process stands."""
-        return self.writer.world
+    config: TrainConfig
+    state: TrainState
+    writer: checkpoint.Writer
+    root: Path
+    """Folder of the run's checkpoints."""
+    held_out: bool
+    """Whether there are prompts to evaluate on."""
+    tell: Callable[[SentinelEvent], None] = lambda event: None
+    """Hears what it says and does: the loop's observers."""
+    stops: bool = False
+    """Whether the run is to end here."""
+    _found: list[Finding] = field(default_factory=list)
 
     def see_row(self, row: Mapping[str, float]) -> dict[str, float]:
         """Look at an iteration that is done; returns the sentinel's own metrics."""
@@ -72,30 +63,28 @@ class Guard:
         names = rows[0]["scores"] if rows else ()
         scores = {name: [row["scores"][name] for row in rows] for name in names}
         if scores:
-            self._found += self.state.sentinel.evaluated(self.state.iteration, scores, self.per_prompt)
+            per_prompt = self.config.evaluate.per_prompt
+            self._found += self.state.sentinel.evaluated(self.state.iteration, scores, per_prompt)
         return self._metrics()
 
     def _metrics(self) -> dict[str, float]:
         sentinel = self.state.sentinel
-        if self.config.action == "off":
-            return {}
-        return {"sentinel/open": float(len(sentinel.open)), "sentinel/lr_factor": sentinel.brake}
+        metrics = {"sentinel/open": float(len(sentinel.open)), "sentinel/lr_factor": sentinel.brake}
+        return {} if self.config.sentinel.action == "off" else metrics
 
     def act(self) -> bool:
         """Tell what was found since the last time, and do what was chosen; returns whether the weights are others now."""
-        found, self._found = self._found, []
+        action, found = self.config.sentinel.action, self._found
+        self._found = []
         for finding in found:
-            if finding.new or self.config.action == "warn":  # where nothing is done about it, it is told again
+            if finding.new or action == "warn":  # where nothing is done about it, it is told again
                 self._say(finding.name, finding.text, "warn")
-        acted = [finding for finding in found if finding.act]
-        if not acted or self.config.action in ("off", "warn"):
-            return False
-        names = " and ".join(finding.name for finding in acted)
-        if self.config.action == "lower_lr":
-            self._lower(names)
-        elif self.config.action == "rollback":
+        names = " and ".join(finding.name for finding in found if finding.act)
+        if names and action == "rollback":
             return self.roll_back(names)
-        else:
+        if names and action == "lower_lr":
+            self._lower(names)
+        elif names and action == "stop":
             self.stop(names, "sentinel.action is stop.")
         return False
 
@@ -105,8 +94,14 @@ class Guard:
         Weights are good that have just been evaluated; where nothing is, those of a checkpoint that is saved anyway.
         """
         state, sentinel = self.state, self.state.sentinel
-        looked = state.evaluated == state.iteration if self.evaluates else saving
-        if self.config.action != "rollback" or not looked or not sentinel.sound or sentinel.good == state.iteration:
+        evaluates = self.held_out and (self.config.evaluate.every > 0 or bool(self.config.evaluate.early))
+        looked = state.evaluated == state.iteration if evaluates else saving
+        if (
+            self.config.sentinel.action != "rollback"
+            or not looked
+            or not sentinel.sound
+            or sentinel.good == state.iteration
+        ):
             return saving
         if state.iteration == 0:
             state.optimizer.materialize()  # a checkpoint has the optimizer's tensors, which the first update would make
@@ -115,32 +110,31 @@ class Guard:
 
     def roll_back(self, why: str) -> bool:
         """Go back to the good checkpoint, with shorter steps; one time too often, the run ends there. Returns whether it went back."""
-        state, sentinel = self.state, self.state.sentinel
+        sentinel, world = self.state.sentinel, self.writer.world
         self.writer.finish()
         if sentinel.good is None:
             return self.stop(why, "There is no good checkpoint to go back to.")
         folder = self.root / f"{sentinel.good:06d}"
-        fault = checkpoint.find_fault(folder) if self.world.is_main else None
-        fault = self.world.from_main(fault or "")
+        fault = world.from_main((checkpoint.find_fault(folder) if world.is_main else None) or "")
         if fault:
             return self.stop(why, f"The good checkpoint {folder} cannot be used: {fault}.")
-        often = sentinel.rollbacks >= self.config.rollbacks
+        often = sentinel.rollbacks >= self.config.sentinel.rollbacks
         if not often:
             sentinel.rollbacks += 1
-            sentinel.brake *= self.config.lr_factor
-        state.go_back(folder, self.world)
+            sentinel.brake *= self.config.sentinel.lr_factor
+        self.state.go_back(folder, world)
         text = f"{why}: back to the weights of iteration {sentinel.good} ({folder}), with steps {sentinel.brake:g} times as long."
         self._say(why, text, "rollback")
         if often:
-            self.stop(
-                why,
-                f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks), and shorter steps did not help.",
+            reason = (
+                f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks), and shorter steps did not help."
             )
+            self.stop(why, reason)
         return True
 
     def _lower(self, why: str) -> None:
         sentinel = self.state.sentinel
-        sentinel.brake = max(sentinel.brake * self.config.lr_factor, LEAST)
+        sentinel.brake = max(sentinel.brake * self.config.sentinel.lr_factor, LEAST)
         self.state.optimizer.pace.slow_to(sentinel.brake)
         self._say(why, f"{why}: steps are {sentinel.brake:g} times as long from now on.", "lower_lr")
 
