@@ -21,9 +21,7 @@ from sage_grpo.parallel.memory import (
     Job,
     levels_within,
     memory,
-    tables,
     tokens,
-    traffic,
     trainable,
 )
 from sage_grpo.parallel.spec import Layout
@@ -133,7 +131,8 @@ def test_more_gpus_need_less_of_each(rank: int | None, data: int, sp: int, check
     assert longer.activations < 0.51 * here.activations
 
 
-def test_one_gpu_is_silent_and_replicas_gather_nothing() -> None:
+def test_one_gpu_is_silent_and_replicas_gather_nothing(benchmark_module) -> None:
+    traffic = benchmark_module("scale_table").traffic
     assert traffic(HUNYUAN15, Job()) == dataclasses.replace(traffic(HUNYUAN15, Job()), gather=0, reduce=0, exchange=0)
     replicas = traffic(HUNYUAN15, Job(layout=Layout(8, 1, 1)))
     assert replicas.gather == 0
@@ -143,8 +142,8 @@ def test_one_gpu_is_silent_and_replicas_gather_nothing() -> None:
     assert every.reduce == once.reduce * Job().trained_steps * Job(layout=Layout(1, 8, 1)).rounds / Job().updates
 
 
-def test_the_documents_table_is_the_formulas() -> None:
-    assert tables() in (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+def test_the_documents_table_is_the_formulas(benchmark_module) -> None:
+    assert benchmark_module("scale_table").tables() in (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 
 
 @pytest.mark.parametrize("gib", [20, 40, 60, 80, 139, 400])

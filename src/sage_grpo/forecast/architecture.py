@@ -180,24 +180,20 @@ def _network(model: FamilyModel) -> Network | None:
         decoder = _scaled(WAN.vae, first_given(vae.decoder_base_dim, vae.base_dim) / 96, vae.patch_size or 1)
     else:
         return None
-    grid, blocks, sizes = (
-        model.grid,
-        model.blocks(),
-        {name: p.numel() for name, p in model.transformer.named_parameters()},
-    )
-    block, total = sum(parameter.numel() for parameter in blocks[0].parameters()), sum(sizes.values())
+    grid, blocks = model.grid, model.blocks()
+    sizes = {name: parameter.numel() for name, parameter in model.transformer.named_parameters()}
+    block = sum(parameter.numel() for parameter in blocks[0].parameters())
     adapted = lora.match_targets(blocks[0], model.traits.lora_targets, ())
-    layers = [blocks[0].get_submodule(name) for name in adapted]
     return dataclasses.replace(
         measured,
         blocks=len(blocks),
         width=width,
         heads=config.num_attention_heads,
         block_parameters=block,
-        other_parameters=total - len(blocks) * block,
+        other_parameters=sum(sizes.values()) - len(blocks) * block,
         unread_parameters=sum(sizes[name] for name in model.unread),
         frozen_parameters=sum(p.numel() for other in model.others for p in other.parameters()),
-        lora_width=sum(sum(layer.weight.shape) for layer in layers),
+        lora_width=sum(sum(blocks[0].get_parameter(f"{name}.weight").shape) for name in adapted),
         patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
         channels=grid.channels,
         positions=math.prod(grid.patch),

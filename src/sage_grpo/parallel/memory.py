@@ -1,7 +1,4 @@
-"""Memory per GPU and traffic per iteration, from a formula: for planning, and for the table in docs/scale.md.
-
-`python -m sage_grpo.parallel.memory` prints that table. Pure arithmetic: nothing is loaded and no GPU is asked.
-"""
+"""Memory per GPU, from a formula: for planning. Pure arithmetic: nothing is loaded and no GPU is asked."""
 
 from __future__ import annotations
 
@@ -195,18 +192,6 @@ class Memory:
         return sum(dataclasses.astuple(self))
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that one GPU receives in an iteration."""
-
-    gather: float
-    """Weights, before every block's forward and backward pass."""
-    reduce: float
-    """Gradients."""
-    exchange: float
-    """Tokens for heads and back (sequence parallelism)."""
-
-
 def tokens(network: Network, job: Job) -> int:
     """Video tokens of a clip."""
     frames, height, width = network.patch
@@ -329,72 +314,3 @@ def _activations(network: Network, job: Job) -> float:
     """Bytes per token and unit of width: what both branches keep, and the block at work, which runs again where it kept less."""
     at_work = saved(network, job) if job.levels(network).get("all", 0) < network.blocks else 0.0
     return (job.branches * kept_by_blocks(network, job) + at_work + network.working) * job.compute / COMPUTE
-
-
-def traffic(network: Network, job: Job) -> Traffic:
-    """Bytes that a GPU receives in one iteration."""
-    layout, train = job.layout, trainable(network, job)
-    shards, sp = layout.weight_shards, layout.sequence
-    rollout = job.rounds * job.steps * job.branches
-    update = job.rounds * job.trained_steps * job.branches
-    anchor = update if job.anchor else 0
-    weights = COMPUTE * network.parameters + (0 if job.lora_rank is None else MASTER * train)
-    gathers = rollout + anchor + update * (2 if job.reshard else 1)
-    reductions = update if job.sync_every_pass else job.updates * job.branches
-    across = 2 * (layout.replicate - 1) / layout.replicate / shards
-    local = tokens(network, job) / sp * network.width * COMPUTE * job.micro_batch
-    attention = rollout + anchor + update * (3 if job.checkpointing else 2)
-    return Traffic(
-        gather=gathers * weights * (shards - 1) / shards,
-        reduce=reductions * MASTER * train * ((shards - 1) / shards + across),
-        exchange=attention * network.blocks * 4 * local * (sp - 1) / sp,
-    )
-
-
-LAYOUTS = (
-    (1, 1),
-    (2, 1),
-    (2, 2),
-    (4, 1),
-    (4, 4),
-    (8, 1),
-    (8, 2),
-    (8, 8),
-    (16, 1),
-    (16, 4),
-    (32, 1),
-    (32, 4),
-    (64, 1),
-    (64, 4),
-    (64, 8),
-)
-"""(GPUs, sp) of the table."""
-
-
-def table(network: Network, job: Job) -> str:
-    """Markdown: memory and traffic of a job from 1 to 64 GPUs."""
-    head = "| GPUs | dp x sp | weights | gathered | gradients | optimizer | anchor | activations | **total GiB** | micro-batches | gather | reduce | exchange |"
-    lines = [head, "|" + " ---: |" * 13]
-    for gpus, sp in LAYOUTS:
-        placed = dataclasses.replace(job, layout=Layout(1, gpus // sp, sp))
-        m, t = memory(network, placed), traffic(network, placed)
-        sizes = [m.weights, m.gathered, m.gradients, m.optimizer, m.copies, m.activations + m.trajectories]
-        cells = [
-            str(gpus),
-            f"{gpus // sp} x {sp}",
-            *(f"{size / GIB:.1f}" for size in sizes),
-            f"**{m.total / GIB:.0f}**",
-        ]
-        cells += [str(placed.rounds), *(f"{size / GIB:,.0f}" for size in (t.gather, t.reduce, t.exchange))]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def tables() -> str:
-    """The tables of docs/scale.md: HunyuanVideo-1.5, 81 frames of 480 x 848, 64 clips, 20 steps."""
-    lora, full = Job(), Job(lora_rank=None)
-    return f"LoRA of rank 32:\n\n{table(HUNYUAN15, lora)}\n\nAll weights:\n\n{table(HUNYUAN15, full)}\n"
-
-
-if __name__ == "__main__":
-    print(tables(), end="")

@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sage_grpo.documents import parse_json
+from sage_grpo.inside import replacing
 
 FORMAT = "3"
 """Raise this when the meaning of what is stored changes: older files are then not found."""
@@ -91,15 +92,10 @@ class EncodingCache:
         file = self._file(key)
         if file is None or not self._writable:
             return
-        # Several runs may encode one prompt at the same time, also on several machines with one file system.
-        temporary = file.with_name(f".{key}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            # Several runs may encode one prompt at the same time, also on several machines with one file system.
+            with replacing(file, suffix=f".{os.getpid()}.{uuid.uuid4().hex}.tmp") as temporary:
                 temporary.write_bytes(save(tensors, metadata={"checksum": _checksum(key, tensors)}))
-                os.replace(temporary, file)
-            finally:
-                temporary.unlink(missing_ok=True)
         except OSError as error:  # full, read-only, not ours, no folder
             self._writable = False
             warnings.warn(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
-from sage_grpo.models.checkpoints.export import SHARD, save_folder
-from sage_grpo.models.checkpoints.files import WEIGHTS, stored_shapes
+from sage_grpo.models.checkpoints.export import save_folder
+from sage_grpo.models.checkpoints.files import staged_weights, stored_shapes
 from sage_grpo.models.checkpoints.original15 import is_original, to_diffusers, to_original
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.spec import ModelSpec
@@ -80,24 +79,14 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
 
 def diffusers_to_original(source: str, out: Path, dtype: torch.dtype | None) -> int:
     """The transformer of a diffusers checkpoint under its authors' names, as safetensors in `out`; returns how many tensors."""
-    from huggingface_hub import save_torch_state_dict
-
     found = read_weights(resolve(ModelSpec(path=source)))
     if is_original(found):
         raise ModelError(f'"{source}" is in the original layout already (its first name is {_first(found)}).')
     weights = to_original(found)
     if dtype is not None:
         weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    staging = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        save_torch_state_dict(
-            weights, staging, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
-        )
+    with staged_weights(weights, out.with_name(f".{out.name}.tmp")) as staging:
         staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return len(weights)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sage_grpo.inside import replace_text
 from sage_grpo.models.checkpoints.checkpoint import has_component, read_index
-from sage_grpo.models.checkpoints.files import WEIGHTS, copy_file, is_leftover, replacing
+from sage_grpo.models.checkpoints.files import WEIGHTS, copy_file, is_leftover, staged_weights
 from sage_grpo.models.errors import ModelError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
 
-SHARD = "10GB"
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""
 
@@ -27,8 +26,6 @@ def save_folder(source: Path, target: Path, component: str, state: Mapping[str, 
 
     They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
     """
-    from huggingface_hub import save_torch_state_dict
-
     if target.resolve() == source.resolve():
         raise ModelError(f'save would overwrite the checkpoint "{source}" that the run was started from.')
     target.mkdir(parents=True, exist_ok=True)
@@ -38,16 +35,8 @@ def save_folder(source: Path, target: Path, component: str, state: Mapping[str, 
             copy_file(file, target / relative)
     kept = _kept_in_float32(source, component)
     tensors = {name: _stored(name, tensor, dtype, kept) for name, tensor in state.items()}
-    staging = target / f".{component}.tmp"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
-        save_torch_state_dict(
-            tensors, staging, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
-        )
+    with staged_weights(tensors, target / f".{component}.tmp") as staging:
         _move_weights(staging, target / component)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _parts(source: Path) -> list[Path]:
@@ -107,8 +96,7 @@ class Card:
 
 def write_card(folder: Path, card: Card) -> None:
     """A README.md that says what this is and how to load it."""
-    with replacing(folder / "README.md") as temporary:
-        temporary.write_text(text_of(card))
+    replace_text(folder / "README.md", text_of(card))
 
 
 def text_of(card: Card) -> str:

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from sage_grpo import inside
 from sage_grpo.models.checkpoints.safety import shards_of
 from sage_grpo.models.errors import ModelError
 
 WEIGHTS = "diffusion_pytorch_model"
+SHARD = "10GB"
 LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
 """Ends of names that downloads and interrupted writes leave behind."""
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A path to write to, which then takes the place of `target`; after an error nothing of it is left."""
-    with inside.replacing(target, suffix=f".{os.getpid()}.tmp") as temporary:
-        yield temporary
+def staged_weights(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[Path]:
+    """A new folder with the files of a diffusers component of these weights; what is not taken out of it is gone at the end."""
+    from huggingface_hub import save_torch_state_dict
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        save_torch_state_dict(
+            dict(tensors), folder, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
+        )
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -36,7 +47,7 @@ def copy_file(source: Path, target: Path) -> None:
         there = target.stat()
         if (there.st_size, there.st_mtime_ns) == (origin.st_size, origin.st_mtime_ns):
             return
-    with replacing(target) as temporary:
+    with inside.replacing(target) as temporary:
         shutil.copyfile(source, temporary)
         os.utime(temporary, ns=(origin.st_atime_ns, origin.st_mtime_ns))
 

@@ -88,7 +88,7 @@ def weightless(spec: ModelSpec, folder: Path) -> FamilyModel:
     parameters), as the loaded one does, and runs nothing."""
     index = read_index(folder)
     name = str(index["_class_name"])
-    family = spec.family or PIPELINES.get(name)
+    family = spec.family or PIPELINES.get(name, "")
     if family not in FAMILIES:
         raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
     kind = class_of(name) if family == "ltx" else FAMILIES[family]
