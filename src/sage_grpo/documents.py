@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from sage_grpo.ranges import LARGEST
+
 MAX_DEPTH = 100
 """Objects inside objects. The files of this package and of checkpoints have ten; Python's own limit depends on who calls."""
 
@@ -142,7 +144,6 @@ def _is_usable(value: Any) -> bool:
     )
 
 
-LARGEST = 2**63
 NAMES: dict[type, str] = {
     dict: "an object",
     list: "a list",

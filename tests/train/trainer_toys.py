@@ -103,18 +103,6 @@ class Quiet:
         return Dance(0.9 * self.eta * self.first)(sigma, sigma_next)
 
 
-@dataclass(frozen=True)
-class Needy:
-    """Not a kernel: nothing fills `strength`."""
-
-    strength: float
-    leaves_noise: ClassVar[bool] = True
-
-    def __call__(self, sigma: float, sigma_next: float) -> Transition:
-        """One step."""
-        return Dance(self.strength)(sigma, sigma_next)
-
-
 class Kept:
     """A sink of one's own."""
 

@@ -1,0 +1,117 @@
+"""What a class must be to be a kernel by its import path, and which of its fields are filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sage_grpo.flow.kernels import EXACT, KERNELS, KernelSpec, find_kernel, takes_sigma_max, unfit_eta
+from sage_grpo.flow.schedule import Schedule
+
+MODULE = """
+from dataclasses import dataclass, field
+from typing import ClassVar
+from sage_grpo.flow.kernels import Dance
+from sage_grpo.ranges import Share
+
+@dataclass(frozen=True)
+class Whole:
+    eta: Share
+    sigma_max: float | None
+    first: float = 0.0
+    second: float = 0.0
+    other: list = field(default_factory=list)
+    leaves_noise: ClassVar[bool] = False
+
+    def __call__(self, sigma, sigma_next):
+        return Dance(self.eta)(sigma, sigma_next)
+
+class Inherits(Whole):
+    pass
+
+@dataclass(frozen=True)
+class Plain:
+    leaves_noise: ClassVar[bool] = True
+
+    def __call__(self, sigma, sigma_next):
+        return Dance(0.5)(sigma, sigma_next)
+
+class NoDataclass:
+    leaves_noise = True
+
+    def __call__(self, sigma, sigma_next):
+        return Dance(0.5)(sigma, sigma_next)
+
+@dataclass(frozen=True)
+class Silent:
+    def __call__(self, sigma, sigma_next):
+        return Dance(0.5)(sigma, sigma_next)
+
+@dataclass(frozen=True)
+class Uncallable:
+    leaves_noise: ClassVar[bool] = True
+
+@dataclass(frozen=True)
+class Needy(Plain):
+    first: float
+
+instance = Plain()
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def build(name: str, **options: float) -> object:
+    return KernelSpec(name=f"kernels_of_mine:{name}", **options).build(Schedule.shifted(4, 2.0))
+
+
+@pytest.mark.parametrize("name", ["Whole", "Inherits"])
+def test_fields_are_filled_by_their_names(name: str) -> None:
+    grid = Schedule.shifted(4, 2.0)
+    found = build(name, eta=0.25, sigma_max=0.75)
+    assert (found.eta, found.sigma_max, found.other) == (0.25, 0.75, [])
+    assert (found.first, found.second) == (float(grid.sigmas[0]), float(grid.sigmas[1]))
+    alone = KernelSpec(name=f"kernels_of_mine:{name}", eta=0.25, sigma_max=0.75).build()
+    assert (alone.first, alone.second) == (0.0, 0.0)
+
+
+def test_what_a_kernel_does_not_have_is_not_given_to_it() -> None:
+    assert type(build("Plain", eta=3.0)).__name__ == "Plain"
+    with pytest.raises(
+        ValueError, match=r"kernel\.sigma_max applies to sage and sage_exact, not to kernels_of_mine:Plain"
+    ):
+        build("Plain", sigma_max=0.5)
+
+
+def test_the_range_of_eta_is_the_kernels_own() -> None:
+    with pytest.raises(ValueError, match=r"^kernel\.eta must be in \[0, 1\], got 1\.25\. That is the range of kernels"):
+        build("Whole", eta=1.25, sigma_max=0.5)
+    assert unfit_eta("cps", 1.25) == "kernel.eta must be in [0, 1], got 1.25. That is the range of cps."
+    assert [name for name in KERNELS if unfit_eta(name, 1.25)] == ["cps"]
+    assert [name for name in KERNELS if takes_sigma_max(name)] == ["sage", "sage_exact"]
+    assert EXACT == "cps or sage_exact"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kernels_of_mine:NoDataclass", "it must be a dataclass with `leaves_noise"),
+        ("kernels_of_mine:instance", "it must be a dataclass with `leaves_noise"),
+        ("kernels_of_mine:Silent", "it must be a dataclass with `leaves_noise"),
+        ("kernels_of_mine:Uncallable", "it has no __call__"),
+        ("kernels_of_mine:Needy", "nothing fills its field 'first': give it a default"),
+        ("kernels_of_mine:Wole", "has no 'Wole'. Did you mean 'Whole'?"),
+        ("kernels_of_min:Whole", "kernel.name 'kernels_of_min:Whole': there is no module kernels_of_min"),
+        ("sag", "kernel.name must be one of ode, flow, linear, dance, sage, cps, sage_exact, or your own as module:Class, got 'sag'."),
+        ("sag", "Did you mean 'sage'?"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_kernel_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        find_kernel(name)
+    assert said in str(refused.value)
