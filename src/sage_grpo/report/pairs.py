@@ -20,13 +20,9 @@ GUTTER = 0.02
 def write_pairs(run: RunData, folder: Path, *, most: int = 8) -> list[Path]:
     """Pair the clips of the last evaluation with those before training; returns the files, none where nothing pairs."""
     if len(run.clips) < 2 or 0 not in run.clips:
-        return []
-    before = {clip.key: clip.file for clip in run.clips[0]}
-    after = run.clips[max(run.clips)]
-    found = [(clip.prompt, before[clip.key], clip.file) for clip in after if clip.key in before]
-    pairs = [(prompt, left, right) for prompt, left, right in found if left is not None and right is not None][:most]
+        return []  # and what an earlier end of the run has left stays
     files = []
-    for place, (prompt, left, right) in enumerate(pairs):
+    for place, (prompt, left, right) in enumerate(run.pairs(0, most)):
         (base, fps), (tuned, _) = read_video(left), read_video(right)
         files.append(write_mp4(folder / f"{place:02d}-{slug(prompt)}.mp4", side_by_side(base, tuned), fps))
     for old in folder.glob(WRITTEN):

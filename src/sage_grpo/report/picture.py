@@ -48,7 +48,7 @@ def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
     run = read_run(out)
     if not run.rows and not run.evaluations:
         raise FileNotFoundError(f"{out} has no metrics.jsonl with rows: is it the folder of a run?")
-    pairs = _pairs(run, clips)
+    pairs = run.pairs(min(run.clips, default=0), clips)
     letters = lettering([run.name, *(prompt for prompt, _, _ in pairs)])
     if letters.remark:
         warnings.warn(f"{file}: {letters.remark}", stacklevel=2)
@@ -117,15 +117,6 @@ def _parts(evals: Sequence[Any]) -> list[str]:
     """The total and the main parts: sub-parts such as TA/colour would crowd the picture."""
     names = {name for row in evals for name in row if name.startswith("eval/") and name.count("/") == 1}
     return ["eval/total", *sorted(names - {"eval/total", "eval/failed", "eval/total_stderr", "eval/Overall"})]
-
-
-def _pairs(run: RunData, count: int) -> list[tuple[str, Path, Path]]:
-    """(prompt, before, after) of held-out clips that were kept at the first and at the last evaluation."""
-    if len(run.clips) < 2:
-        return []
-    before = {clip.key: clip.file for clip in run.clips[min(run.clips)]}
-    after = [(clip.prompt, before.get(clip.key), clip.file) for clip in run.clips[max(run.clips)]]
-    return [(prompt, old, new) for prompt, old, new in after if old is not None and new is not None][:count]
 
 
 def _before_after(figure: Any, pairs: list[tuple[str, Path, Path]], frames: int, letters: Lettering) -> None:

@@ -62,6 +62,14 @@ class RunData:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The configuration, flat."""
 
+    def pairs(self, first: int, most: int) -> list[tuple[str, Path, Path]]:
+        """(prompt, before, after) of clips of one prompt and noise that were kept at the evaluation `first` and at the last one."""
+        if len(self.clips) < 2 or first not in self.clips:
+            return []
+        before = {clip.key: clip.file for clip in self.clips[first]}
+        found = [(clip.prompt, before.get(clip.key), clip.file) for clip in self.clips[max(self.clips)]]
+        return [(prompt, old, new) for prompt, old, new in found if old is not None and new is not None][:most]
+
 
 def read_run(folder: Path) -> RunData:
     """Read a run; one that is still going on is read as far as it is."""

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from sage_grpo.ranges import NotNegative, Share, check
 from sage_grpo.shapes.corrupt import blur, jitter
 from sage_grpo.shapes.render import render, to_uint8
 from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, Split, random_scenes, to_text, train_scenes
@@ -20,25 +21,23 @@ from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, Split, random_scenes,
 class Flaws:
     """How imperfect the data is. A share is a probability a clip; a strength is the largest amount drawn."""
 
-    wrong_word: float = 0.12
+    wrong_word: Share = 0.12
     """Probability, for each attribute of each caption on its own, that it names another value."""
-    jitter_share: float = 0.3
+    jitter_share: Share = 0.3
     """Share of clips whose object shakes."""
-    jitter: float = 0.08
+    jitter: NotNegative = 0.08
     """Strongest shake, world units r.m.s. an axis (0.0625 is one pixel in a frame of 32)."""
-    blur_share: float = 0.25
+    blur_share: Share = 0.25
     """Share of clips that are blurred."""
-    blur: float = 1.0
+    blur: NotNegative = 1.0
     """Strongest blur, pixels."""
-    noise_share: float = 0.2
+    noise_share: Share = 0.2
     """Share of clips with pixel noise."""
-    noise: float = 0.06
+    noise: NotNegative = 0.06
     """Strongest noise, standard deviation in [0, 1] pixels."""
 
     def __post_init__(self) -> None:
-        for name in ("wrong_word", "jitter_share", "blur_share", "noise_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"Flaws.{name} is a probability, got {getattr(self, name)}.")
+        check(self)
 
 
 def imperfect_clips(
