@@ -17,7 +17,8 @@ import trainer_toys
 from safetensors.torch import load_file
 
 import sage_grpo.training.trainer as trainer_module
-from sage_grpo.models.families import hunyuan15
+from sage_grpo.commands.train import run as command
+from sage_grpo.models import family
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.checkpoint import CheckpointError
 from sage_grpo.rl.kl_control import KlCoefficient
@@ -60,7 +61,7 @@ def interrupt(config: TrainConfig, at: int, how: str = "crashes") -> int | None:
 
         patch.setattr(trainer_toys, "bright", disturbed)
         if how == "signals":
-            return train(config)
+            return command(config)
         with pytest.raises(KeyboardInterrupt):
             train(config)
     return None
@@ -240,7 +241,7 @@ def test_a_run_that_trained_what_nothing_reads_is_continued_and_exported(
         optimizer=OptimizerConfig(lr=1e-2, ema=0.9),
     )  # fmt: skip
     with monkeypatch.context() as older:
-        older.setattr(hunyuan15, "unread_queries", lambda transformer: set())
+        older.setattr(family, "unread_queries", lambda *given: set())
         train(config)
     saved = json.loads((Path(config.out) / "checkpoints" / "000001" / "state.json").read_text())["tensors"]
     assert any("weights/transformer_blocks.1.attn.add_q_proj" in name for name in saved)
