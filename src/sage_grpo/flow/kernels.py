@@ -185,7 +185,7 @@ def find_kernel(name: str) -> type[Kernel]:
         if name not in KERNELS:
             raise ValueError(
                 f"kernel.name must be one of {', '.join(KERNELS)}, or your own as module:Class, got {name!r}."
-                f"{did_you_mean(name, KERNELS, 0.5)}"
+                f"{did_you_mean(name, KERNELS)}"
             )
         return KERNELS[name]
     kind = import_object(name, "kernel.name")
