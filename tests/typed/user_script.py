@@ -257,7 +257,7 @@ def mistakes(config: sage.TrainConfig, model: OwnModel, event: sage.IterationEve
     recipe(3)  # type: ignore[arg-type]
     sage.load_prompts(3)  # type: ignore[arg-type]
     replace(config, iterations="3")  # type: ignore[arg-type]
-    sage.KernelSpec(name="sgae")  # type: ignore[arg-type]
+    sage.KernelSpec(name=3)  # type: ignore[arg-type]
     sage.TrustRegion(mode="never")  # type: ignore[arg-type]
     sage.RewardSpec(name="video_stats", weights=["x"])  # type: ignore[arg-type]
     event.metrics["reward/total"].upper()  # type: ignore[attr-defined]
