@@ -53,12 +53,12 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 def places(floors: tuple[tuple[str, ...], ...]) -> dict[str, tuple[float, float, float]]:
     """Left edge, top edge and width of every box; the ground floor is at the bottom."""
-    found = {}
-    for level, units in enumerate(reversed(floors)):
+    found: dict[str, tuple[float, float, float]] = {}
+    for floor, units in enumerate(reversed(floors)):
         widths = [LETTER * len(unit) + 16 for unit in units]
         x = (WIDTH - sum(widths) - GAP * (len(units) - 1)) / 2
         for unit, width in zip(units, widths):
-            found[unit] = x, 20 + ROW * level, width
+            found[unit] = x, 20 + ROW * floor, width
             x += width + GAP
     return found
 

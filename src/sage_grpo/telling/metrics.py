@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -211,7 +212,7 @@ class Metrics:
         if log.trackio is not None:
             sinks += _optional("trackio", lambda: Trackio(log.trackio or "", out, config))
         for path in log.sinks:
-            sinks += _started(path, lambda kind=find_sink(path): kind(out, config))  # type: ignore[misc]
+            sinks += _started(path, partial(find_sink(path), out, config))
         return cls(sinks, journal)
 
     @property
