@@ -33,10 +33,11 @@ class Entry:
 
 @cache
 def field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring literal under it."""
+    """Field -> the docstring literal under it, there or in the class that it is inherited from."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
-    docs = {}
+    bases = [base for base in reversed(kind.__bases__) if dataclasses.is_dataclass(base)]
+    docs = {name: text for base in bases for name, text in field_docs(base).items()}
     for field, text in zip(body.body, body.body[1:]):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from dataclasses import asdict
@@ -13,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from sage_grpo.cli import COMMANDS, main
+from sage_grpo.manual import entries
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rounding import number
@@ -64,6 +66,13 @@ def test_help_names_every_command(capsys) -> None:
 def test_every_command_has_help(name, capsys) -> None:
     assert main([name, "--help"]) == 0
     assert f"usage: sage-grpo {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained(name: str) -> None:
+    """Also those that a command's options inherit."""
+    options = importlib.import_module(f"sage_grpo.commands.{COMMANDS[name].module}").Options
+    assert not [entry.key for entry in entries(options) if not entry.text or entry.text.startswith("Must be")]
 
 
 @pytest.mark.parametrize(
