@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
+
+Keep = Literal["input", "attention", "all"]
+"""What a block of a network keeps for its backward pass: its input only (the rest is computed again), also the outputs of attention
+(the slowest to compute and small), or everything. Gradients are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

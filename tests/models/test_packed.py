@@ -205,5 +205,5 @@ def test_padding_is_refused_where_it_cannot_be(fresh_model) -> None:
     with pytest.raises(ModelError, match=r"pad_text is for model\.packed"):
         fresh_model("hunyuan15_t2v", packed=False, options={"pad_text": 8})
     for tokens in (-1, 8.5):
-        with pytest.raises(ModelError, match=f"a number of tokens, at least 0, got {tokens}"):
+        with pytest.raises(ModelError, match=f"pad_text is a whole number from 0, got {tokens}"):
             fresh_model("hunyuan15_t2v", options={"pad_text": tokens})

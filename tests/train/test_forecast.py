@@ -19,9 +19,10 @@ from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
 from sage_grpo.forecast.changes import changes, way_to_fit
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.measure import fitted, measured
+from sage_grpo.models.network.blocks import KEEP
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 from sage_grpo.parallel import speed
-from sage_grpo.parallel.memory import GIB, HUNYUAN15, LEVELS, Job, decoding_memory, memory, sampling_memory, trainable
+from sage_grpo.parallel.memory import GIB, HUNYUAN15, Job, decoding_memory, memory, sampling_memory, trainable
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
@@ -163,12 +164,12 @@ def test_an_iteration_that_was_measured() -> None:
 
 
 def test_keeping_more_costs_memory_and_saves_time() -> None:
-    jobs = [Job(keep=((level, 54),)) for level in LEVELS]
+    jobs = [Job(keep=((level, 54),)) for level in KEEP]
     sizes = [memory(HUNYUAN15, job).activations for job in jobs]
     times = [speed.backward_seconds(HUNYUAN15, job, H200.rates) for job in jobs]
     assert sizes == sorted(sizes)
     assert times == sorted(times, reverse=True)
-    assert len({*sizes}) == len({*times}) == len(LEVELS)
+    assert len({*sizes}) == len({*times}) == len(KEEP)
     assert memory(HUNYUAN15, Job()) == memory(HUNYUAN15, jobs[0])
     none = Job(checkpointing=False)
     assert memory(HUNYUAN15, none) == memory(HUNYUAN15, jobs[-1])

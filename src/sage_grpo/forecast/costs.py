@@ -17,7 +17,6 @@ from sage_grpo.forecast.keeping import levels
 from sage_grpo.forecast.kinds import Kind, kinds
 from sage_grpo.forecast.passes import Counts, Guiding, Passes, count, evaluation, evaluations, references
 from sage_grpo.models.guidance import TOGETHER
-from sage_grpo.models.network.blocks import Keep
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import (
     COMPUTE,
@@ -42,6 +41,7 @@ from sage_grpo.training.planning.choosing import foresee
 from sage_grpo.training.planning.plan import Plan
 from sage_grpo.training.planning.planner import Planner
 from sage_grpo.training.update import Objective
+from sage_grpo.types import Keep
 
 REWARD_TOKENS = 3000
 """Tokens that a built-in reward with networks reads of a clip; it computes in bfloat16."""

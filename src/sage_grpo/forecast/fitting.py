@@ -6,9 +6,9 @@ from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.hardware import here
 from sage_grpo.forecast.keeping import kept, levels
 from sage_grpo.models.base import Explains, VelocityModel
-from sage_grpo.models.network.blocks import Keep
 from sage_grpo.parallel.world import World
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.types import Keep
 
 
 def keep_what_fits(config: TrainConfig, model: VelocityModel, world: World) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from sage_grpo.models.network.blocks import Keep
+from sage_grpo.types import Keep
 
 Asked = bool | Literal["attention", "auto"]
 TOLD: dict[Keep, str] = {"all": "everything", "attention": "attention's outputs", "input": "their input only"}

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
-from sage_grpo.models.network.blocks import Keep
-from sage_grpo.types import Conditioning, VideoSpec
+from sage_grpo.types import Conditioning, Keep, VideoSpec
 
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]

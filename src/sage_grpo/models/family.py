@@ -26,14 +26,14 @@ from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.batching import in_equal_batches
-from sage_grpo.models.network.blocks import Keep, compile_blocks, keep_activations
+from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_uint8
 from sage_grpo.models.network.gradients import one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.sizes import Grid, check_image, choose_video, first_given
 from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning
+from sage_grpo.types import Conditioning, Keep
 
 
 class FamilyModel(ABC):
@@ -197,7 +197,9 @@ class FamilyModel(ABC):
         return "ImageToVideo" in self.index["_class_name"]
 
     def _open_cache(self) -> EncodingCache:
-        folder = default_folder() if self.spec.cache == "auto" else self.spec.cache
+        if self.spec.cache is None:
+            return EncodingCache(None, "")
+        folder = default_folder() if self.spec.cache == "auto" else Path(self.spec.cache).expanduser()
         parts = [*self.traits.encoders, "tokenizer", "tokenizer_2", "tokenizer_3"]
         size = ""
         if self.takes_images:  # the picture is encoded at the clip's size
@@ -205,7 +207,7 @@ class FamilyModel(ABC):
             size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
         code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}"
         key = digest(fingerprint(self.folder, parts), code, size, self._reading())
-        return EncodingCache(None if folder is None else Path(folder).expanduser(), key)
+        return EncodingCache(folder, key)
 
     def _encoder(self, name: str) -> Any:
         """An encoder, loaded when first needed and after unload_text."""

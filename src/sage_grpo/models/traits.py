@@ -49,3 +49,5 @@ class Traits:
     """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none unless asked for."""
     options: Mapping[str, float | None] = field(default_factory=dict)
     """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""
+    whole: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Those that are whole numbers, with the least and the most."""

@@ -5,17 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from sage_grpo.parallel.spec import Layout
+from sage_grpo.types import Keep
 
 GIB = 2**30
 COMPUTE, MASTER = 2, 4
 """Bytes of a number in bfloat16 and in float32."""
-
-Level = Literal["input", "attention", "all"]
-"""What a block keeps for its backward pass: its input alone (the rest runs again), also what attention gave, or everything."""
-LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +86,7 @@ class Network:
         return self.blocks * self.block_parameters + self.other_parameters
 
     @property
-    def kept(self) -> dict[Level, float]:
+    def kept(self) -> dict[Keep, float]:
         """Bytes that a block keeps with a LoRA, by level; everything is `saved_lora`, or `saved_full`."""
         outputs = COMPUTE * (1 if self.text_stream else 2)
         return {"input": COMPUTE, "attention": COMPUTE + outputs}
@@ -128,7 +124,7 @@ class Job:
     compute: int = COMPUTE
     """Bytes of a number that the network computes with."""
     checkpointing: bool = True
-    keep: tuple[tuple[Level, int], ...] = ()
+    keep: tuple[tuple[Keep, int], ...] = ()
     """With checkpointing: how many blocks keep more than their input."""
     compiled: bool = False
     same_bits: bool = False
@@ -163,7 +159,7 @@ class Job:
         """Micro-batches of a rank."""
         return math.ceil(self.clips / self.layout.data / self.micro_batch)
 
-    def levels(self, network: Network) -> dict[Level, int]:
+    def levels(self, network: Network) -> dict[Keep, int]:
         """Blocks by what they keep for the backward pass."""
         if not self.checkpointing:
             return {"all": network.blocks}
@@ -225,14 +221,14 @@ def memory(network: Network, job: Job) -> Memory:
     )
 
 
-def levels_within(network: Network, job: Job, room: float) -> dict[Level, int]:
+def levels_within(network: Network, job: Job, room: float) -> dict[Keep, int]:
     """How many blocks may keep what, so that an update takes at most `room` bytes: the least that has to run again.
 
     Attention is the slowest part of a block to run again for the bytes that it keeps, so all blocks keep its outputs before any keeps
     everything.
     """
     blocks = network.blocks
-    pairs: tuple[tuple[Level, Level], ...] = (("all", "attention"), ("attention", "input"))
+    pairs: tuple[tuple[Keep, Keep], ...] = (("all", "attention"), ("attention", "input"))
     for more, less in pairs:
         for count in range(blocks, -1, -1):
             keep = ((more, count), (less, blocks - count))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sage_grpo.parallel.memory import COMPUTE, Job, Level, Network, tokens
+from sage_grpo.parallel.memory import COMPUTE, Job, Network, tokens
+from sage_grpo.types import Keep
 
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass, in forward ones: five products instead of two."""
@@ -105,7 +106,7 @@ def _forward(one: Operations, job: Job, rates: Rates) -> float:
     return max(rates.launch, rates.forward * _at(slower * one.attention, one.products, one.moved, job, rates))
 
 
-def _again(one: Operations, level: Level, job: Job, rates: Rates) -> float:
+def _again(one: Operations, level: Keep, job: Job, rates: Rates) -> float:
     """What runs again in the backward pass of a block that kept this much."""
     if level == "all":
         return 0.0

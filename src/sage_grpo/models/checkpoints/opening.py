@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ def open_folder(
     check_components(folder, index, ["transformer", "vae", "scheduler", *components], ["transformer", "vae"])
     check_scheduler(folder, index, even=traits.even_sigmas, dynamic=traits.dynamic_shift)
     check_guidance(spec, folder, index)
+    for name, (least, most) in traits.whole.items():
+        value = spec.options.get(name, least)
+        if not least <= value <= most or value != int(value):
+            end = "" if most == math.inf else f" to {most}"
+            raise ModelError(f"model.options {name} is a whole number from {least}{end}, got {value:g}.")
     return folder, index
 
 

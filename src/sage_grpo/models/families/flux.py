@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.distilled import is_schnell
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.families.image import ImageModel
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.packing import SIDE, pack, packed_grid, unpack
@@ -28,9 +27,6 @@ SCHNELL_TEXT_TOKENS = 256
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Flux:
     """Load the checkpoint of a spec."""
     folder, index = open_folder(spec, Flux.traits, ["FluxPipeline"], PARTS)
-    tokens = spec.options.get("text_tokens", TEXT_TOKENS)
-    if not 1 <= tokens <= TEXT_TOKENS or tokens != int(tokens):
-        raise ModelError(f"model.options text_tokens is a whole number from 1 to {TEXT_TOKENS}, got {tokens:g}.")
     return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device)
 
 
@@ -48,6 +44,7 @@ class Flux(ImageModel):
         embeds_guidance=True,
         dynamic_shift=True,
         options={"text_tokens": None},
+        whole={"text_tokens": (1, TEXT_TOKENS)},
     )
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,27 +112,18 @@ class Hunyuan15(FamilyModel):
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         options={"pad_text": 0.0},
+        whole={"pad_text": (0, math.inf)},
     )
 
     def __init__(
         self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
     ) -> None:
-        padded = spec.options.get("pad_text", 0)
-        if padded < 0 or padded != int(padded):
-            raise ModelError(f"model.options pad_text is a number of tokens, at least 0, got {padded:g}.")
-        if padded and not spec.packed:
+        if spec.options.get("pad_text") and not spec.packed:
             raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
         _pack(pipe.transformer)
         for block in vae_attention(pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
-        super().__init__(
-            spec,
-            folder,
-            index,
-            pipe,
-            network=PackedTransformer(pipe.transformer),
-            device=device,
-        )
+        super().__init__(spec, folder, index, pipe, network=PackedTransformer(pipe.transformer), device=device)
 
     @staticmethod
     def _trial(network: Any, image_to_video: bool) -> Tensor:

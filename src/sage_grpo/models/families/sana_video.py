@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterable
 from functools import cached_property
@@ -35,11 +36,6 @@ def load(spec: ModelSpec, device: str | torch.device | None = None) -> SanaVideo
     folder, index = open_folder(spec, SanaVideo.traits, ["SanaVideoPipeline"], ["tokenizer", "text_encoder"])
     config = read_config(folder, "transformer")
     _check_vae(folder, index["vae"][1])
-    score = spec.options.get("motion_score", 1)
-    if score < 1 or score != int(score):
-        raise ModelError(
-            f"model.options motion_score is a whole number from 1 (published examples have 30), got {score:g}."
-        )
     if config.get("guidance_embeds") or config.get("out_channels", 16) != config.get("in_channels", 16):
         raise ModelError(
             f'"{folder}" has a guidance input or predicts variances, which its pipeline does not use here.'
@@ -78,6 +74,7 @@ class SanaVideo(FamilyModel):
         encoders=("text_encoder",),
         ragged=(("encoder_hidden_states", 1),),
         options={"motion_score": None},  # the pipeline adds none; its published examples do
+        whole={"motion_score": (1, math.inf)},
     )
 
     def __init__(

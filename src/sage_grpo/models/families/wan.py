@@ -74,15 +74,9 @@ class Wan(FamilyModel):
             for block in network.blocks:
                 block.attn1.set_processor(PlainAttention())
                 block.attn2.set_processor(PlainAttention())
+        takes_images = self.expand_timesteps
         super().__init__(
-            spec,
-            folder,
-            index,
-            pipe,
-            component=component,
-            others=others,
-            takes_images=self.expand_timesteps,
-            device=device,
+            spec, folder, index, pipe, component=component, others=others, takes_images=takes_images, device=device
         )
 
     @staticmethod

@@ -7,17 +7,15 @@ import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from sage_grpo.models.checkpoints.cache import default_folder
+from sage_grpo.types import Keep
 
-Keep = Literal["input", "attention", "all"]
-"""What a block keeps for its backward pass: its input only (the rest is computed again), also the outputs of attention
-(the slowest to compute and small), or everything. Gradients are the same."""
 KEEP: tuple[str, ...] = get_args(Keep)
 
 _sampling: ContextVar[bool] = ContextVar("sampling", default=False)
