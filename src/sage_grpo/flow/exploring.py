@@ -45,8 +45,8 @@ def overfull(kernel: Kernel, schedule: Schedule) -> list[int]:
 
 def swallowed(kernel: Kernel, schedule: Schedule) -> list[int]:
     """The steps, before the very last, in which the kernel has no noise: those above a clamp. Members of a group do not part there."""
-    sigmas = schedule.sigmas.to(torch.float64)
-    quiet = (kernel(sigmas[:-1], sigmas[1:]).std == 0) & (sigmas[1:] > 0)
+    sigma, sigma_next = schedule.pairs()
+    quiet = (kernel(sigma, sigma_next).std == 0) & (sigma_next > 0)
     return quiet.nonzero()[:, 0].tolist()
 
 
