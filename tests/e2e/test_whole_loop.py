@@ -31,7 +31,7 @@ rewards:
 - {{name: video_stats, weights: {{brightness: 0.5}}}}
 data: {{prompts: {prompts}, eval_prompts: {prompts}}}
 batch: {{prompts: 2, group_size: 2, micro_batch: 4}}
-rollout: {{steps: 3}}
+rollout: {{steps: 3, deterministic_last: true}}
 optimizer: {{lr: 1.0e-3}}
 evaluate: {{every: 0, prompts: 2, steps: 2, show: 2}}
 keep: {{checkpoint_every: 1, videos_every: 1, videos: 1}}

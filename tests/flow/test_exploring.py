@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import law
+from sage_grpo.flow import exploring
 from sage_grpo.flow.exploring import HELD_LIMIT, explore, held_noise, left_out, overfull, swallowed
 from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, KernelSpec, Linear, Ode, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
@@ -224,8 +225,22 @@ def test_only_the_end_of_a_grid_is_left_out_and_only_unless_asked_otherwise() ->
     said = left_out(steep, [True] * 4, Dance(0.5), None)
     assert said is not None
     assert "steps 1 to 2 are" in said
+    # Every step may be too much, also the first.
+    assert overfull(Dance(0.5), Schedule(torch.tensor([0.5, 0.05, 0.004, 0.0]))) == [0, 1]
     # A grid that does not end at 0 has no last step to except.
     assert overfull(Dance(0.5), Schedule(torch.tensor([1.0, 0.5, 0.004]))) == [1]
+
+
+def test_the_limit_lies_between_what_was_published_and_grids_that_end_near_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert overfull(Dance(1.37363), Schedule.shifted(6, 3.0)) == []  # a measured arm, 3.0
+    low, kernel = grid_of("LTX", 20, 10.7), Flow(0.5)
+    assert overfull(kernel, low) == [18]
+    held = float(held_noise(kernel, low)[18])
+    assert 3.6 < held < 4.0
+    monkeypatch.setattr(exploring, "HELD_LIMIT", held)
+    assert overfull(kernel, low) == []  # what is at the limit is within it
 
 
 @pytest.mark.parametrize("steps", [4, 6, 20, 50])

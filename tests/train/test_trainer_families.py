@@ -20,8 +20,9 @@ FAMILIES = ("wan_t2v", "ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_imag
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_method_trains_every_family(kind: str, make_config, make_trainer) -> None:
-    small = {"height": 8, "width": 8} if kind in ("flux", "sd3") else {}
-    batch = BatchConfig(prompts=1, group_size=2, micro_batch=2)
+    sides = {"flux": 8, "sd3": 8, "sana_video": 32}
+    small = {"height": sides[kind], "width": sides[kind]} if kind in sides else {}
+    batch = BatchConfig(prompts=2, group_size=2, micro_batch=2)  # a clip for each of mix_grpo's four updates
     config = make_config(kind=kind, model=small, rollout={"steps": 4}, batch=batch)
     for method, of in METHODS.items():
         # One with guidance: two branches, or a scale that is an input.

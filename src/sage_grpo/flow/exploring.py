@@ -45,8 +45,8 @@ def overfull(kernel: Kernel, schedule: Schedule) -> list[int]:
 
 def swallowed(kernel: Kernel, schedule: Schedule) -> list[int]:
     """The steps, before the very last, in which the kernel has no noise: those above a clamp. Members of a group do not part there."""
-    sigmas = schedule.sigmas.to(torch.float64)
-    quiet = (kernel(sigmas[:-1], sigmas[1:]).std == 0) & (sigmas[1:] > 0)
+    sigma, sigma_next = schedule.pairs()
+    quiet = (kernel(sigma, sigma_next).std == 0) & (sigma_next > 0)
     return quiet.nonzero()[:, 0].tolist()
 
 
@@ -59,7 +59,7 @@ def explore(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministi
     last = kernel.leaves_noise if deterministic_last is None else deterministic_last
     schedule = grid.exploring(wanted, deterministic_last=last)
     quiet = set(swallowed(kernel, grid))
-    if deterministic_last is None and kernel.leaves_noise:
+    if deterministic_last is None:  # kernels that know the next sigma never hold too much
         quiet |= set(overfull(kernel, grid))
     flags = [flag and index not in quiet for index, flag in enumerate(schedule.stochastic)]
     return replace(schedule, stochastic=tuple(flags))
@@ -68,7 +68,7 @@ def explore(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministi
 def left_out(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministic_last: bool | None) -> str | None:
     """A sentence on the wanted steps before the last that do not explore because they would hold too much noise; None where there are none."""
     steps = [index for index in overfull(kernel, grid) if wanted[index]]
-    if not steps or deterministic_last is not None or not kernel.leaves_noise:
+    if not steps or deterministic_last is not None:
         return None
     held = held_noise(kernel, grid)[steps]
     which = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"
