@@ -109,7 +109,9 @@ def test_low_precision_velocities_are_compared_in_float32() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="mode must be one of none, fixed, stepwise, moving, dual, fixed_dual, got 'duel'"):
+    with pytest.raises(
+        ValueError, match="mode must be one of none, fixed, stepwise, moving, dual, fixed_dual, got 'duel'"
+    ):
         TrustRegion(mode="duel")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="estimator must be one of closed_form, log_ratio, got 'k3'"):
         TrustRegion(estimator="k3")  # type: ignore[arg-type]
