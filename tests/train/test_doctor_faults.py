@@ -169,7 +169,7 @@ def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> 
         sigmas = true.sigmas
         monkeypatch.setattr(true, "sigmas", lambda self, steps, shift=None: sigmas(self, steps, 1.0))
     elif fault == "guidance":
-        monkeypatch.setattr(true, "_guidance", lambda self, sigma: 1.0)
+        monkeypatch.setattr(true, "_scale", lambda self, sigma, guidance=None: 1.0)
     else:
         monkeypatch.setattr(true, "_timestep", lambda self, sigma: torch.as_tensor(sigma) * 1.0)
     finding, _ = sampling.pipeline(model, "a cat", None)
