@@ -124,7 +124,7 @@ def literal(text: str) -> Any:
 
 def build_trainer(config: TrainConfig, pipeline: Any = None) -> Trainer:
     """A trainer that is ready to step, with a pipeline in place of the checkpoint's files where one is given."""
-    with mock.patch.object(hunyuan15, "load_pipeline", return_value=pipeline):
+    with mock.patch.object(hunyuan15, "open_pipeline", return_value=pipeline):
         trainer = Trainer(config, build(config))
     trainer.encode_prompts()
     return trainer

@@ -126,7 +126,7 @@ SOLVERS = [
     ),
     ("wan_i2v", diffusers.DPMSolverMultistepScheduler(**DPM)),
     ("hunyuan15_t2v", tiny.unipc()),
-    ("hunyuan15_i2v", diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0)),
+    pytest.param("hunyuan15_i2v", diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0), marks=pytest.mark.slow),
 ]
 
 

@@ -33,6 +33,7 @@ def test_folder_is_small_and_holds_safetensors_only() -> None:
     assert json.loads((FOLDER / "model_index.json").read_text())["_class_name"] == "HunyuanVideo15Pipeline"
 
 
+@pytest.mark.slow
 def test_vae_reconstructs_clean_clips(model) -> None:
     from sage_grpo.shapes.making.assemble import load_vae
     from sage_grpo.shapes.making.networks import batched_vae
@@ -55,6 +56,7 @@ def test_base_model_is_good_but_has_headroom(model) -> None:
         assert scores[f"eval/TA/{attribute}"] > by_luck + 0.1, attribute
 
 
+@pytest.mark.slow
 def test_stock_pipeline_loads_the_folder_and_agrees(model) -> None:
     """The adapter has no special case for this checkpoint: diffusers' own pipeline gives the same clip."""
     from diffusers import HunyuanVideo15Pipeline

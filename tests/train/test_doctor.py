@@ -62,7 +62,7 @@ def raised(findings: Sequence[Finding]) -> list[Finding]:
     [
         pytest.param("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}, marks=pytest.mark.slow),
         pytest.param("hunyuan15_t2v", {}, marks=pytest.mark.slow),
-        ("wan_t2v", LORA),
+        pytest.param("wan_t2v", LORA, marks=pytest.mark.slow),
         pytest.param("wan22_t2v", {}, marks=pytest.mark.slow),
         pytest.param("sana_video", {}, marks=pytest.mark.slow),
         pytest.param("flux", LORA | {"frames": 1}, marks=pytest.mark.slow),
@@ -125,6 +125,7 @@ def test_healthy_shapes(seed: int, parts) -> None:
     assert len(sample.trainer.encoded) <= spec.prompts + 1  # not those of the whole run
 
 
+@pytest.mark.slow
 def test_command(capsys) -> None:
     assert main(["doctor", "shapes/branch", "--json", "--doctor.members", "2", "--doctor.probe", "false"]) == 0
     report = json.loads(capsys.readouterr().out)

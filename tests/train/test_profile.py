@@ -60,6 +60,7 @@ def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
     assert "aten::" in text
 
 
+@pytest.mark.slow
 def test_a_continued_run_records_what_is_still_to_come(
     make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from trainer_helpers import plan_of
 
 from sage_grpo.parallel.spec import Layout
@@ -62,6 +63,7 @@ def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config, monkeypatc
     assert len(seen[0] | seen[1]) == 4
 
 
+@pytest.mark.slow
 def test_a_long_run_encodes_as_it_goes_and_forgets_what_is_over(make_config, make_trainer, monkeypatch) -> None:
     """Six iterations of two prompts out of five, two prompts at a time: nothing else is encoded early or kept."""
     batch = BatchConfig(prompts=2, group_size=2, micro_batch=4)

@@ -150,7 +150,7 @@ def watched(trainer) -> list[tuple[dict, dict]]:
     return caught
 
 
-@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_unipc_t2v"])
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", pytest.param("wan_unipc_t2v", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("in_double")
 def test_gradients_of_every_update_are_those_of_the_formulas(kind: str, make_config, make_trainer) -> None:
     config = make_config(
