@@ -173,26 +173,31 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(done.stdout.partition("ANSWER")[2]))
 
 
+@pytest.mark.slow
 def test_a_kernel_is_a_class_and_its_name(answer: dict[str, Any]) -> None:
     assert "gentle" in answer["kernels"]
     assert [row["ratio/first_log"] for row in answer["rows"]] == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_reward_is_a_class_with_its_facts_and_its_name(answer: dict[str, Any]) -> None:
     assert all(0 < row["reward/warmth"] < 1 for row in answer["rows"])
 
 
+@pytest.mark.slow
 def test_a_recipe_is_a_function_and_works_for_every_target(answer: dict[str, Any]) -> None:
     assert len(answer["recipes"]) > 3
     assert "shapes/gentle_grpo" in answer["recipes"]
     assert answer["kernel"] == "gentle"
 
 
+@pytest.mark.slow
 def test_a_family_is_a_module_and_the_pipeline_that_it_serves(answer: dict[str, Any]) -> None:
     assert answer["family"] == "toy"
     assert answer["iterations"] == 2
 
 
+@pytest.mark.slow
 def test_an_observer_is_a_class_and_its_place_in_the_order(answer: dict[str, Any]) -> None:
     assert answer["counted"] == ["1 True", "2 True"]
 

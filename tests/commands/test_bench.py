@@ -98,6 +98,7 @@ def test_what_is_whole_is_kept_and_the_rest_is_made_again(wan, lora, tmp_path, m
     assert run(options(wan, tmp_path, lora=str(lora))) == 0
 
 
+@pytest.mark.slow
 def test_clips_of_other_settings_are_not_mixed(wan, lora, tmp_path) -> None:
     given = options(wan, tmp_path)
     run(given)

@@ -163,6 +163,7 @@ def test_the_report_has_tables_figures_settings_faults_and_machine(tmp_path: Pat
     assert numbers["arms"]["c"]["difference"]["total"]["low"] is None
 
 
+@pytest.mark.slow
 def test_tables_do_not_depend_on_times_or_on_the_order_in_which_runs_ended(tmp_path: Path) -> None:
     for place, rows in (
         ("one", ROWS),

@@ -32,6 +32,7 @@ def same(tensors: dict[str, torch.Tensor]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
     """Every third bit of a file: what is read back is what was written, or it is encoded again."""
     EncodingCache(tmp_path, "model").get(("a cat",), Encoder())

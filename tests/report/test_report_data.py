@@ -261,6 +261,7 @@ def test_a_finished_run_that_is_started_again_keeps_its_report(tmp_path: Path) -
     assert (folder / "report.html").stat().st_mtime_ns != written
 
 
+@pytest.mark.slow
 def test_a_picture_takes_any_prompt(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "costs $x_1")
     for file in (folder / "videos").glob("*.json"):

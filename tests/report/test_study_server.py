@@ -47,6 +47,7 @@ def rows_of(running: Running) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(body.decode())))
 
 
+@pytest.mark.slow
 def test_fifty_raters_at_once_lose_and_double_nothing(running: Running) -> None:
     """Every vote is sent by two connections at a time, as an impatient page would."""
     chosen: list[dict[str, str]] = [{} for _ in range(RATERS)]

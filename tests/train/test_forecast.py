@@ -124,6 +124,7 @@ def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> 
     assert more == pytest.approx((0.77 * attention, 2.21 * 2.5 * attention))
 
 
+@pytest.mark.slow
 def test_a_plan_knows_what_a_fixed_order_costs() -> None:
     config = recipe("hunyuan15/branch")
     fixed = replace(config, model=replace(config.model, deterministic=True))

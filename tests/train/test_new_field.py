@@ -82,6 +82,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_field_is_one_line_and_a_row(copied: Path) -> None:
     paths = os.pathsep.join(map(str, (copied, TESTS / "train", TESTS)))
     done = subprocess.run(
