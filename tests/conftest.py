@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import tiny
+from slowly import is_slow
 
 FIRST = ("e2e", "typed", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
 """Folders and files with few tests that take long."""
@@ -33,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         folder, file = item.path.parts[-2:]
         item.add_marker(pytest.mark.xdist_group(folder if folder == TOGETHER else f"{folder}/{file}"))
+        if is_slow(item.nodeid.removeprefix("tests/")):
+            item.add_marker(pytest.mark.slow)
     yield
     counts = Counter(item.path for item in items)
 
