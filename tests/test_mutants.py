@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 
+import slowly
 from mutants import generate, pattern, plant, swap, tables
 from mutants.error import PACKAGE, PlantedError
 from mutants.tables import MUTANTS
@@ -50,6 +51,12 @@ def test_every_error_names_tests_that_exist() -> None:
                 problems.append(f"{error.what}: there is no tests/{test}")
     assert not problems, "\n".join(problems)
     assert all(error.tests for error in MUTANTS)
+
+
+def test_cases_that_are_listed_as_slow_exist() -> None:
+    cases = [case for case in slowly.CASES.splitlines() if case]
+    for file, _, name in (case.partition("::") for case in cases):
+        assert name.split("[")[0] in _tests_in(ROOT / "tests" / file), f"{file}::{name}"
 
 
 def test_the_errors_are_many_and_each_is_another() -> None:

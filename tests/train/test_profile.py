@@ -17,6 +17,7 @@ from sage_grpo.telling.clock import Clock
 from sage_grpo.telling.observers import Profile
 from sage_grpo.telling.profiler import Recorder
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.update import Diverged
 
 PHASES = ["rollout", "decode", "reward", "update"]
 
@@ -116,3 +117,20 @@ def test_only_the_main_process_records() -> None:
     with Profile(trainer, SimpleNamespace(), Path()).during(0):
         trainer.step()
     assert seen == [None]
+
+
+def test_an_iteration_that_diverged_leaves_no_table(tmp_path: Path) -> None:
+    """The sentinel may go back and the run go on: the next row is another iteration's."""
+    said: list[str] = []
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(profile=0),
+        state=SimpleNamespace(iteration=0),
+        world=SimpleNamespace(is_main=True),
+        clock=Clock(),
+    )
+    profile_of = Profile(trainer, SimpleNamespace(say=said.append), tmp_path)
+    with pytest.raises(Diverged), profile_of.during(0):
+        raise Diverged("not finite")
+    assert trainer.clock.recorder is None
+    profile_of.after({})
+    assert not said

@@ -169,11 +169,12 @@ class Profile(Observer):
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        self.recorder = self.trainer.clock.recorder = Recorder(self.folder)
+        recorder = self.trainer.clock.recorder = Recorder(self.folder)
         try:
             yield
         finally:
             self.trainer.clock.recorder = None
+        self.recorder = recorder  # an iteration that diverged has no row for a table
 
     def after(self, row: dict[str, float]) -> None:
         """Write the table of what was recorded."""
