@@ -157,7 +157,7 @@ def instabilities(kernel: Kernel, schedule: Schedule) -> list[str]:
     """Those of them that carry samples away from the data."""
     step = transitions(kernel, schedule)
     found = [
-        _clamped(kernel, step, schedule),
+        _clamped(kernel, schedule),
         _amplified(step, schedule),
         _negative_a(step),
         _out_of_proportion(kernel, step) if kernel.leaves_noise else None,
@@ -211,17 +211,16 @@ def _listed(flags: Tensor) -> str:
     return f"steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}"
 
 
-def _clamped(kernel: Kernel, step: Transition, schedule: Schedule) -> str | None:
+def _clamped(kernel: Kernel, schedule: Schedule) -> str | None:
     clamp = getattr(kernel, "sigma_max", None)
     if clamp is None:
         return None
-    explored = [index for index, flag in enumerate(schedule.stochastic) if flag and float(step.std[index]) > 0]
-    # Those that the window reaches: whoever explores a step after them meant them, too.
-    inside = torch.zeros(schedule.num_steps, dtype=torch.bool)
-    for index in swallowed(kernel, schedule):
-        inside[index] = schedule.stochastic[index] or index + 1 in {*explored, *swallowed(kernel, schedule)}
-    if not bool(inside.any()):
+    steps = swallowed(kernel, schedule)
+    # They are the first of the grid. Whoever explores the step after them meant them, too; a later window does not miss them.
+    if not steps or not any(schedule.stochastic[: steps[-1] + 2]):
         return None
+    inside = torch.zeros(schedule.num_steps, dtype=torch.bool)
+    inside[steps] = True
     return (
         f"The clamp sigma_max = {clamp:g} swallows {_listed(inside)}: sigma_next is above it, so std = 0 there "
         "and nothing is learnt. Take fewer steps, a smaller shift, a larger sigma_max, or sage_exact, which needs no clamp."

@@ -298,5 +298,11 @@ def test_steps_above_the_clamp_do_not_explore_and_are_told(asked: bool | None) -
     assert any("swallows step 0" in text for text in warnings(Sage(), schedule))
     later = explore(grid, [index > 5 for index in range(29)], Sage(), asked)
     assert not any("swallows" in text for text in warnings(Sage(), later))
+    # Two of them, and a window that begins later: nothing is missed.
+    finer = Schedule.shifted(80, 12.0)
+    assert swallowed(Sage(), finer) == [0, 1]
+    assert any("swallows steps 0 to 1" in text for text in warnings(Sage(), explore(finer, [True] * 80, Sage(), asked)))
+    window = explore(finer, [20 < index < 25 for index in range(80)], Sage(), asked)
+    assert not any("swallows" in text for text in warnings(Sage(), window))
     assert swallowed(SageExact(), grid) == []
     assert explore(grid, [True] * 29, SageExact(), None).stochastic == (True,) * 29
