@@ -13,8 +13,7 @@ import tiny
 from sage_grpo.flow.kernels import Ode, Sage
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.families import ltx
-from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 from slowly import slow_but
 

@@ -10,7 +10,7 @@ import tiny
 from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedTransformer, _pack, causal_mask
 from sage_grpo.models.network import attention
 from sage_grpo.models.network.attention import PackedAttention, choose_backend, set_backend
-from sage_grpo.models.network.batching import in_equal_batches
+from sage_grpo.models.network.inputs import in_equal_batches
 from sage_grpo.models.spec import ModelError
 
 PROMPTS = ["a cat", 'a dog holds "hi" up']

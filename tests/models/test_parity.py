@@ -14,8 +14,7 @@ import double
 import tiny
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.schedulers import own_sigmas
 from sage_grpo.models.spec import ModelError, ModelSpec
 from slowly import slow_but

@@ -13,7 +13,7 @@ import torch
 import double
 from published import TABLE, Published
 from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
-from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.models.spec import ModelError, ModelSpec
 from slowly import slow_but
 

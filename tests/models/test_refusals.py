@@ -110,7 +110,7 @@ def test_meanflow_models(unloadable) -> None:
 def test_solver_that_a_model_does_not_bring() -> None:
     from toy_family import Toy
 
-    from sage_grpo.models.sampling import build_solver
+    from sage_grpo.models.policy import build_solver
 
     toy = Toy(ModelSpec(), "cpu")
     with pytest.raises(ModelError, match='solver "checkpoint" needs a model that brings one, and Toy has no'):

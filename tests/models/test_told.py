@@ -16,9 +16,8 @@ import double
 import tiny
 import tiny_families
 from sage_grpo.models.checkpoints.checkpoint import read_defaults
-from sage_grpo.models.network.batching import seen_tokens
-from sage_grpo.models.network.sizes import Grid
-from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.network.inputs import Grid, seen_tokens
+from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import VideoSpec
 from slowly import slow_but

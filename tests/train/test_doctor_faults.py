@@ -29,9 +29,8 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models import family, lora
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.families.hunyuan15 import Hunyuan15
-from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import Estimate
@@ -47,7 +46,7 @@ from sage_grpo.training.anchor import Anchor, Old
 from sage_grpo.training.build import build
 from sage_grpo.training.config import OptimizerConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.training.optim import Optimizer
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import NoiseKeys, Storage
 from sage_grpo.training.trainer import Trainer
 from slowly import slow_but

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from sage_grpo.data.benches import BenchName
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
 from sage_grpo.folder.settings import read_config
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from sage_grpo.types import Conditioning
 
 
+BenchName = Literal["vbench", "vbench2", "evalcrafter", "t2v_compbench", "phygenbench", "videophy"]
 MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".yml", ".parquet", ".xlsx", ".ndjson")
 """Endings of what can only be meant as a file."""
 
@@ -173,8 +173,7 @@ def _sample(
     import torch
 
     from sage_grpo.flow.noise import keyed_noise
-    from sage_grpo.models.policy import integrate
-    from sage_grpo.models.sampling import build_solver, solve
+    from sage_grpo.models.policy import build_solver, integrate, solve
 
     shape, device = model.latent_shape(), model.device
 

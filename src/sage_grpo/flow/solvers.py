@@ -19,7 +19,7 @@ Velocity = Callable[..., Tensor]
 Rule = Literal["euler", "ab2"]
 """Rules for deterministic steps on any grid: Euler, and Adams-Bashforth of order two for uneven steps."""
 SolverName = Literal["euler", "ab2", "checkpoint"]
-"""What a configuration may name; `sage_grpo.models.sampling.build_solver` makes them."""
+"""What a configuration may name; `sage_grpo.models.policy.build_solver` makes them."""
 
 
 class Stepper:

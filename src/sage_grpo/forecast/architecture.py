@@ -17,12 +17,11 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import lora
 from sage_grpo.models.checkpoints.checkpoint import resolve
 from sage_grpo.models.checkpoints.from_configs import Configs, weightless
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.families.hunyuan15 import Hunyuan15
 from sage_grpo.models.families.wan import Wan
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.sizes import first_given
-from sage_grpo.models.spec import FAMILIES, ModelSpec
+from sage_grpo.models.network.inputs import first_given
+from sage_grpo.models.spec import FAMILIES, ModelError, ModelSpec
 from sage_grpo.parallel.memory import HUNYUAN15, Network, Vae
 from sage_grpo.types import VideoSpec
 

@@ -13,13 +13,13 @@ from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.hardware import Hardware
 from sage_grpo.forecast.keeping import levels
 from sage_grpo.models.checkpoints.from_configs import random_model
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.spec import ModelError
 from sage_grpo.parallel import speed
 from sage_grpo.parallel.memory import Job, Network
 from sage_grpo.parallel.speed import Rates
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing.same_bits import get_ready, same_bits
+from sage_grpo.training.placing import get_ready, same_bits
 
 MORE = 2
 """Blocks by which the two networks differ whose times are compared: what is around the blocks cancels."""

@@ -23,17 +23,14 @@ class Settings(Protocol):
     @property
     def dtype(self) -> str:
         """What the network computes in."""
-        ...
 
     @property
     def lora(self) -> object | None:
         """The adapter that is trained; None where all weights are."""
-        ...
 
     @property
     def packed(self) -> bool:
         """Whether padding is dropped."""
-        ...
 
 
 @runtime_checkable
@@ -46,49 +43,39 @@ class VelocityModel(Protocol):
     @property
     def spec(self) -> Settings:
         """The ModelSpec that the model was made from."""
-        ...
 
     @property
     def video(self) -> VideoSpec:
         """Format of its clips."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where its network lives."""
-        ...
 
     @property
     def shift(self) -> float:
         """Shift of the noise schedule that the checkpoint was made for."""
-        ...
 
     @property
     def guidance_scale(self) -> float:
         """Scale of classifier-free guidance that `velocity` uses unless told otherwise; 1 is none."""
-        ...
 
     @property
     def network(self) -> nn.Module:
         """The module that is trained, sharded and checkpointed."""
-        ...
 
     @property
     def others(self) -> Sequence[nn.Module]:
         """Frozen modules that also predict velocities (the other expert of Wan 2.2); mostly empty."""
-        ...
 
     def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
         """One conditioning per prompt; equal prompts (with equal images, uint8 H x W x 3) share one object."""
-        ...
 
     def latent_shape(self) -> tuple[int, ...]:
         """Shape of one sample's latents."""
-        ...
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         """The grid that the model is sampled on: num_steps + 1 values from at most 1 down to 0; None is its own shift."""
-        ...
 
     def velocity(
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
@@ -98,43 +85,33 @@ class VelocityModel(Protocol):
         `guidance` overrides `guidance_scale`. The same x, sigma and conditions in the same batch give the same bits,
         with and without gradients: rollout and replay rely on it.
         """
-        ...
 
     def trains(self, sigma: Tensor | float) -> bool:
         """Whether the velocity at sigma depends on the trainable parameters."""
-        ...
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
         """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
-        ...
 
     def blocks(self) -> list[nn.Module]:
         """The repeated blocks of the network, in order: the units of sharding."""
-        ...
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that training changes, by stable names in a stable order."""
-        ...
 
     def keep(self, levels: Sequence[Keep]) -> None:
         """What each block keeps for its backward pass: "input", "attention" or "all"; what is not kept is computed again."""
-        ...
 
     def place(self, part: Part, device: str | torch.device) -> None:
         """Move a part between phases of training."""
-        ...
 
     def unload_text(self) -> None:
         """Drop the text and image encoders; cached prompts stay, a new prompt loads them again."""
-        ...
 
     def load_lora(self, folder: str | Path) -> None:
         """Add a saved LoRA to the network, frozen."""
-        ...
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write what a user of diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
-        ...
 
 
 @runtime_checkable
@@ -162,4 +139,37 @@ class BringsSolver(Protocol):
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's solver, fresh for one sampling."""
-        ...
+
+
+class SequenceSplit(Protocol):
+    """One rank's part of the tokens (implemented by `sage_grpo.parallel.context.SequenceParallel`)."""
+
+    def check(self, heads: int) -> None:
+        """Raise unless the heads can be dealt out."""
+
+    def counts(self, total: int) -> list[int]:
+        """Tokens of every rank."""
+
+    def split(self, tokens: Tensor, dim: int = 1) -> Tensor:
+        """This rank's tokens of all."""
+
+    def merge(self, tokens: Tensor, total: int) -> Tensor:
+        """All tokens (batch x tokens x channels) from every rank's."""
+
+    def attend(
+        self,
+        attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        counts: list[int],
+    ) -> Tensor:
+        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels."""
+
+
+@runtime_checkable
+class SplitsSequence(Protocol):
+    """A model that can run on a part of a clip's tokens; others have no sequence parallelism."""
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""

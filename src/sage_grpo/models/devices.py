@@ -7,8 +7,7 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

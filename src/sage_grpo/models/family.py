@@ -22,16 +22,14 @@ from sage_grpo.models.checkpoints.cache import EncodingCache, default_folder, di
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, left_out, load_component, read_defaults
 from sage_grpo.models.devices import DTYPES, Home, choose_device
 from sage_grpo.models.distilled import find_distilled
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
-from sage_grpo.models.network.batching import in_equal_batches
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_uint8
 from sage_grpo.models.network.gradients import one_after_another, unread_queries, without_gradient
-from sage_grpo.models.network.sizes import Grid, check_image, choose_video, first_given
+from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
 from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.traits import Traits
 from sage_grpo.types import Conditioning, Keep
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.safety import read_if_there
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 
 TOGETHER = 4096
 """On CUDA both branches are one batch up to so many tokens; a GPU that is busy gains nothing by more rows."""

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from sage_grpo.documents import DocumentError, is_number, parse_json, shown
 from sage_grpo.hub import pinned_folder
 from sage_grpo.inside import replacing
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import LoraSpec, ModelError
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"

@@ -15,15 +15,13 @@ from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.whole import check_lengths
 from sage_grpo.models.devices import choose_device
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.spec import ModelSpec, find_family
+from sage_grpo.models.spec import ModelError, ModelSpec, find_family
 from sage_grpo.objects import refuse_object
-from sage_grpo.rewards.needs import Need, reward_needs
-from sage_grpo.rewards.spec import BUILT_IN, find_reward
+from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
 from sage_grpo.telling.metrics import find_sink
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.own import Own
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import Planner
 from sage_grpo.training.sources import NAMES, load_sources
 
 

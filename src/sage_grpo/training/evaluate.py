@@ -14,7 +14,7 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig

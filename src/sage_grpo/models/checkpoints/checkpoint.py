@@ -16,7 +16,7 @@ from sage_grpo.hints import nearest
 from sage_grpo.models.checkpoints.files import stored_shapes
 from sage_grpo.models.checkpoints.safety import check_index, check_shards, read_if_there, read_json
 from sage_grpo.models.checkpoints.whole import check_lengths
-from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelError
 from sage_grpo.pretrained import (
     embedding_rows,
     loading_fault,
@@ -56,12 +56,10 @@ class Located(Protocol):
     @property
     def path(self) -> str | None:
         """A local folder or a hub id."""
-        ...
 
     @property
     def revision(self) -> str | None:
         """Branch, tag or commit of a hub id."""
-        ...
 
 
 def resolve(spec: Located) -> Path:

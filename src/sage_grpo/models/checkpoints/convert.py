@@ -12,8 +12,7 @@ from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.export import save_folder
 from sage_grpo.models.checkpoints.files import staged_weights, stored_shapes
 from sage_grpo.models.checkpoints.original15 import is_original, to_diffusers, to_original
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.pretrained import weights_fault
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".distcp")

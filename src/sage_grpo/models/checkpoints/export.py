@@ -13,8 +13,7 @@ from torch import Tensor
 from sage_grpo.inside import replace_text
 from sage_grpo.models.checkpoints.checkpoint import has_component, read_index
 from sage_grpo.models.checkpoints.files import WEIGHTS, copy_file, is_leftover, staged_weights
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import VideoSpec
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sage_grpo import inside
 from sage_grpo.models.checkpoints.safety import shards_of
-from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelError
 
 WEIGHTS = "diffusion_pytorch_model"
 SHARD = "10GB"

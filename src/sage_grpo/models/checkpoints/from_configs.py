@@ -16,7 +16,6 @@ from torch import Tensor
 from sage_grpo.models.checkpoints.checkpoint import PIPELINES, has_component, left_out, read_config, read_index
 from sage_grpo.models.checkpoints.safety import read_if_there
 from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.families.flux import Flux
 from sage_grpo.models.families.hunyuan import Hunyuan
 from sage_grpo.models.families.hunyuan15 import Hunyuan15
@@ -26,7 +25,7 @@ from sage_grpo.models.families.sana_video import SanaVideo
 from sage_grpo.models.families.sd3 import Sd3
 from sage_grpo.models.families.wan import Wan
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 
 Build = Callable[[str, Mapping[str, Any]], Any]
 """A network of a component ("transformer", "vae") and its configuration."""

@@ -11,10 +11,9 @@ import torch
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component, load_pipeline, read_index, resolve
 from sage_grpo.models.devices import load_dtypes
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.guidance import check_guidance
 from sage_grpo.models.schedulers import check_scheduler
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.traits import Traits
 
 

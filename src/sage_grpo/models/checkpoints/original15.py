@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelError
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What training leaves inside names: compilation, sharding, gradient checkpointing."""

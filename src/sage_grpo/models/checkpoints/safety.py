@@ -8,7 +8,7 @@ from typing import Any
 
 from sage_grpo import documents
 from sage_grpo.documents import DocumentError
-from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelError
 
 LIBRARIES = ("diffusers", "transformers")
 """Where components may come from; importing any other module would run code that the folder chose."""

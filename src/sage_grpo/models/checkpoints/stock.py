@@ -14,8 +14,7 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.checkpoints.checkpoint import TOKENIZERS, has_component
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.sampling import build_solver, solve
+from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.schedulers import scheduler_shift
 from sage_grpo.types import Conditioning
 

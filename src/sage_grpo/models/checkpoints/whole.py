@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sage_grpo.documents import parse_json
 from sage_grpo.models.checkpoints.safety import check_shards, shards_of
-from sage_grpo.models.errors import ModelError
+from sage_grpo.models.spec import ModelError
 
 STEMS = ("diffusion_pytorch_model", "model")
 """Names under which diffusers and transformers look for weights."""

@@ -12,8 +12,7 @@ from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.distilled import is_schnell
 from sage_grpo.models.families.image import ImageModel
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.packing import SIDE, pack, packed_grid, unpack
-from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 

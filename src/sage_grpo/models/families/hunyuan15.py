@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.attention import PackedAttention
+from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.sequence import SequenceSplit, split_rotary
-from sage_grpo.models.network.sizes import Grid
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.network.inputs import Grid
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 

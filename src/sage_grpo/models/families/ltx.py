@@ -15,16 +15,13 @@ from sage_grpo.flow.solvers import Solver
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.checkpoints.safety import read_json
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
-from sage_grpo.models.network.batching import seen_tokens
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.packing import pack, unpack
-from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.network.inputs import Grid, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU, SchedulerSolver
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 

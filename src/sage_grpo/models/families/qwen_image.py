@@ -9,14 +9,12 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.packing import SIDE, pack, packed_grid, unpack
-from sage_grpo.models.network.sizes import Grid
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512

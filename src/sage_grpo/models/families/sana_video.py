@@ -15,13 +15,11 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.errors import ModelError
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.batching import seen_tokens
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.sizes import Grid
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.network.inputs import Grid, seen_tokens
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 

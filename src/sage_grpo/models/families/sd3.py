@@ -11,7 +11,7 @@ from sage_grpo.models.checkpoints.checkpoint import check_components, has_compon
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.families.image import ImageModel
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.sizes import Grid
+from sage_grpo.models.network.inputs import Grid
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
@@ -15,8 +15,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.network.sequence import SequenceSplit, SplitRotary
+from sage_grpo.models.base import SequenceSplit
+from sage_grpo.models.spec import ModelError
+
+
+class SplitRotary(NamedTuple):
+    """Rotary embedding of this rank's tokens, with the number of tokens (video and text) that every rank has.
+
+    The counts travel with the embedding because attention needs them and must not remember them: a checkpointed block runs
+    again in the backward pass, when the last text length may have been another.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    counts: list[int]
+
+
+def split_rotary(sequence: SequenceSplit, rotary: tuple[Tensor, Tensor], *, dim: int, extra: int = 0) -> SplitRotary:
+    """This rank's part of a rotary embedding of video tokens (along `dim`), beside `extra` text tokens without position."""
+    cos, sin = rotary
+    counts = [video + text for video, text in zip(sequence.counts(cos.shape[dim]), sequence.counts(extra))]
+    return SplitRotary(sequence.split(cos, dim), sequence.split(sin, dim), counts)
 
 
 class PackedAttention:

@@ -1,18 +1,21 @@
-"""Formats of clips and pictures: which one a model makes, and whether its VAE and its network can."""
+"""What a network is given: the format of a clip, its latents and tokens, and batches of samples whose inputs have equal shapes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sage_grpo.models.errors import ModelError
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import VideoSpec
+
+SIDE = 2
+"""Latents of a token along height and width where a pipeline of images packs them, whatever its network's own patch size."""
+Inputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +84,61 @@ def check_image(image: Tensor | None, *, needed: bool, taken: bool) -> None:
 def first_given(*values: Any) -> Any:
     """The first value that is not None."""
     return next(value for value in values if value is not None)
+
+
+def packed_grid(channels: int, spatial: int) -> Grid:
+    """How pictures are divided by such a pipeline, whose network takes tokens of so many channels."""
+    return Grid(channels=channels // SIDE**2, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
+
+
+def pack(x: Tensor, side: int = 1) -> Tensor:
+    """B x C x F x H x W as B x tokens x (C side side): a token is a square of one frame."""
+    squares = x.unflatten(4, (-1, side)).unflatten(3, (-1, side))  # B C F h side w side
+    return squares.permute(0, 2, 3, 5, 1, 4, 6).flatten(4, 6).flatten(1, 3)
+
+
+def unpack(tokens: Tensor, x: Tensor, side: int = 1) -> Tensor:
+    """The inverse; x has the shape of the result."""
+    frames, height, width = x.shape[2], x.shape[3] // side, x.shape[4] // side
+    squares = tokens.unflatten(2, (-1, side, side)).unflatten(1, (frames, height, width))  # B F h w C side side
+    return squares.permute(0, 4, 1, 2, 5, 3, 6).flatten(5, 6).flatten(3, 4)
+
+
+def in_equal_batches(
+    run: Callable[[Tensor, dict[str, Tensor]], Tensor], x: Tensor, inputs: Sequence[Inputs], device: torch.device
+) -> Tensor:
+    """Apply `run(x, inputs)` to sub-batches of equal input shapes and put the results back in order.
+
+    A group of rollouts shares its prompt, so there is mostly one sub-batch. The split depends on the shapes alone, hence
+    replaying the same batch gives the same bits.
+    """
+    rows_by_shape: dict[tuple[object, ...], list[int]] = {}
+    for row, tensors in enumerate(inputs):
+        shape = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(tensors.items()))
+        rows_by_shape.setdefault(shape, []).append(row)
+    if len(rows_by_shape) == 1:
+        return run(x, stack(inputs, device))
+    outputs = [run(x[rows], stack([inputs[row] for row in rows], device)) for rows in rows_by_shape.values()]
+    order = torch.tensor([row for rows in rows_by_shape.values() for row in rows])
+    return torch.cat(outputs)[order.argsort().to(x.device)]
+
+
+def stack(inputs: Sequence[Inputs], device: torch.device) -> dict[str, Tensor]:
+    """Inputs of equal shapes as one batch on the device; a tensor that all samples share travels there once."""
+    batch = {}
+    for name, first in inputs[0].items():
+        if all(tensors[name] is first for tensors in inputs):
+            batch[name] = first.to(device)[None].expand(len(inputs), *first.shape).contiguous()
+        else:
+            batch[name] = torch.stack([tensors[name] for tensors in inputs]).to(device)
+    return batch
+
+
+def seen_tokens(text: Tensor, mask: Tensor) -> Tensor:
+    """The tokens of one text that a network with this mask attends to; text is tokens x channels.
+
+    Where the mask leaves none (an empty prompt, and a tokenizer that marks neither beginning nor end), all of them: pipelines mask by
+    adding one large negative number to scores, and what is added to every score changes no softmax.
+    """
+    valid = mask.bool()
+    return text[valid] if bool(valid.any()) else text
