@@ -20,8 +20,8 @@ from sage_grpo.recipes import recipe
 from sage_grpo.rounding import fixed
 from sage_grpo.tables import markdown
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.planning.choosing import foresee
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import foresee
+from sage_grpo.training.planner import Planner
 
 
 def configurations() -> dict[str, TrainConfig]:

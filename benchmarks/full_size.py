@@ -150,7 +150,7 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
     from sage_grpo.models.spec import LoraSpec
     from sage_grpo.parallel.memory import HUNYUAN15, Job, memory
     from sage_grpo.parallel.spec import ParallelSpec
-    from sage_grpo.training.placing.distribute import distribute
+    from sage_grpo.training.placing import distribute
 
     model = load(options, lora=LoraSpec(rank=32) if lora else None, compile=compiled)
     model.place("vae", "cpu")

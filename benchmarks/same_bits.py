@@ -29,7 +29,7 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import configured
 from sage_grpo.recipes import recipe
 from sage_grpo.training.build import build
-from sage_grpo.training.placing.same_bits import get_ready, same_bits
+from sage_grpo.training.placing import get_ready, same_bits
 from sage_grpo.training.trainer import Trainer
 
 SHAPES: dict[str, tuple[torch.dtype, tuple[int, int, int, int]]] = {

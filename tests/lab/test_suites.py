@@ -19,7 +19,7 @@ from sage_grpo.lab.prepare import Job, key_of, prepare
 from sage_grpo.lab.suites import SUITES, common, expected_seconds
 from sage_grpo.lab.suites.methods import MATCHED
 from sage_grpo.recipes import recipe
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import Planner
 from slowly import slow_but
 
 ROOT = Path(__file__).parents[2]

@@ -36,7 +36,7 @@ from sage_grpo.telling.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.training import config as c
 from sage_grpo.training.build import build
 from sage_grpo.training.own import adopt
-from sage_grpo.training.placing.distribute import distribute
+from sage_grpo.training.placing import distribute
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Scores
 

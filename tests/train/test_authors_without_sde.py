@@ -28,7 +28,7 @@ from sage_grpo.sentinel.signs import SIGNS, Past
 from sage_grpo.session.preflight import objective_remarks
 from sage_grpo.training.anchor import Old
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.planning.levels import draw_levels
+from sage_grpo.training.planner import draw_levels
 
 PROMPTS, SIZE = 2, 3
 MOST = 5.0

@@ -15,7 +15,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
-from sage_grpo.training.planning.choosing import choose, foresee
+from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.update import Item, accumulate
 
 CPU = torch.device("cpu")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tiny
-from sage_grpo.doctor import examine, sampling
-from sage_grpo.doctor.spec import DoctorSpec
+from sage_grpo.doctor import DoctorSpec, examine, model
 from sage_grpo.forecast import hardware, show
 from sage_grpo.forecast.costs import forecast
 

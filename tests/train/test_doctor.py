@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from sage_grpo.cli import main
-from sage_grpo.doctor import examine
-from sage_grpo.doctor.finding import Finding, worst
-from sage_grpo.doctor.spec import DoctorSpec
+from sage_grpo.doctor import DoctorSpec, examine
+from sage_grpo.doctor.check import Check, worst
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.world import World
@@ -52,7 +51,7 @@ def apart(tmp_path: Path) -> str:
     return str(file)
 
 
-def raised(findings: Sequence[Finding]) -> list[Finding]:
+def raised(findings: Sequence[Check]) -> list[Check]:
     """Warnings and failures."""
     return [finding for finding in findings if finding.status in ("warn", "fail")]
 
@@ -76,7 +75,7 @@ def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config, promp
         kernel=KernelSpec(name="sage_exact", eta=0.7),
         rewards=[RewardSpec(name="doctor_rewards:pattern", batch_size=0)],
     )
-    heard: list[Finding] = []
+    heard: list[Check] = []
     found = examine.examine(config, DoctorSpec(probe=kind == "wan_t2v"), heard.append)
     assert heard == found
     assert [finding.name for finding in found] == NAMES
@@ -145,7 +144,7 @@ def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:
 
 
 def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monkeypatch) -> None:
-    def breaks(sample: object) -> Finding:
+    def breaks(sample: object) -> Check:
         raise RuntimeError("no more memory")
 
     monkeypatch.setattr(examine.sampling, "noise", breaks)
@@ -156,7 +155,7 @@ def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monk
 
 
 def test_what_another_rank_found_is_told(monkeypatch) -> None:
-    bad = Finding(name="x", status="fail", value="3", why="w", remedy="r")
+    bad = Check("x", "fail", "3")
     good = replace(bad, status="pass")
     monkeypatch.setattr(World, "texts", lambda self, text: [text, json.dumps([asdict(bad)])])
     (told,) = examine.over_ranks([good], World())
@@ -165,8 +164,8 @@ def test_what_another_rank_found_is_told(monkeypatch) -> None:
 
 
 def test_verdicts_are_ordered() -> None:
-    def one(status: Any) -> Finding:
-        return Finding(name="x", status=status, value="", why="", remedy="")
+    def one(status: Any) -> Check:
+        return Check("x", status, "")
 
     assert worst([]) == "pass"
     assert worst([one("warn"), one("fail"), one("skip")]) == "fail"

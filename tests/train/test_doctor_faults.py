@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import conditioning, examine, learning, machine, reward, sampling, signal
-from sage_grpo.doctor.finding import Finding
+from sage_grpo.doctor import DoctorSpec, examine, learning, machine, model, reward, sampling
+from sage_grpo.doctor.check import Check, document
 from sage_grpo.doctor.sampling import Sample
-from sage_grpo.doctor.spec import DoctorSpec
 from sage_grpo.flow import kernels
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
@@ -71,14 +70,14 @@ def sample(make_config) -> Callable[..., Sample]:
     return make
 
 
-def status(finding: Finding, name: str) -> str:
+def status(finding: Check, name: str) -> str:
     """The verdict, of a finding that has this name."""
     assert finding.name == name
     assert finding.why
     return finding.status
 
 
-def named(findings: Iterator[Finding], name: str) -> str:
+def named(findings: Iterator[Check], name: str) -> str:
     """The verdict of the finding of this name."""
     return next(finding.status for finding in findings if finding.name == name)
 
@@ -335,7 +334,7 @@ def test_bf16_weights_too_small_to_move(sample, monkeypatch) -> None:
     assert status(learning.update_moves(_after_ratio(other)), "update") == "fail"
 
 
-def _moved(sample: Sample) -> Finding:
+def _moved(sample: Sample) -> Check:
     items = sample.items()
     learning.ratio(sample, items)
     before = learning.velocities(sample.trainer, items)
@@ -346,7 +345,7 @@ def _moved(sample: Sample) -> Finding:
 def test_an_update_that_goes_too_far(sample) -> None:
     """All weights changed, as they should: what counts is by how much. The learning rate is the one after the warm-up."""
 
-    def made(lr: float, **more: Any) -> Finding:
+    def made(lr: float, **more: Any) -> Check:
         return _moved(sample(kind="toy", optimizer=OptimizerConfig(lr=lr, weight_decay=0.0, **more)))
 
     assert status(made(1e-3), "step size") == "pass"
@@ -450,7 +449,7 @@ def test_a_kl_to_an_old_policy_that_lags_acts_with_one_update(sample) -> None:
         replace(followed, objective=replace(spec, old_decay=0.0))
 
 
-def _saved(sample: Sample) -> Finding:
+def _saved(sample: Sample) -> Check:
     model = sample.trainer.model
     with torch.no_grad():
         for p in sample.trainer.state.params.values():
@@ -493,7 +492,7 @@ REWARDS = [
 ]
 
 
-def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
     sample, videos = clips
     chosen = CompositeReward([RewardSpec(name=f"doctor_rewards:{name}", batch_size=0)])
     monkeypatch.setattr(sample.trainer, "reward", chosen)
@@ -633,7 +632,7 @@ def test_the_signal_counts_what_a_group_leaves_of_its_members(branches: int, ind
         model=SimpleNamespace(latent_shape=lambda: (4, 5, 2, 2)),
         run=lambda plans, eta: SimpleNamespace(reward=torch.zeros(2, 2, 8)),
     )
-    found = signal.signal(prober, [], asked=True, forecast=0.0)
+    found = sampling.signal(prober, [], asked=True, forecast=0.0)
     assert found.number == pytest.approx(math.sqrt(independent * 0.25 / 80), rel=1e-12)
 
 
@@ -710,7 +709,7 @@ def test_a_file_that_breaks_later_is_a_finding(make_config, monkeypatch) -> None
 
 
 def test_prompts_that_are_not_apart() -> None:
-    def found(training: str, held_out: str) -> Finding:
+    def found(training: str, held_out: str) -> Check:
         return machine.prompts([Prompt(t) for t in training.split("/")], [Prompt(t) for t in held_out.split("/")])
 
     assert status(found("a cat/a dog", "a tree/the sea"), "prompts") == "pass"
@@ -727,7 +726,5 @@ def test_prompts_that_are_not_apart() -> None:
 
 
 def test_numbers_that_json_cannot_hold() -> None:
-    from sage_grpo.doctor import show
-
-    finding = Finding(name="x", status="fail", value="inf", why="w", remedy="r", number=math.inf)
-    assert json.loads(json.dumps(show.document([finding]), allow_nan=False))["status"] == "fail"
+    finding = Check("x", "fail", "inf", math.inf)
+    assert json.loads(json.dumps(document([finding]), allow_nan=False))["status"] == "fail"

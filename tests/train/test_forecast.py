@@ -30,7 +30,7 @@ from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training.config import BatchConfig, TrainConfig
-from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.plan import Plan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200 = hardware.find("h200")

@@ -23,7 +23,7 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
-from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.plan import Plan
 from slowly import slow_but
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)

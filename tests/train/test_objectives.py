@@ -21,8 +21,7 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
-from sage_grpo.training.planning.levels import draw_levels
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import Planner, draw_levels
 
 PROMPTS, SIZE, STEPS, CLIP, DECAY = 2, 3, 4, 2e-3, 0.4
 

@@ -16,8 +16,8 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
-from sage_grpo.training.planning.plan import Plan
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import Planner
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
 EXACT = KernelSpec(name="sage_exact", eta=math.sqrt(2))

@@ -34,12 +34,11 @@ from sage_grpo.probe.estimate import (
     effect,
     split_variance,
 )
-from sage_grpo.probe.probe import snippet
-from sage_grpo.probe.prober import Finding, ProbeKeys, Prober, ProbeSpec, passes
+from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, ProbeSpec, passes, snippet
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig, TrainConfig
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import Planner
 from sage_grpo.training.scoring import load_rewards
 from sage_grpo.training.sources import prompts_from
 
@@ -338,7 +337,7 @@ def test_from_the_command_to_training(files, tmp_path, capsys, monkeypatch) -> N
 def test_the_snippet_fits_every_recipe(name, tmp_path) -> None:
     advice = Advice(steps=[1, 3], weights=[0.4, 0.6], eta=0.9, eta_is_safe=True)
     options = Options(rollout=replace(Options().rollout, steps=6), kernel=KernelSpec(name="sage_exact"))
-    finding = Finding(0.9, [], seen(), 1, [], None, advice, 0)
+    finding = ProbeResult(0.9, [], seen(), 1, [], None, advice, 0)
     file = tmp_path / "snippet.yaml"
     file.write_text(snippet(finding, options))
     config = parse(TrainConfig, ["--config", str(file)], prog="train", defaults=recipe(name))

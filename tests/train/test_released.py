@@ -24,8 +24,7 @@ from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.surrogate import clip_range
 from sage_grpo.rl.trust_region import closed_form_kl
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.planning.choosing import foresee
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import Planner, foresee
 from sage_grpo.training.update import Objective
 
 SD3 = 16 * 64 * 64

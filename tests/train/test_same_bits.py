@@ -14,8 +14,8 @@ from torch.utils import deterministic
 from sage_grpo.configure import ConfigError
 from sage_grpo.lab.prepare import key_of
 from sage_grpo.recipes import recipe
-from sage_grpo.training.placing import same_bits as module
-from sage_grpo.training.placing.same_bits import get_ready, same_bits
+from sage_grpo.training import placing as module
+from sage_grpo.training.placing import get_ready, same_bits
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -16,7 +16,7 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.training.config import BatchConfig, UpdateConfig
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.planner import Planner
 from slowly import slow_but
 
 MODES = ("none", "fixed", "stepwise", "moving", "dual")

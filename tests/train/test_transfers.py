@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sage_grpo.training import rollout as rollout_module
 from sage_grpo.training import update as update_module
-from sage_grpo.training.placing.transfers import to_device, to_storage
+from sage_grpo.training.placing import to_device, to_storage
 
 META = torch.device("meta")
 

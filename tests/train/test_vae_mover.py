@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sage_grpo.models.devices import Home
-from sage_grpo.training.placing.vae import VaeMover
+from sage_grpo.training.placing import VaeMover
 
 GIB = 2**30
 

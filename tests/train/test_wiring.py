@@ -26,9 +26,8 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
-from sage_grpo.training import state, trainer
+from sage_grpo.training import placing, state, trainer
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing import same_bits
 from slowly import slow_but
 
 _KNOWN: dict[str, Any] = {}
@@ -307,9 +306,7 @@ def layout(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
 
 
 def sharding(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
-    from sage_grpo.training.placing import distribute
-
-    calls = _catch(patch, distribute, "shard")
+    calls = _catch(patch, placing, "shard")
     with pytest.raises(Caught):
         wiring.trainer_of(config)
     return calls[0][0][1]
@@ -351,8 +348,8 @@ def device(config: TrainConfig, patch: pytest.MonkeyPatch) -> str:
 
 def fixed_order(config: TrainConfig, patch: pytest.MonkeyPatch) -> set[bool]:
     """Whether backward passes add up in a fixed order, as on a GPU."""
-    patch.setattr(same_bits, "DEVICES", ("cpu",))
-    patch.setenv(same_bits.WORKSPACE, ":4096:8")  # it sets it too, for the whole process
+    patch.setattr(placing, "DEVICES", ("cpu",))
+    patch.setenv(placing.WORKSPACE, ":4096:8")  # it sets it too, for the whole process
     one, seen = wiring.trainer_of(config), set()
     for parameter in one.model.trainable().values():
         parameter.register_hook(lambda gradient: seen.add(torch.are_deterministic_algorithms_enabled()))

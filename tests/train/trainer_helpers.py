@@ -9,7 +9,7 @@ import torch
 
 from sage_grpo.parallel import checkpoint
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer
 
 

@@ -1,4 +1,4 @@
-"""Checks of sampling: the stock pipeline, the VAE, noise, guidance."""
+"""Checks of sampling: noise, guidance, and the signal-to-noise ratio that the gradient can be expected to have (docs/probe.md)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.groups import Member
-from sage_grpo.doctor.finding import Finding, graded, relative, rounding
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.checkpoints.stock import our_latents, stock_decode, stock_latents
-from sage_grpo.models.distilled import find_distilled
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.doctor.check import Check, graded, relative
+from sage_grpo.probe.estimate import LEAST, effect
+from sage_grpo.probe.probe import Prober
 from sage_grpo.training import update
-from sage_grpo.training.planning.plan import Group, Plan, Replay
+from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.rollout import Rollout, Sampler
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Item
 
-STEPS = 2
-"""Steps of the clip that is compared with the pipeline's: the first and the last are where grids differ."""
 ENOUGH = 1 << 16
-"""Values of a noise that are looked at."""
+"""Values of a noise that are compared."""
+PATIENCE = 120.0
+"""Seconds that a probe may take where nobody asked for one."""
 
 
 @dataclass(frozen=True)
@@ -87,66 +84,8 @@ class Sample:
         return list(dict.fromkeys(r for number in range(self.plan.updates) for r in self.plan.replays(rank, number)))
 
 
-def start(model: VelocityModel) -> Tensor:
-    """A noise to try a model on."""
-    return keyed_noise((1, *model.latent_shape()), "doctor").to(model.device)
-
-
-def distilled(model: FamilyModel, steps: int) -> Finding | None:
-    """Guidance and steps against those of the authors, where the checkpoint is a distilled one; None where it is not."""
-    found = find_distilled(model.spec.path, model.folder)
-    if found is None:
-        return None
-    advice = found.advice(1.0 if model.guidance.embedded else model.guidance_scale, steps)
-    return Finding(
-        name="distilled",
-        status="pass" if advice is None else "warn",
-        value=advice or f"distilled ({found.evidence}), and sampled as its authors do",
-        why="a distilled network has its guidance and its few steps inside: with guidance on top, or many steps, it burns its pictures",
-        remedy="set what is named, here and wherever the model is sampled",
-    )
-
-
-def pipeline(model: FamilyModel, text: str, image: Tensor | None) -> tuple[Finding, Tensor]:
-    """A rollout without noise against the checkpoint's own pipeline; also returns the pipeline's latents."""
-    x = start(model)
-    wanted = stock_latents(model, text, image, x, STEPS)
-    (condition,) = model.encode([text], [image])
-    gap = relative(our_latents(model, condition, x, STEPS), wanted)
-    limit = rounding(model.dtype)
-    finding = Finding(
-        name="pipeline",
-        status=graded(gap, warn=limit, fail=4 * limit),
-        value=f"after {STEPS} steps at eta = 0 latents differ from the diffusers pipeline's by {gap:.2g}",
-        why="what is trained must be what users of the checkpoint run: the same grid, guidance, text and network",
-        remedy="compare model.shift, model.guidance_scale and model.negative_prompt with the checkpoint; else report it",
-        number=gap,
-    )
-    return finding, wanted
-
-
-def vae(model: FamilyModel, latents: Tensor) -> Finding:
-    """Our decoding against one with the scaling that the VAE's own configuration states."""
-    ours, wanted = model.decode(latents).double(), stock_decode(model, latents).double()
-    error = float((ours - wanted).square().mean()) if ours.shape == wanted.shape else math.inf
-    psnr = math.inf if error == 0 else 10 * math.log10(255**2 / error)
-    return Finding(
-        name="vae",
-        status=graded(-psnr, warn=-45.0, fail=-35.0)
-        if math.isfinite(error) and error
-        else "pass"
-        if not error
-        else "fail",
-        value=f"decoded clips differ from the VAE's own by {math.sqrt(error):.2g} of 255",
-        why="latents that are scaled twice, or not at all, decode to washed-out or burnt clips that no reward can rank",
-        remedy="a family's _to_vae applies the VAE's scaling exactly once; compare vae/config.json with the published one",
-        number=math.sqrt(error),
-    )
-
-
-def noise(sample: Sample) -> Finding:
+def noise(sample: Sample) -> Check:
     """Start and exploration noise: standard normal, different where it should be and equal where it should be."""
-    why = "clips with the same noise differ by nothing that an advantage could be about; with one noise for all prompts a run sees one draw"
     starts = {m: _flat(sample.sampler.start(sample.group(m), [m])) for m in sample.members}
     same_start = sample.trainer.config.rollout.same_noise
     faults = []
@@ -166,16 +105,11 @@ def noise(sample: Sample) -> Finding:
     off = abs(float(noises.std()) - 1.0)
     if off > 0.02 + 6 / math.sqrt(2 * noises.numel()):
         faults.append(f"its std is {float(noises.std()):.3f}, not 1")
-    return Finding(
-        name="noise",
-        status="fail" if faults else "pass",
-        value="; ".join(faults[:2]) + (f"; {len(faults) - 2} more" if len(faults) > 2 else "")
-        if faults
-        else f"{len(starts)} starts and {len(drawn)} explorations: std {float(noises.std()):.3f}, different where they should be",
-        why=why,
-        remedy="noise is keyed by (seed, iteration, group, member) in training/rollout.py: check rollout.same_noise and the prompts' own seeds",
-        number=float(noises.std()),
-    )
+    std = float(noises.std())
+    value = f"{len(starts)} starts and {len(drawn)} explorations: std {std:.3f}, different where they should be"
+    if faults:
+        value = "; ".join(faults[:2]) + (f"; {len(faults) - 2} more" if len(faults) > 2 else "")
+    return Check("noise", "fail" if faults else "pass", value, std)
 
 
 def _share_start(group: Group, other: Group, one: Member, two: Member, same_start: bool) -> bool:
@@ -200,7 +134,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 @torch.no_grad()
-def guidance(sample: Sample, items: Sequence[Item]) -> Finding:
+def guidance(sample: Sample, items: Sequence[Item]) -> Check:
     """Rollout and replay against the velocity at the guidance that the configuration asks for."""
     model, scale = sample.trainer.model, sample.trainer.config.model.training_guidance
     asked = model.guidance_scale if scale is None else scale
@@ -213,18 +147,18 @@ def guidance(sample: Sample, items: Sequence[Item]) -> Finding:
         gaps.append(("update", relative(update.replay(items[item], model.device).velocity, wanted)))
         gaps.append(("rollout", _rollout_gap(items[item], x, wanted)))
     where, largest = max(gaps, key=lambda row: row[1])
-    status, value = (
-        graded(largest, warn=1e-4, fail=1e-2),
-        f"scale {asked:g}; {where} and a pass at that scale differ by {largest:.2g}",
-    )
-    why = "a ratio between a guided and an unguided velocity compares two models: its gradient teaches guidance, not the reward"
-    remedy = "sample and replay with the guidance of model.guidance_scale and model.guidance_in_training"
+    status = graded(largest, warn=1e-4, fail=1e-2)
+    value = f"scale {asked:g}; {where} and a pass at that scale differ by {largest:.2g}"
     if status == "pass" and asked != model.guidance_scale:
-        status = "warn"
-        value += f"; but evaluation and generate sample at scale {model.guidance_scale:g}"
-        why = "what is trained without guidance is not what is sampled with it: a gain there may be less, or none"
-        remedy = "model.guidance_in_training true trains what is sampled; or sample as it is trained, with model.guidance_scale 1"
-    return Finding(name="guidance", status=status, value=value, why=why, remedy=remedy, number=largest)
+        return Check(
+            "guidance",
+            "warn",
+            f"{value}; but evaluation and generate sample at scale {model.guidance_scale:g}",
+            largest,
+            why="what is trained without guidance is not what is sampled with it: a gain there may be less, or none",
+            remedy="model.guidance_in_training true trains what is sampled; or sample as it is trained, with model.guidance_scale 1",
+        )
+    return Check("guidance", status, value, largest)
 
 
 def _rollout_gap(item: Item, x: Tensor, wanted: Tensor) -> float:
@@ -235,3 +169,32 @@ def _rollout_gap(item: Item, x: Tensor, wanted: Tensor) -> float:
     x_next = record.x_next.to(x.device, torch.float32)
     law = record.policy.at(item.step, x, wanted).gaussian.expand(len(x_next))
     return float((law.log_prob(x_next) - record.log_prob_old.to(x.device)).abs().max())
+
+
+def plan_probe(prober: Prober, plan: Plan) -> list[Plan]:
+    """Branches as the run explores: at all steps, or at the first that it trains."""
+    whole = prober.config.rollout.window.kind == "all"
+    group = plan.groups[0]
+    return prober.exploring(prober.config.kernel.eta, None if whole else group.label(group.trained[0][0]))
+
+
+def signal(prober: Prober, plans: Sequence[Plan], *, asked: bool | None, forecast: float) -> Check:
+    """Expected signal-to-noise ratio of an iteration's gradient: sqrt(n R / D) with n clips, R of the probe and D dimensions."""
+    config, batch = prober.config, prober.config.batch
+    if asked is False:
+        return Check("signal", "skip", "doctor.probe is false")
+    if len(prober.prompts) < 2:
+        return Check("signal", "skip", "an interval needs two prompts")
+    if asked is None and forecast > PATIENCE:
+        return Check("signal", "skip", f"about {forecast / 60:.0f} minutes: ask for it with --doctor.probe true")
+    with torch.no_grad():
+        clips = prober.run(plans, config.kernel.eta)
+    found = effect(clips.reward, clips.reward.mean(2))  # without deterministic clips: its changes of means are not read
+    count = config.batch.prompts * (config.batch.group_size - 1) * config.rollout.window.branches
+    dims = math.prod(prober.model.latent_shape())
+    ratio = math.sqrt(max(0.0, found.linear.value) * count / dims)
+    value = (
+        f"{ratio:.2g} with {batch.prompts} x {batch.group_size} clips; exploration makes {found.explored.value:.0%} of the "
+        f"reward's variance, R {found.linear.value:.2f} ({found.linear.low:.2f} to {found.linear.high:.2f})"
+    )
+    return Check("signal", "warn" if found.explored.high < LEAST else "pass", value, ratio)

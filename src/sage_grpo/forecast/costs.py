@@ -36,10 +36,9 @@ from sage_grpo.parallel.spec import Layout, lay_out
 from sage_grpo.rewards.spec import facts_of
 from sage_grpo.training.build import compiles
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing.vae import SHARE as STAYS
-from sage_grpo.training.planning.choosing import foresee
-from sage_grpo.training.planning.plan import Plan
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.placing import SHARE as STAYS
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import Planner, foresee
 from sage_grpo.training.update import Objective
 from sage_grpo.types import Keep
 

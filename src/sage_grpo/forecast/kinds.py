@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.training.planning.plan import Group, Plan
+from sage_grpo.training.plan import Group, Plan
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sage_grpo.forecast.kinds import Kind
 from sage_grpo.training.anchor import Anchor
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import members_of
-from sage_grpo.training.planning.plan import Plan, Replay
+from sage_grpo.training.plan import Plan, Replay
 from sage_grpo.training.reference import Reference
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")

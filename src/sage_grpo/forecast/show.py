@@ -16,8 +16,8 @@ from sage_grpo.forecast.passes import PHASES, Passes, evaluations
 from sage_grpo.models.distilled import find_distilled
 from sage_grpo.parallel.memory import GIB, tokens, trainable
 from sage_grpo.tables import narrow_table
-from sage_grpo.training.planning.choosing import described
-from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import described
 
 MEANS = {
     "shared": "what a group has in common, once",

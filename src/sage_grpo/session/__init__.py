@@ -31,7 +31,7 @@ from sage_grpo.training.build import build
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.loop import Loop
 from sage_grpo.training.own import Own
-from sage_grpo.training.planning.choosing import foresee
+from sage_grpo.training.planner import foresee
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 

@@ -19,8 +19,8 @@ from rich.table import Table
 from sage_grpo.inside import printable
 from sage_grpo.rounding import fixed, percent
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.planning.choosing import described
-from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import described
 
 WIDTH = 80
 """Columns that every terminal has; lines that people compare do not wrap."""

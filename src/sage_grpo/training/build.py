@@ -16,7 +16,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.own import Own
-from sage_grpo.training.placing.same_bits import get_ready
+from sage_grpo.training.placing import get_ready
 from sage_grpo.training.scoring import load_rewards
 from sage_grpo.training.sources import load_sources
 

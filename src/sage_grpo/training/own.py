@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sage_grpo.configure import ConfigError
-from sage_grpo.data.prompts import Prompt
-from sage_grpo.data.rows import Frame, Row, prompts_of
+from sage_grpo.data.prompts import Frame, Prompt, Row, prompts_of
 from sage_grpo.folder.prints import Fingerprinted
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objects import name_of
-from sage_grpo.rewards.given import RewardLike, gather_rewards
+from sage_grpo.rewards.spec import RewardLike, gather_rewards
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.types import Reward
 

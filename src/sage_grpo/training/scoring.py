@@ -13,10 +13,9 @@ from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.base import SMALL, CompositeReward
-from sage_grpo.rewards.early import Early
-from sage_grpo.rewards.failures import check_failures, describe_failures
+from sage_grpo.rewards.base import SMALL, CompositeReward, Early
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import check_failures, describe_failures
 from sage_grpo.sentinel.agreement import agreements
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.own import Own

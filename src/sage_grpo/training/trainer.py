@@ -19,7 +19,7 @@ from sage_grpo.forecast.fitting import keep_what_fits
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.early import Early
+from sage_grpo.rewards.base import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
 from sage_grpo.sentinel.appearance import appearance
@@ -30,11 +30,9 @@ from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.build import Inputs
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation, evaluate
-from sage_grpo.training.placing.distribute import distribute
-from sage_grpo.training.placing.vae import VaeMover
-from sage_grpo.training.planning.choosing import choose
-from sage_grpo.training.planning.plan import Group, Plan
-from sage_grpo.training.planning.planner import Planner
+from sage_grpo.training.placing import VaeMover, distribute
+from sage_grpo.training.plan import Group, Plan
+from sage_grpo.training.planner import Planner, choose
 from sage_grpo.training.reference import anchored
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.training.scoring import Scored, describe, metadata_of, no_clips, places_of, score_everywhere

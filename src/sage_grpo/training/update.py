@@ -27,9 +27,8 @@ from sage_grpo.rl.surrogate import (
 )
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.training.config import SurrogateConfig
-from sage_grpo.training.placing.same_bits import same_bits
-from sage_grpo.training.placing.transfers import settle, to_device, to_storage
-from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.placing import same_bits, settle, to_device, to_storage
+from sage_grpo.training.plan import Plan
 from sage_grpo.training.rollout import Record, Rollout
 
 

@@ -13,8 +13,20 @@ from typing import Any
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.training.planning.levels import Levels
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The noise levels of a group. Its members share them: what their errors have in common then cancels, as advantages do."""
+
+    schedule: Schedule
+    """The levels from high to low, each the start of a step."""
+    labels: tuple[int, ...]
+    """For every level the step of the run's grid in which it lies, by which it is logged."""
+    kernel: Kernel
+    """The law of the target at a level."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,7 @@ class Plan:
     abreast: int = 1
     """Up to so many groups that go the same way run what their members share in one pass."""
     chosen: tuple[frozenset[Member], ...] | None = None
-    """The clips that every update trains, where these are not all: known once there are rewards (training/planning/choosing.py)."""
+    """The clips that every update trains, where these are not all: known once there are rewards (training/planner.py)."""
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -1,25 +1,30 @@
-"""Makes the plan of every iteration from a run's configuration."""
+"""Makes the plan of every iteration from a run's configuration, and chooses the clips that updates train once their rewards are known."""
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from statistics import NormalDist
 
 import torch
+from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_updates
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.exploring import explore, left_out
 from sage_grpo.flow.kernels import Kernel
+from sage_grpo.flow.matching import Matching
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.rl.equalizer import equalizing_weights
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.selection import best_and_worst
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.planning.levels import draw_levels
-from sage_grpo.training.planning.plan import Gauge, Group, Plan
+from sage_grpo.training.plan import Gauge, Group, Levels, Plan
 
 
 @dataclass(frozen=True)
@@ -286,3 +291,92 @@ class Planner:
 
 def _look() -> str:
     return "Look at `sage-grpo inspect`."
+
+
+FIRST, LAST = 1, 0.9
+"""strata: the first step that is learned, and the share of the schedule after which none is (int(0.9 N), as the authors of AWM count)."""
+
+
+def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random) -> Levels:
+    """Levels along the grid where the trained network runs."""
+    sigmas = grid.sigmas.tolist()
+    steps = [step for step in range(grid.num_steps) if trains(sigmas[step])]
+    if spec.draw in ("schedule", "strata"):
+        if spec.draw == "strata":
+            steps = [step for step in steps if FIRST <= step < int(LAST * grid.num_steps)]
+        if spec.levels > len(steps):
+            without = " (without its first step and last tenth)" if spec.draw == "strata" else ""
+            raise ValueError(
+                f"objective.levels is {spec.levels}, but the trained network runs at {len(steps)} step(s) of the schedule{without}: use "
+                "fewer levels, more rollout.steps, or objective.draw uniform."
+            )
+        chosen = sorted(rng.sample(steps, spec.levels)) if spec.draw == "schedule" else _strata(spec, steps, rng)
+        values = [sigmas[step] for step in chosen]
+    else:
+        # Between two steps another expert may take over.
+        steps = [step for step in steps if trains(sigmas[step + 1])]
+        if not steps:
+            raise ValueError(
+                f"objective.draw {spec.draw} needs two steps of the schedule where the trained network runs: use schedule, or take "
+                "more rollout.steps."
+            )
+        places = [place * len(steps) for place in _places(spec, rng)]
+        chosen = [steps[int(place)] for place in places]
+        values = [sigmas[step] + place % 1 * (sigmas[step + 1] - sigmas[step]) for step, place in zip(chosen, places)]
+    schedule = Schedule(torch.tensor([*values, 0.0]))
+    return Levels(schedule, tuple(chosen), Matching(by_sigma=spec.weight == "sigma"))
+
+
+def _strata(spec: ObjectiveSpec, steps: Sequence[int], rng: random.Random) -> list[int]:
+    """One step of each of so many parts of the steps, which are as equal as whole steps allow."""
+    edges = [part * len(steps) // spec.levels for part in range(spec.levels + 1)]
+    return [steps[rng.randrange(first, end)] for first, end in pairwise(edges)]
+
+
+def _places(spec: ObjectiveSpec, rng: random.Random) -> list[float]:
+    """Places along the schedule, in (0, 1) and rising: one in each equal part of what is drawn from, and never two at once."""
+    even = [(part + 0.01 + 0.98 * rng.random()) / spec.levels for part in range(spec.levels)]
+    if spec.draw == "uniform":
+        return even
+    return [1.0 / (1.0 + math.exp(-NormalDist().inv_cdf(place))) for place in even]
+
+
+def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
+    """The plan with the clips that its updates train; the same plan where every update trains all of them. `advantages` and `valid` have a value for
+    every clip, group by group."""
+    updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
+    if config.batch.trained >= plan.group_size and not deals:
+        return plan
+    chosen: list[set[Member]] = [set() for _ in range(updates)]
+    values, ok, dealt = advantages.tolist(), valid.tolist(), 0
+    for group in plan.groups:
+        own = slice(group.index * plan.group_size, (group.index + 1) * plan.group_size)
+        members = [Member(group.index, place) for place in best_and_worst(values[own], ok[own], config.batch.trained)]
+        if not deals:
+            for part in chosen:
+                part.update(members)
+            continue
+        random.Random(f"clips/{config.seed}/{plan.iteration}/{group.index}").shuffle(members)
+        for member in members:
+            # On from where the last group ended: no update goes without, also where groups have fewer clips than there are updates.
+            chosen[dealt % updates].add(member)
+            dealt += 1
+    return replace(plan, chosen=tuple(map(frozenset, chosen)))
+
+
+def described(config: TrainConfig) -> str:
+    """A sentence for the terminal on which clips are trained in which update; empty where every update trains all of them."""
+    batch, update = config.batch, config.update
+    words = []
+    if batch.trained < batch.group_size:
+        words.append(f"the best and the worst {batch.trained} of {batch.group_size} are trained")
+    if update.deal == "clips" and update.updates_per_rollout > 1:
+        words.append(f"dealt out to {update.updates_per_rollout} updates")
+    return ", ".join(words)
+
+
+def foresee(config: TrainConfig, plan: Plan) -> Plan:
+    """What `choose` will give before there are rewards: clips are drawn at random, so that passes through the network can be counted."""
+    draw = torch.Generator().manual_seed(plan.iteration)
+    clips = len(plan.groups) * plan.group_size
+    return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
