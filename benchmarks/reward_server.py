@@ -22,7 +22,7 @@ import torch
 
 SERVE = """
 import sys, time, torch, uvicorn
-from sage_grpo.rewards.serving.batching import PartScores
+from sage_grpo.rewards.serving.server import PartScores
 from sage_grpo.rewards.serving.server import ServerLimits, create_app
 
 def score(videos, prompts, fps):

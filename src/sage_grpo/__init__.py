@@ -19,9 +19,8 @@ _HOMES = {
     "models.spec": ("LoraSpec", "ModelSpec"),
     "parallel.spec": ("ParallelSpec",),
     "recipes": ("recipe",),
-    "rewards.failures": ("RewardFailure",),
-    "rewards.given": ("own_reward",),
-    "rewards.spec": ("RewardSpec",),
+    "rewards.member": ("RewardFailure",),
+    "rewards.spec": ("RewardSpec", "own_reward"),
     "rl.kl_control": ("KlCoefficient",),
     "rl.trust_region": ("TrustRegion",),
     "sentinel.spec": ("SentinelConfig",),
@@ -64,9 +63,9 @@ if TYPE_CHECKING:
     from sage_grpo.models.spec import ModelSpec as ModelSpec
     from sage_grpo.parallel.spec import ParallelSpec as ParallelSpec
     from sage_grpo.recipes import recipe as recipe
-    from sage_grpo.rewards.failures import RewardFailure as RewardFailure
-    from sage_grpo.rewards.given import own_reward as own_reward
+    from sage_grpo.rewards.member import RewardFailure as RewardFailure
     from sage_grpo.rewards.spec import RewardSpec as RewardSpec
+    from sage_grpo.rewards.spec import own_reward as own_reward
     from sage_grpo.rl.kl_control import KlCoefficient as KlCoefficient
     from sage_grpo.rl.trust_region import TrustRegion as TrustRegion
     from sage_grpo.sentinel.spec import SentinelConfig as SentinelConfig

@@ -17,14 +17,13 @@ from sage_grpo.hints import did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sage_grpo.clips.evaluate import EvaluateSpec
-    from sage_grpo.clips.pairs import Difference
-    from sage_grpo.data.rows import Frame, Row
+    from sage_grpo.clips.evaluate import Difference, EvaluateSpec
+    from sage_grpo.data.prompts import Frame, Row
     from sage_grpo.flow.kernels import KernelSpec
     from sage_grpo.flow.solvers import SolverName
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
-    from sage_grpo.rewards.given import RewardLike
+    from sage_grpo.rewards.spec import RewardLike
     from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
     from sage_grpo.training.config import EvalConfig, TrainConfig
     from sage_grpo.training.evaluate import Evaluation
@@ -188,8 +187,7 @@ def evaluate_pairs(
 
     Arguments are those of `evaluate`, but no model object: nobody knows what its weights were before.
     """
-    from sage_grpo.clips.evaluate import measure_pair
-    from sage_grpo.clips.pairs import compare
+    from sage_grpo.clips.evaluate import compare, measure_pair
 
     if _either(model)[1] is not None:
         raise ConfigError(
@@ -241,7 +239,7 @@ def generate(
     import torch
 
     from sage_grpo.clips.generate import GenerateSpec, load, plan, sample
-    from sage_grpo.data.rows import prompts_of
+    from sage_grpo.data.prompts import prompts_of
     from sage_grpo.training.own import check_model
 
     _check_names("generate", options, GenerateSettings.__annotations__)

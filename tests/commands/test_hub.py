@@ -13,8 +13,7 @@ import pytest
 
 from sage_grpo import hub
 from sage_grpo.cli import main
-from sage_grpo.rewards.needs import reward_needs
-from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rewards.spec import RewardSpec, reward_needs
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 WAN = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
@@ -259,7 +258,7 @@ def test_a_reward_in_safetensors_is_read_whole(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from sage_grpo.rewards.built_in.videoalign_io import read_state
+    from sage_grpo.rewards.built_in.videoalign import read_state
 
     save_file({"rm_head.weight": torch.ones(1, 2)}, tmp_path / "model.safetensors")
     state, whole = read_state(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sage_grpo.cli import main
-from sage_grpo.clips.pairs import compare, document
+from sage_grpo.clips.evaluate import compare, pairs_document
 from sage_grpo.commands.evaluate import pairs_table as table
 from sage_grpo.training.evaluate import Evaluation
 
@@ -54,7 +54,7 @@ def test_one_prompt_has_no_interval_and_says_so() -> None:
     shown = table(found)
     assert "+1.0000   none" in shown
     assert "Left out, because a reward failed: total 1." in shown
-    written = json.loads(json.dumps(document(found, base, tuned), allow_nan=False))
+    written = json.loads(json.dumps(pairs_document(found, base, tuned), allow_nan=False))
     assert (written["differences"]["total"]["low"], written["base"]["total"]) == (None, None)
     assert written["pairs"][1] == {
         "prompt": "b", "noise": "1", "base": {"total": None, "TA": 1.0}, "tuned": {"total": 1.0, "TA": 1.0}

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sage_grpo.cli import main
-from sage_grpo.rewards.needs import needed_options, readiness
-from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, find_reward, load_reward
+from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, find_reward, load_reward, needed_options, readiness
 
 
 def listed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> list[dict[str, Any]]:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sage_grpo.data.prompts import Prompt, load_prompts
-from sage_grpo.data.rows import prompts_of
+from sage_grpo.data.prompts import Prompt, load_prompts, prompts_of
 
 
 class Dataset:

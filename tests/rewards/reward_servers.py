@@ -15,8 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.serving.batching import composite_scorer
-from sage_grpo.rewards.serving.server import ServerLimits, create_app
+from sage_grpo.rewards.serving.server import ServerLimits, composite_scorer, create_app
 from sage_grpo.web import guarded_config
 
 

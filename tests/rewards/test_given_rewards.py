@@ -11,8 +11,7 @@ import torch
 from sage_grpo.objects import ObjectNeeded
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.given import gather_rewards, own_reward
-from sage_grpo.rewards.spec import RewardSpec, load_reward
+from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward
 
 CLIPS = torch.stack([torch.full((2, 4, 4, 3), level, dtype=torch.uint8) for level in (0, 51, 255)])
 

@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from tiny_reward_checkpoints import write_clip
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.built_in.clip import clip_pixels
-from sage_grpo.rewards.built_in.hpsv2 import Hpsv2
+from sage_grpo.rewards.built_in.clip import Hpsv2, clip_pixels
 from sage_grpo.rewards.built_in.imagereward import ImageReward
 from sage_grpo.rewards.functions import RewardConfigError
 

@@ -16,9 +16,8 @@ from reward_servers import thread_server
 
 from sage_grpo.rewards.asking import Backoff
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
-from sage_grpo.rewards.serving import pool as pool_module
-from sage_grpo.rewards.serving.pool import Pool
-from sage_grpo.rewards.serving.remote import RemoteReward
+from sage_grpo.rewards.serving import remote as pool_module
+from sage_grpo.rewards.serving.remote import Pool, RemoteReward
 from sage_grpo.rewards.serving.wire import decode_request, encode_response
 
 FPS = 8.0

@@ -9,8 +9,8 @@ import torch
 import toy_rewards
 
 from sage_grpo.rewards.base import SMALL, CompositeReward, FailureReport, RewardSpec
-from sage_grpo.rewards.failures import Failure, RewardFailure, check_failures, describe_failures
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import Failure, RewardFailure, check_failures, describe_failures
 from sage_grpo.types import VideoSpec
 
 FPS = 8.0

@@ -20,8 +20,8 @@ from tiny_reward_checkpoints import (
 )
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.built_in.videoalign import VideoAlign
-from sage_grpo.rewards.built_in.videoalign_io import (
+from sage_grpo.rewards.built_in.videoalign import (
+    VideoAlign,
     find_checkpoint,
     frame_indices,
     patchify,
@@ -373,7 +373,7 @@ def test_pixels_are_rounded_to_whole_values_before_normalising():
 
 
 def read_config_like():
-    from sage_grpo.rewards.built_in.videoalign_io import VideoAlignConfig
+    from sage_grpo.rewards.built_in.videoalign import VideoAlignConfig
 
     return VideoAlignConfig(
         output_dim=1, fps=2, num_frames=None, max_pixels=200704, template="", lora_scale=None, normalization=None

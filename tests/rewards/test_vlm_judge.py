@@ -19,10 +19,17 @@ from PIL import Image
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.judge.answer import Unreadable, read_answer
-from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Network, retry_after
-from sage_grpo.rewards.judge.meter import Limits, Meter, Spent, Usage
-from sage_grpo.rewards.judge.vlm import VlmJudge
+from sage_grpo.rewards.judge.endpoint import (
+    Endpoint,
+    EndpointFailure,
+    Limits,
+    Meter,
+    Network,
+    Spent,
+    Usage,
+    retry_after,
+)
+from sage_grpo.rewards.judge.vlm import Unreadable, VlmJudge, read_answer
 
 KEY = "sk-very-secret-0123456789"
 QUICK = {"backoff": 0.001, "max_wait": 1.0, "retries": 2, "timeout": 5.0}

@@ -16,7 +16,7 @@ from sage_grpo.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from sage_grpo.hub import Listing
-    from sage_grpo.rewards.needs import Need
+    from sage_grpo.rewards.spec import Need
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sage_grpo.clips.evaluate import EvaluateSpec, measure, measure_pair
+from sage_grpo.clips.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document, write_pairs
 from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import given
 from sage_grpo.inside import replace_text
@@ -22,8 +22,8 @@ from sage_grpo.rounding import fixed, percent
 from sage_grpo.statistics import LEVEL
 
 if TYPE_CHECKING:
+    from sage_grpo.clips.evaluate import Difference
     from sage_grpo.clips.files import ScoredVideo
-    from sage_grpo.clips.pairs import Difference
     from sage_grpo.training.evaluate import Evaluation
 
 
@@ -84,17 +84,15 @@ def _report(result: Evaluation, options: Options) -> None:
 
 
 def _report_pairs(options: Options) -> None:
-    from sage_grpo.clips import pairs
-
     base, tuned = measure_pair(options)
     for name, result in (("base", base), ("tuned", tuned)):
         if result.report:
             print(f"{name}: {result.report}", file=sys.stderr)
-    found = pairs.compare(base, tuned)
-    written = pairs.document(found, base, tuned)
+    found = compare(base, tuned)
+    written = pairs_document(found, base, tuned)
     print(json_module.dumps(written) if options.json else pairs_table(found))
     if options.out is not None:
-        pairs.write(options.out, written, base, tuned)
+        write_pairs(options.out, written, base, tuned)
 
 
 def _score_files(options: Options) -> int:

@@ -20,7 +20,7 @@ from sage_grpo.folder.settings import read_config
 from sage_grpo.folder.weights import Choice
 from sage_grpo.inside import replace_text
 from sage_grpo.probe.estimate import Effect
-from sage_grpo.probe.prober import Finding, Prober, ProbeSpec
+from sage_grpo.probe.probe import Prober, ProbeResult, ProbeSpec
 from sage_grpo.ranges import Natural
 from sage_grpo.tables import narrow_table, progress_bar
 from sage_grpo.training.config import TrainConfig
@@ -79,7 +79,7 @@ def run(options: Options) -> int:
     return 0
 
 
-def _write(prober: Prober, finding: Finding, options: Options) -> None:
+def _write(prober: Prober, finding: ProbeResult, options: Options) -> None:
     from sage_grpo.probe.figure import save_figure
     from sage_grpo.probe.probe import document, snippet
 
@@ -97,7 +97,7 @@ def _write(prober: Prober, finding: Finding, options: Options) -> None:
         _print(finding, options, text)
 
 
-def _print(finding: Finding, options: Options, text: str | None) -> None:
+def _print(finding: ProbeResult, options: Options, text: str | None) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.rewards.needs import needed_options, readiness
-from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, facts_of
+from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, facts_of, needed_options, readiness
 from sage_grpo.rounding import fixed
 
 

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from sage_grpo.ranges import Range, checked
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
-from sage_grpo.rewards.serving.batching import composite_scorer
-from sage_grpo.rewards.serving.server import ServerLimits, check_binding, create_app
+from sage_grpo.rewards.serving.server import ServerLimits, check_binding, composite_scorer, create_app
 from sage_grpo.web import check_installed, check_port, serve
 
 

@@ -10,13 +10,13 @@ from sage_grpo.inside import replacing
 
 if TYPE_CHECKING:
     from sage_grpo.probe.estimate import Estimate
-    from sage_grpo.probe.prober import Finding
+    from sage_grpo.probe.probe import ProbeResult
     from sage_grpo.training.config import TrainConfig
 
 COLOURS = {"start": "#c9ced6", "explored": "#8fbbe0", "linear": "#1368aa", "reward": "#222222", "drift": "#d62728"}
 
 
-def save_figure(finding: Finding, config: TrainConfig, path: Path) -> Path:
+def save_figure(finding: ProbeResult, config: TrainConfig, path: Path) -> Path:
     """Write the figure at once (a reader never sees half a file)."""
     import matplotlib
 
@@ -44,7 +44,7 @@ def save_figure(finding: Finding, config: TrainConfig, path: Path) -> Path:
     return path
 
 
-def _draw_shares(axis: Any, finding: Finding) -> None:
+def _draw_shares(axis: Any, finding: ProbeResult) -> None:
     """Bars of the start's and the exploration's share; R beside them with its interval."""
     rows = [(str(step), row) for step, row in finding.steps] + [("all", finding.every)]
     places = list(range(len(rows)))

@@ -1,15 +1,18 @@
-"""What a configuration says about one reward, and how that becomes an object."""
+"""What a configuration or a program says about one reward, what that needs on this machine, and how it becomes an object."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from collections.abc import Mapping
-from dataclasses import field
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_object
-from sage_grpo.objects import refuse_object
+from sage_grpo.objects import name_of, refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
 from sage_grpo.types import Reward, RewardFacts
@@ -19,7 +22,7 @@ BUILT_IN: Mapping[str, str] = {
     "clip": "sage_grpo.rewards.built_in.clip:ClipScore",
     "pickscore": "sage_grpo.rewards.built_in.clip:PickScore",
     "aesthetic": "sage_grpo.rewards.built_in.clip:Aesthetic",
-    "hpsv2": "sage_grpo.rewards.built_in.hpsv2:Hpsv2",
+    "hpsv2": "sage_grpo.rewards.built_in.clip:Hpsv2",
     "hpsv3": "sage_grpo.rewards.built_in.hpsv3:Hpsv3",
     "imagereward": "sage_grpo.rewards.built_in.imagereward:ImageReward",
     "subject_consistency": "sage_grpo.rewards.built_in.consistency:SubjectConsistency",
@@ -160,3 +163,193 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
             f"{spec.name!r} is no reward: it needs `names` and __call__(videos, prompts, fps); see docs/rewards.md."
         )
     return reward
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something on disk that an option names."""
+
+    key: str
+    """The option, as errors call it."""
+    value: str
+    source: str
+    """Where it comes from."""
+    hub: str = ""
+    """A file of it by which to find it in the hub's cache; empty where only a path will do."""
+    repo: str = ""
+    """The repository on the hub that a folder at this path is a copy of."""
+    pinned: bool = False
+    """Whether a name on the hub needs its commit (owner/name@COMMIT): without one, owner/name is a folder."""
+
+    @property
+    def is_hub_id(self) -> bool:
+        """Whether the value can be a name on the hub: owner/name, and no path."""
+        named = self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
+        return bool(self.hub) and named and ("@" in self.value or not self.pinned)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine, as a path or in the hub's cache."""
+        if Path(self.value).expanduser().exists():
+            return True
+        if not self.is_hub_id:
+            return False
+        from huggingface_hub import try_to_load_from_cache
+
+        repo, _, revision = self.value.partition("@")
+        return isinstance(try_to_load_from_cache(repo, self.hub, revision=revision or None), str)
+
+
+def reward_needs(spec: RewardSpec) -> Iterator[Need]:
+    """The files that the options of a reward name."""
+    facts = facts_of(spec.name)
+    for option, file in facts.files.items() if facts is not None else ():
+        value = spec.options.get(option)
+        if isinstance(value, str) and value:
+            key, source = f"rewards {spec.title}: {option}", file.text.format(value=value)
+            yield Need(key, value, source, file.hub, file.repo, pinned=bool(file.repo))
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What stands between a reward and its first score."""
+
+    missing: tuple[str, ...] = ()
+    """What has to be done first."""
+    downloads: tuple[str, ...] = ()
+    """What would come from the hub by itself."""
+    notes: tuple[str, ...] = ()
+    """What could not be looked at."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing
+
+    def describe(self) -> str:
+        """In one line."""
+        words = [*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]
+        return "; ".join(words) or "ready"
+
+
+def needed_options(name: str) -> list[str]:
+    """Options of a built-in reward that have no default."""
+    parameters = inspect.signature(find_reward(RewardSpec(name=name))).parameters.values()
+    return [one.name for one in parameters if one.default is one.empty and one.kind is one.KEYWORD_ONLY]
+
+
+def readiness(spec: RewardSpec) -> Readiness:
+    """Whether a reward of a configuration can be loaded here, as far as that shows without loading it."""
+    if ":" in spec.name:
+        return Readiness(notes=(f"own code ({spec.name}): train and evaluate try it out",))
+    facts = facts_of(spec.name)
+    if facts is None:
+        try:
+            find_reward(spec)  # refuses it with the nearest name
+        except RewardConfigError as error:
+            return Readiness(missing=(str(error),))
+        return Readiness(notes=("an object of the Python API",))
+    missing = [f"needs the option {name}" for name in needed_options(spec.name) if name not in spec.options]
+    if facts.module and importlib.util.find_spec(facts.module) is None:
+        missing.append(f'pip install "sage-grpo[{facts.extra}]"')
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    downloads = []
+    for need in reward_needs(spec):
+        if need.is_here:
+            continue
+        if need.is_hub_id and not offline:
+            downloads.append(need.value)
+        else:
+            missing.append(f"{need.key.partition(': ')[2]} {need.value} is missing ({need.source})")
+    key = str(spec.options.get("key_env", "")) if spec.name == "vlm_judge" else ""
+    if key and not os.environ.get(key, "").strip():
+        missing.append("the environment variable that key_env names is empty")  # unnamed: it may be the key itself
+    notes = ("the server is asked when it is tried out",) if facts.network else ()
+    return Readiness(tuple(missing), tuple(dict.fromkeys(downloads)), notes)
+
+
+@dataclass(frozen=True)
+class GivenReward:
+    """A reward object with its settings."""
+
+    spec: RewardSpec
+    reward: Reward
+
+
+RewardLike = str | RewardSpec | GivenReward | Reward | Callable[..., Any]
+"""What `gather_rewards` takes for a reward: its name, or what can be called."""
+
+
+class RewardSettings(TypedDict, total=False):
+    """The fields of a RewardSpec but for its name."""
+
+    label: str
+    weights: dict[str, float]
+    metric_only: bool
+    standardize: dict[str, list[float]]
+    options: dict[str, Any]
+    batch_size: int | None
+    device: str
+    overlap: bool
+    isolate_failures: bool | None
+    try_out: bool
+
+
+def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSettings]) -> GivenReward:
+    """An object or a function as a reward, with the settings of a RewardSpec (label, weights, metric_only, batch_size, ...).
+
+    An object has `names` and `__call__(videos, prompts, fps)`. A function is as docs/rewards.md has it; `options` are its
+    further arguments (or `per_frame` and its friends), and its parts are the keys of `weights`, or it has one of its own name.
+    """
+    known = list(RewardSettings.__annotations__)
+    for name in settings:
+        if name not in known:
+            raise RewardConfigError(f"own_reward has no setting {name!r}.{nearest(name, known)}")
+    if inspect.isclass(target):
+        raise RewardConfigError(f"{target.__name__} is a class: give an object of it, {target.__name__}(...).")
+    label = settings.get("label") or _label(target)
+    spec = RewardSpec(name=name_of(label), **settings)
+    if isinstance(target, Reward):
+        if spec.options:
+            raise RewardConfigError(
+                f"options are arguments of a function, but {label} is an object: set it up yourself."
+            )
+        return GivenReward(spec, target)
+    if not callable(target):
+        raise RewardConfigError(
+            f"A {type(target).__name__} is no reward: give a function (videos, prompts, fps), or an object with `names` and "
+            "__call__(videos, prompts, fps); see docs/rewards.md."
+        )
+    return GivenReward(spec, FunctionReward(target, **{"parts": list(spec.weights) or [label], **spec.options}))
+
+
+def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[RewardSpec], dict[str, Reward]]:
+    """Specs and objects (by the names in their specs) of one reward or a list of them: names of built-in rewards, specs, objects,
+    functions, or what `own_reward` makes of them."""
+    given = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+    specs: list[RewardSpec] = []
+    objects: dict[str, Reward] = {}
+    for one in given:
+        if isinstance(one, str):
+            one = RewardSpec(name=one)
+        if isinstance(one, Mapping):
+            raise RewardConfigError(
+                f"A reward was given as a mapping: write RewardSpec(name={one.get('name')!r}, ...)."
+            )
+        if isinstance(one, RewardSpec):
+            specs.append(one)
+            continue
+        one = one if isinstance(one, GivenReward) else own_reward(one)
+        if one.spec.name in objects:
+            raise RewardConfigError(
+                f"Two rewards are called {one.spec.title!r}: give each its own, own_reward(..., label='...')."
+            )
+        specs.append(one.spec)
+        objects[one.spec.name] = one.reward
+    return specs, objects
+
+
+def _label(target: Any) -> str:
+    if inspect.isroutine(target):
+        return "reward" if target.__name__ == "<lambda>" else target.__name__
+    return type(target).__name__

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.built_in.pretrained import Layers, NetworkReward, in_passes, load_whole, read_safetensors
 from sage_grpo.rewards.built_in.qwen import batched_ids, chat_ids, qwen_tokenizer
-from sage_grpo.rewards.built_in.videoalign_io import MERGE, patchify, renamed, string_constants, target_size
+from sage_grpo.rewards.built_in.videoalign import MERGE, patchify, renamed, string_constants, target_size
 from sage_grpo.rewards.frames import normalise, resize_as_pillow, sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.types import FileSource, RewardFacts

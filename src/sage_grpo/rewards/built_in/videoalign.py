@@ -1,35 +1,247 @@
 """VideoAlign: visual quality, motion quality and text alignment from Qwen2-VL with a reward head.
 
-The three scores are read at three special tokens of the prompt. What must be exact (sampling, rounding, positions,
-padding, names) is listed in docs/rewards.md; the files are read in videoalign_io.py.
+The three scores are read at three special tokens of the prompt. What must be exact (sampling, rounding, positions, padding, names) is listed in
+docs/rewards.md. The authors' released folder is read as it is; the prompt template's text is theirs and is read from the user's copy.
 """
 
 from __future__ import annotations
 
+import ast
+import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sage_grpo.documents import demand, read_object
 from sage_grpo.hub import pinned_folder
+from sage_grpo.pretrained import weights_fault
 from sage_grpo.rewards.built_in.pretrained import load_whole
 from sage_grpo.rewards.built_in.qwen import batched_ids, chat_ids, qwen_tokenizer
-from sage_grpo.rewards.built_in.videoalign_io import (
-    MERGE,
-    PARTS,
-    SPECIAL_TOKENS,
-    check_adapters,
-    find_checkpoint,
-    patchify,
-    pixel_frames,
-    read_config,
-    read_state,
-    read_template,
-)
-from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.frames import normalise, resize_uint8
+from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.types import FileSource, RewardFacts
+
+PARTS = ("VQ", "MQ", "TA")
+SPECIAL_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
+PATCH, MERGE, TEMPORAL = 14, 2, 2
+FACTOR = PATCH * MERGE
+MIN_PIXELS = 128 * FACTOR * FACTOR
+MAX_PIXELS = 448 * 448
+_ADAPTER = re.compile(r"language_model\.layers\.(\d+)\.(.+\.lora_[AB]\.weight)")
+_TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"}
+
+
+@dataclass(frozen=True)
+class VideoAlignConfig:
+    """What model_config.json says."""
+
+    output_dim: int
+    """1: one head read at each special token; 3: the diagonal of token x output."""
+    fps: float
+    """Frames a second that the model looks at."""
+    num_frames: int | None
+    """A fixed number of frames instead of fps."""
+    max_pixels: int
+    """Largest frame in pixels."""
+    template: str
+    """Name of the template in the authors' prompt_template.py."""
+    lora_scale: float | None
+    """alpha / r (alpha / sqrt(r) for rank-stabilised LoRA); None without LoRA."""
+    normalization: Mapping[str, tuple[float, float]] | None
+    """Mean and std of VQ, MQ and TA."""
+    lora_everywhere: bool = True
+    """Whether every layer is adapted alike; false where the configuration adapts only the last modules."""
+
+
+def read_config(folder: Path) -> VideoAlignConfig:
+    """Read model_config.json of a released folder."""
+    path = folder / "model_config.json"
+    if not path.is_file():
+        raise RewardConfigError(f"{path} does not exist: give the folder that holds model_config.json.")
+    raw = read_object(path)
+    demand(raw, {"data_config": dict, "model_config": dict}, str(path))
+    data, model, lora = raw["data_config"], raw["model_config"], raw.get("peft_lora_config") or {}
+    demand(model, {"output_dim": int}, f"{path}: model_config")
+    if not model.get("use_special_tokens", True):
+        raise RewardConfigError("Only checkpoints with use_special_tokens are supported.")
+    if model["output_dim"] not in (1, 3):
+        raise RewardConfigError(f"output_dim must be 1 or 3, {path} says {model['output_dim']}.")
+    if data.get("sample_type", "uniform") != "uniform":
+        raise RewardConfigError(f"Only uniform frame sampling is supported, {path} says {data['sample_type']!r}.")
+    kind = data.get("prompt_template_type", "detailed_special")
+    if kind not in _TEMPLATES:
+        raise RewardConfigError(f"Template type {kind!r} has no special tokens.{nearest(kind, _TEMPLATES)}")
+    scale = None
+    if lora.get("lora_enable", False):
+        demand(lora, {"lora_r": int, "lora_alpha": (int, float)}, f"{path}: peft_lora_config")
+        rank = lora["lora_r"]
+        if rank < 1:
+            raise RewardConfigError(f"{path}: lora_r must be at least 1, got {rank}. Download the folder again.")
+        scale = lora["lora_alpha"] / (math.sqrt(rank) if lora.get("use_rslora", False) else rank)
+    statistics = raw.get("inference_config")
+    if statistics:
+        known = {f"{part}_{kind}": (int, float) for part in PARTS for kind in ("mean", "std")}
+        demand(statistics, known, f"{path}: inference_config")
+    return VideoAlignConfig(
+        output_dim=model["output_dim"],
+        fps=data.get("fps") or 2.0,
+        num_frames=data.get("num_frames"),
+        max_pixels=data.get("max_frame_pixels") or MAX_PIXELS,
+        template=_TEMPLATES[kind],
+        lora_scale=scale,
+        lora_everywhere=(lora.get("num_lora_modules") or -1) < 0,
+        normalization=statistics and {part: (statistics[f"{part}_mean"], statistics[f"{part}_std"]) for part in PARTS},
+    )
+
+
+def find_checkpoint(folder: Path, step: int | None = None) -> Path:
+    """The folder checkpoint-<step>, or the one with the highest number."""
+    found = {
+        int(match[1]): path
+        for path in folder.iterdir()
+        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
+    }
+    if not found:
+        raise RewardConfigError(f"{folder} holds no checkpoint-<number> folder.")
+    if step is not None and step not in found:
+        raise RewardConfigError(f"{folder} has no checkpoint-{step}; it has {sorted(found)}.")
+    return found[max(found) if step is None else step]
+
+
+def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
+    """The tensors of a checkpoint under transformers 5 names, and whether they are the whole model.
+
+    model.safetensors (what comes from the hub by name has no other kind) wins over model.pth, and that over
+    adapter_model.safetensors + non_lora_state_dict.pth. A .pth is read with weights_only: it
+    cannot run code.
+    """
+    from safetensors.torch import load_file
+
+    whole = checkpoint / "model.pth"
+    adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
+    if (checkpoint / "model.safetensors").is_file():
+        return renamed(load_file(checkpoint / "model.safetensors")), True
+    if whole.is_file():
+        return renamed(torch.load(whole, map_location="cpu", weights_only=True)), True
+    if not (adapter.is_file() and rest.is_file()):
+        raise RewardConfigError(
+            f"{checkpoint} needs model.pth, or adapter_model.safetensors and non_lora_state_dict.pth."
+        )
+    state = renamed(torch.load(rest, map_location="cpu", weights_only=True))
+    state.update(renamed(load_file(adapter)))
+    return state, False
+
+
+def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignConfig) -> None:
+    """Refuse a LoRA with holes: a layer without its adapter would count as the base's, and change the scores a little."""
+    adapted = {match[2] for name in state if (match := _ADAPTER.fullmatch(name))}
+    wanted = {f"language_model.layers.{layer}.{name}" for layer in range(layers) for name in adapted}
+    fault = weights_fault(missing=wanted - state.keys())
+    if fault is not None and config.lora_everywhere:
+        raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
+
+
+def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' names (peft around transformers 4) in transformers 5's, relative to Qwen2VLModel."""
+    result = {}
+    for key, value in state.items():
+        name = re.sub(r"^(base_model\.model\.)", "", key)
+        if ".original_module." in name:  # peft's untouched copy beside modules_to_save
+            continue
+        name = name.replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")
+        name = re.sub(r"\.(lora_[AB])\.default\.", r".\1.", name)
+        name = re.sub(r"^model\.(language_model|visual)\.", r"\1.", name)
+        name = re.sub(r"^model\.", "language_model.", name)
+        result[name] = value
+    return result
+
+
+def read_template(path: Path, variable: str) -> str:
+    """The prompt template from a text file, or from the authors' prompt_template.py, which is parsed, never run."""
+    if not path.is_file():
+        raise RewardConfigError(
+            f"The prompt template {path} does not exist. Copy prompt_template.py from the VideoAlign repository; "
+            "docs/rewards.md says where it is."
+        )
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        constants = string_constants(text)
+        if variable not in constants:
+            raise RewardConfigError(f"{path} has no string {variable}.{nearest(variable, constants)}")
+        text = constants[variable]
+    for token in (*SPECIAL_TOKENS, "{text_prompt}"):
+        if text.count(token) != 1:
+            raise RewardConfigError(f"The template {path} must hold {token} once, it does {text.count(token)} times.")
+    order = [text.index(token) for token in SPECIAL_TOKENS]
+    if order != sorted(order):
+        raise RewardConfigError(f"The template {path} must hold {', '.join(SPECIAL_TOKENS)} in this order.")
+    return text
+
+
+def string_constants(source: str) -> dict[str, str]:
+    """The texts that a Python file gives names to; it is parsed, never run."""
+    constants = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and isinstance(node.value.value, str):
+                    constants[target.id] = node.value.value
+    return constants
+
+
+def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
+    """The frames that VideoAlign looks at: an even number, from the first to the last, evenly spread."""
+    if num_frames is not None:
+        count = min(round(num_frames / TEMPORAL) * TEMPORAL, frames)
+    else:
+        largest = min(768, frames) // TEMPORAL * TEMPORAL
+        count = round(min(max(frames / video_fps * fps, 4), largest) / TEMPORAL) * TEMPORAL
+    if count < TEMPORAL:
+        raise ValueError(f"VideoAlign needs at least {TEMPORAL} frames, the clip has {frames}.")
+    return torch.linspace(0, frames - 1, count).round().long().tolist()
+
+
+def target_size(height: int, width: int, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
+    """Multiples of 28 near the frame's size; the maximum is tested first, then the minimum (VideoAlign: 100,352 pixels)."""
+    if max(height, width) > 200 * min(height, width):
+        raise ValueError(f"The aspect ratio of {height} x {width} is beyond 200.")
+    rows = max(FACTOR, round(height / FACTOR) * FACTOR)
+    columns = max(FACTOR, round(width / FACTOR) * FACTOR)
+    if rows * columns > max_pixels:
+        scale = math.sqrt(height * width / max_pixels)
+        rows = math.floor(height / scale / FACTOR) * FACTOR
+        columns = math.floor(width / scale / FACTOR) * FACTOR
+    elif rows * columns < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        rows = math.ceil(height * scale / FACTOR) * FACTOR
+        columns = math.ceil(width * scale / FACTOR) * FACTOR
+    if rows < FACTOR or columns < FACTOR:
+        raise ValueError(f"A frame of {height} x {width} is too narrow for patches of {FACTOR} pixels.")
+    return rows, columns
+
+
+def pixel_frames(clip: Tensor, video_fps: float, config: VideoAlignConfig) -> Tensor:
+    """Sample, resize (rounded to uint8), scale and normalise one clip F x H x W x 3 to T x 3 x H' x W' floats."""
+    indices = frame_indices(clip.shape[0], video_fps, fps=config.fps, num_frames=config.num_frames)
+    height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels)
+    return normalise(resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width).float() / 255)
+
+
+def patchify(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """T x 3 x H x W to patches in Qwen2-VL's order (2 x 2 neighbours together), and the grid (t, h, w)."""
+    if frames.shape[0] % TEMPORAL:
+        frames = torch.cat([frames, frames[-1:]])
+    t, h, w = frames.shape[0] // TEMPORAL, frames.shape[2] // PATCH, frames.shape[3] // PATCH
+    grid = frames.view(t, TEMPORAL, 3, h // MERGE, MERGE, PATCH, w // MERGE, MERGE, PATCH)
+    # to (t, h block, w block, h in block, w in block, channel, frame in pair, pixel row, pixel column)
+    patches = grid.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, 3 * TEMPORAL * PATCH * PATCH)
+    return patches, (t, h, w)
+
 
 VIDEO_TOKEN = "<|video_pad|>"
 

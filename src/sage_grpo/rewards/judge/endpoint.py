@@ -1,14 +1,20 @@
-"""One OpenAI-compatible endpoint: https, a key from the environment, retries with backoff, Retry-After, and limits."""
+"""One OpenAI-compatible endpoint: how it is asked (https, a key from the environment, retries), what it has cost, and what it has answered before."""
 
 from __future__ import annotations
 
 import email.utils
 import http.client
+import json
+import logging
+import math
+import os
 import re
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
@@ -16,9 +22,117 @@ from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, checked
 from sage_grpo.rewards.asking import Backoff, post, read_address, read_token
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.judge.meter import Meter, Usage
 from sage_grpo.secrecy import hide
 from sage_grpo.web import is_loopback
+
+
+class Spent(RuntimeError):
+    """A limit of the run is reached: no further request goes out."""
+
+
+@dataclass
+class Usage:
+    """Requests that were sent and tokens that the endpoint counted."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, other: Usage) -> None:
+        """Sum up."""
+        self.requests += other.requests
+        self.input_tokens += other.input_tokens
+        self.output_tokens += other.output_tokens
+
+
+@checked
+class Limits:
+    """What one process may spend; 0 is no limit."""
+
+    requests_per_minute: NotNegative = 0.0
+    """Requests are sent evenly, at most so many a minute."""
+    max_requests: Natural = 0
+    """Requests in all, retries included."""
+    max_tokens: Natural = 0
+    """Input and output together."""
+    max_cost: NotNegative = 0.0
+    """In the currency of the prices."""
+    input_price: NotNegative = 0.0
+    """For a million tokens that are sent."""
+    output_price: NotNegative = 0.0
+    """For a million tokens that are answered."""
+
+    def __post_init__(self) -> None:
+        if self.max_cost and not (self.input_price or self.output_price):
+            raise ValueError("limits.max_cost needs input_price and output_price, for a million tokens.")
+
+
+class Meter:
+    """Counts and limits; all methods may be called from many threads."""
+
+    def __init__(
+        self, limits: Limits, before: Usage | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """before: what earlier processes of the same run have spent."""
+        self._limits, self._clock = limits, clock
+        self.used = before or Usage()
+        self.cached = 0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def cost(self) -> float:
+        """What was spent, by the prices."""
+        used = self.used
+        return (
+            used.input_tokens * self._limits.input_price + used.output_tokens * self._limits.output_price
+        ) / 1_000_000
+
+    def reserve(self) -> float:
+        """Count one request and return how many seconds it has to wait for its turn; Spent when there is nothing left.
+
+        Tokens are known only afterwards: requests that are under way when a limit of tokens or cost is reached still count on top.
+        """
+        limits = self._limits
+        with self._lock:
+            tokens = self.used.input_tokens + self.used.output_tokens
+            for name, value, most in (
+                ("max_requests", self.used.requests, limits.max_requests),
+                ("max_tokens", tokens, limits.max_tokens),
+                ("max_cost", self.cost, limits.max_cost),
+            ):
+                if most and value >= most:
+                    raise Spent(f"the judge's {name} of {most:g} is spent ({self.describe()})")
+            self.used.requests += 1
+            now = self._clock()
+            turn = max(now, self._next)
+            self._next = turn + (60 / limits.requests_per_minute if limits.requests_per_minute else 0.0)
+            return turn - now
+
+    def answered(self, input_tokens: int, output_tokens: int) -> None:
+        """Count the tokens of an answer."""
+        with self._lock:
+            self.used.input_tokens += input_tokens
+            self.used.output_tokens += output_tokens
+
+    def hold(self, seconds: float) -> None:
+        """The endpoint wants to be left alone: nobody's turn comes earlier."""
+        with self._lock:
+            self._next = max(self._next, self._clock() + seconds)
+
+    def found(self) -> None:
+        """A score came from the cache."""
+        with self._lock:
+            self.cached += 1
+
+    def describe(self) -> str:
+        """The counts in one line."""
+        used, limits = self.used, self._limits
+        text = f"{used.requests:,} requests, {used.input_tokens:,} + {used.output_tokens:,} tokens"
+        if limits.input_price or limits.output_price:
+            text += f", cost {self.cost:,.4f}"
+        return f"{text}, {self.cached:,} scores from the cache"
+
 
 TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Answers after which the same request may succeed."""
@@ -192,3 +306,69 @@ def retry_after(headers: Mapping[str, Any], now: float) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
     except (TypeError, ValueError):
         return 0.0
+
+
+log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """Known scores by digest. Without a folder it lives as long as the process."""
+
+    def __init__(self, folder: str, parts: Sequence[str]) -> None:
+        self.spent = Usage()
+        """What all earlier processes have spent."""
+        self._known: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
+        self._parts, self._lock = tuple(parts), threading.Lock()
+        self._file: Path | None = None
+        if folder:
+            place = Path(folder).expanduser()
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RewardConfigError(f"The judge's cache {place} cannot be a folder: {error}.") from error
+            for file in sorted(place.glob("judge-*.jsonl")):
+                self._read(file)
+            self._file = place / f"judge-{uuid.uuid4().hex}.jsonl"
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, digest: str) -> tuple[dict[str, float], dict[str, str]] | None:
+        """Scores and reasons of a request that was answered before."""
+        with self._lock:
+            return self._known.get(digest)
+
+    def keep(self, digest: str, scores: Mapping[str, float], reasons: Mapping[str, str], usage: Usage) -> None:
+        """Note a request's end; without scores only what it cost."""
+        line: dict[str, Any] = {"digest": digest, "scores": dict(scores), "reasons": dict(reasons), **asdict(usage)}
+        with self._lock:
+            if scores:
+                self._known[digest] = (dict(scores), dict(reasons))
+            if self._file is None:
+                return
+            try:
+                with self._file.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(line, allow_nan=False) + "\n")
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            except OSError as error:  # a full disk must not cost the scores; the run goes on and may pay again
+                log.warning("The judge's cache %s cannot be written: %s", self._file, error)
+
+    def _read(self, file: Path) -> None:
+        """Take the lines of a file; a process that was killed leaves its last one torn."""
+        torn = 0
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = parse_json(text)
+                usage = Usage(*(int(line[name]) for name in ("requests", "input_tokens", "output_tokens")))
+                scores = {str(part): float(value) for part, value in line["scores"].items()}
+                reasons = {str(part): str(reason) for part, reason in line["reasons"].items()}
+                digest = str(line["digest"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                torn += 1
+                continue
+            self.spent.add(usage)
+            if set(self._parts) <= set(scores) and all(math.isfinite(value) for value in scores.values()):
+                self._known[digest] = (scores, reasons)
+        if torn:
+            log.warning("%d lines of the judge's cache %s cannot be read and are paid for again.", torn, file)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_grpo.data.benches import VBENCH2, layout, read_lists, remark
+from sage_grpo.clips.bench import VBENCH2, layout, read_lists, remark
 from sage_grpo.data.prompts import Prompt
 
 
