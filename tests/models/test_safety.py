@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_grpo.models.checkpoints.safety import check_index
+from sage_grpo.models.checkpoints.files import check_index
 from sage_grpo.models.spec import ModelError, ModelSpec
 
 

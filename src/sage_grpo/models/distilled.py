@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.models.checkpoints.safety import read_if_there
+from sage_grpo.models.checkpoints.files import read_if_there
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.models.checkpoints.safety import read_if_there
+from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.spec import ModelError, ModelSpec
 
 TOGETHER = 4096

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sage_grpo.documents import DocumentError, is_number, parse_json, shown
 from sage_grpo.hub import pinned_folder
 from sage_grpo.inside import replacing
+from sage_grpo.models.checkpoints.files import opened_weights
 from sage_grpo.models.spec import LoraSpec, ModelError
 
 FILE = "pytorch_lora_weights.safetensors"
@@ -209,19 +210,12 @@ class Header:
 
 def read_header(folder: str | Path) -> Header:
     """The header of a saved LoRA, whoever saved it; ModelError where it is damaged, or holds none."""
-    from safetensors import SafetensorError, safe_open
-
     path = _file(Path(folder))
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-            shapes = {key: tuple(one.get_shape()) for key, one in slices.items()}
-            strange = {key: one.get_dtype() for key, one in slices.items() if one.get_dtype() not in STORED}
-            metadata = dict(file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{path} cannot be read ({error}): it was cut short or is another kind of file. Copy or download it again."
-        ) from error
+    with opened_weights(path) as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        shapes = {key: tuple(one.get_shape()) for key, one in slices.items()}
+        strange = {key: one.get_dtype() for key, one in slices.items() if one.get_dtype() not in STORED}
+        metadata = dict(file.metadata() or {})
     if not shapes:
         raise ModelError(f"{path} holds no tensor, so that it would change nothing. {ELSEWHERE}")
     if strange:

@@ -13,25 +13,24 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.folder.prints import stable
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
-from sage_grpo.models.checkpoints.whole import check_lengths
+from sage_grpo.models.checkpoints.files import check_lengths
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.spec import ModelError, ModelSpec, find_family
 from sage_grpo.objects import refuse_object
 from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
 from sage_grpo.telling.metrics import find_sink
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.own import Own
+from sage_grpo.training.inputs import NAMES, Given, load_sources
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.sources import NAMES, load_sources
 
 
-def preflight(config: TrainConfig, ranks: int = 1, own: Own | None = None) -> list[str]:
+def preflight(config: TrainConfig, ranks: int = 1, own: Given | None = None) -> list[str]:
     """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns sentences
     on what may not be meant. What a program hands over in `own` is not looked for.
 
     What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
     """
-    own = own or Own()
+    own = own or Given()
     check_plan(config, ranks)
     choose_device(config.model.device)
     for source, given in ((config.data.prompts, own.prompts), (config.data.eval_prompts, own.held_out)):
@@ -100,7 +99,7 @@ def check_model(model: ModelSpec) -> None:
         check_lengths(resolve(model))
 
 
-def check_code(config: TrainConfig, own: Own) -> None:
+def check_code(config: TrainConfig, own: Given) -> None:
     """Rewards, sinks and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
     for path in config.log.sinks:
         find_sink(path)
@@ -129,9 +128,9 @@ def check_plan(config: TrainConfig, ranks: int = 1) -> None:
     ).check()
 
 
-def check_files(config: TrainConfig, own: Own | None = None) -> None:
+def check_files(config: TrainConfig, own: Given | None = None) -> None:
     """One message with everything that is missing, and where each comes from."""
-    own = own or Own()
+    own = own or Given()
     given = {
         "data.prompts": own.prompts,
         "data.eval_prompts": own.held_out,

@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sage_grpo.hints import nearest
-from sage_grpo.models.checkpoints.files import stored_shapes
-from sage_grpo.models.checkpoints.safety import check_index, check_shards, read_if_there, read_json
-from sage_grpo.models.checkpoints.whole import check_lengths
+from sage_grpo.models.checkpoints.files import (
+    check_index,
+    check_lengths,
+    check_shards,
+    read_if_there,
+    read_json,
+    stored_shapes,
+)
 from sage_grpo.models.spec import ModelError
 from sage_grpo.pretrained import (
     embedding_rows,

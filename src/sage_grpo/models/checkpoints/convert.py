@@ -1,17 +1,21 @@
-"""HunyuanVideo-1.5 checkpoints between the authors' layout and diffusers', as files."""
+"""HunyuanVideo-1.5 checkpoints between the layout of their authors, which the paper's released code trains, and diffusers'.
+
+The two networks are the same; names differ, the refiner's q, k and v are one matrix there, and the last modulation has its halves (shift, scale)
+in the other order. So every tensor of one layout is a tensor, a third or a swapped tensor of the other, and the way back is exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
-from sage_grpo.models.checkpoints.export import save_folder
-from sage_grpo.models.checkpoints.files import staged_weights, stored_shapes
-from sage_grpo.models.checkpoints.original15 import is_original, to_diffusers, to_original
+from sage_grpo.models.checkpoints.export import save_folder, staged_weights
+from sage_grpo.models.checkpoints.files import opened_weights, stored_shapes
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.pretrained import weights_fault
 
@@ -21,12 +25,167 @@ HOW = """Pickled files can run code, so they are not read here. Where you trust 
     python -c "import torch; from safetensors.torch import save_file; d = torch.load('all.pt', weights_only=True); \
 d = d.get('model', d); save_file({k: v.contiguous() for k, v in d.items()}, 'model.safetensors')\""""
 """What to do with a checkpoint of the paper's released code, which saves with torch.distributed.checkpoint."""
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What training leaves inside names: compilation, sharding, gradient checkpointing."""
+PREFIXES = ("model.", "module.")
+"""What it leaves before them: the entry of a checkpoint, data parallelism."""
+
+_NETWORK = {
+    "time_in.mlp.0": "time_embed.timestep_embedder.linear_1",
+    "time_in.mlp.2": "time_embed.timestep_embedder.linear_2",
+    "time_r_in.mlp.0": "time_embed.timestep_embedder_r.linear_1",
+    "time_r_in.mlp.2": "time_embed.timestep_embedder_r.linear_2",
+    "txt_in.t_embedder.mlp.0": "context_embedder.time_text_embed.timestep_embedder.linear_1",
+    "txt_in.t_embedder.mlp.2": "context_embedder.time_text_embed.timestep_embedder.linear_2",
+    "txt_in.c_embedder.linear_1": "context_embedder.time_text_embed.text_embedder.linear_1",
+    "txt_in.c_embedder.linear_2": "context_embedder.time_text_embed.text_embedder.linear_2",
+    "txt_in.input_embedder": "context_embedder.proj_in",
+    "byt5_in.layernorm": "context_embedder_2.norm",
+    "byt5_in.fc1": "context_embedder_2.linear_1",
+    "byt5_in.fc2": "context_embedder_2.linear_2",
+    "byt5_in.fc3": "context_embedder_2.linear_3",
+    "vision_in.proj.0": "image_embedder.norm_in",
+    "vision_in.proj.1": "image_embedder.linear_1",
+    "vision_in.proj.3": "image_embedder.linear_2",
+    "vision_in.proj.4": "image_embedder.norm_out",
+    "img_in.proj": "x_embedder.proj",
+    "cond_type_embedding": "cond_type_embed",
+    "final_layer.adaLN_modulation.1": "norm_out.linear",
+    "final_layer.linear": "proj_out",
+}
+_REFINER = {
+    "self_attn_qkv": "attn.to_q attn.to_k attn.to_v",
+    "norm1": "norm1",
+    "norm2": "norm2",
+    "self_attn_proj": "attn.to_out.0",
+    "mlp.fc1": "ff.net.0.proj",
+    "mlp.fc2": "ff.net.2",
+    "adaLN_modulation.1": "norm_out.linear",
+}
+_BLOCK = {
+    "img_mod.linear": "norm1.linear",
+    "txt_mod.linear": "norm1_context.linear",
+    "img_attn_q": "attn.to_q",
+    "img_attn_k": "attn.to_k",
+    "img_attn_v": "attn.to_v",
+    "img_attn_q_norm": "attn.norm_q",
+    "img_attn_k_norm": "attn.norm_k",
+    "img_attn_proj": "attn.to_out.0",
+    "txt_attn_q": "attn.add_q_proj",
+    "txt_attn_k": "attn.add_k_proj",
+    "txt_attn_v": "attn.add_v_proj",
+    "txt_attn_q_norm": "attn.norm_added_q",
+    "txt_attn_k_norm": "attn.norm_added_k",
+    "txt_attn_proj": "attn.to_add_out",
+    "img_mlp.fc1": "ff.net.0.proj",
+    "img_mlp.fc2": "ff.net.2",
+    "txt_mlp.fc1": "ff_context.net.0.proj",
+    "txt_mlp.fc2": "ff_context.net.2",
+}
+
+
+def _inside(theirs: str, ours: str, names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The table of what is inside a layer."""
+    return {theirs + one: tuple(ours + name for name in several.split()) for one, several in names.items()}
+
+
+DIFFUSERS = {
+    **_inside("", "", _NETWORK),
+    **_inside(
+        "txt_in.individual_token_refiner.blocks.#.", "context_embedder.token_refiner.refiner_blocks.#.", _REFINER
+    ),
+    **_inside("double_blocks.#.", "transformer_blocks.#.", _BLOCK),
+}
+"""Diffusers' names of an original layer, # for the number of a block; several share a matrix there, in this order."""
+ORIGINAL = {name: theirs for theirs, names in DIFFUSERS.items() for name in names}
+_SWAPPED = "norm_out.linear"
+"""Of the whole network, not of a refiner's block."""
+
+
+def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights under diffusers' names; a name that the table does not know is refused."""
+    found: dict[str, Tensor] = {}
+    unknown = []
+    for full, tensor in weights.items():
+        layer, number, kind = _split(_unwrapped(full))
+        targets = [f"{name}.{kind}".replace("#", number) for name in DIFFUSERS.get(layer, ())]
+        if not targets:
+            unknown.append(full)
+            continue
+        parts = tensor.chunk(len(targets)) if len(targets) > 1 else [_swap_if(tensor, targets[0])]
+        if len(parts) != len(targets) or any(part.shape != parts[0].shape for part in parts):
+            raise ModelError(f"{full} has shape {tuple(tensor.shape)}: q, k and v cannot be equal thirds of it.")
+        for target, part in zip(targets, parts):
+            if target in found:
+                raise ModelError(
+                    f"{full} gives {target}, which another tensor gave already: are these two checkpoints?"
+                )
+            found[target] = part.clone() if len(targets) > 1 else part  # a third would hold on to the whole
+    _refuse(unknown, "the original HunyuanVideo-1.5 layout")
+    return found
+
+
+def to_original(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The way back."""
+    shared: dict[str, dict[str, Tensor]] = {}
+    unknown = []
+    for name, tensor in weights.items():
+        layer, number, kind = _split(name)
+        if layer in ORIGINAL:
+            source = f"{ORIGINAL[layer]}.{kind}".replace("#", number)
+            shared.setdefault(source, {})[layer] = _swap_if(tensor, name)
+        else:
+            unknown.append(name)
+    _refuse(unknown, "diffusers' HunyuanVideo-1.5 layout")
+    found = {}
+    for source, parts in shared.items():
+        names = DIFFUSERS[_split(source)[0]]
+        lacking = [name.partition(".#.")[2] for name in names if name not in parts]
+        if lacking:
+            raise ModelError(f"{source} needs q, k and v together, and the weights lack its {', '.join(lacking)}.")
+        found[source] = torch.cat([parts[name] for name in names]) if len(names) > 1 else parts[names[0]]
+    return found
+
+
+def is_original(names: Iterable[str]) -> bool:
+    """Whether these are names of the authors' layout."""
+    return any(_unwrapped(name).startswith(("double_blocks.", "img_in.", "txt_in.")) for name in names)
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """The layer of a name as the tables have it, the number of its block, and which tensor of it this is."""
+    layer, _, kind = name.rpartition(".")
+    number = re.search(r"\.(\d+)\.", layer)
+    return (layer, "", kind) if number is None else (layer.replace(number[0], ".#.", 1), number[1], kind)
+
+
+def _swap_if(tensor: Tensor, name: str) -> Tensor:
+    """Scale and shift change places in the last modulation; twice is nothing."""
+    if name.rpartition(".")[0] != _SWAPPED:
+        return tensor
+    first, second = tensor.chunk(2)
+    return torch.cat([second, first])
+
+
+def _refuse(unknown: list[str], layout: str) -> None:
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise ModelError(
+            f"Not names of {layout}: {', '.join(sorted(unknown)[:5])}{more}. Nothing was written: a weight that is left out would be "
+            "random later."
+        )
 
 
 def read_weights(source: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, or of those in a folder (of a pipeline: in its transformer)."""
-    from safetensors import SafetensorError, safe_open
-
     if not source.exists():
         raise ModelError(f'"{source}" is neither a file nor a folder.')
     folder = source / "transformer" if (source / "transformer").is_dir() else source
@@ -38,17 +197,14 @@ def read_weights(source: Path) -> dict[str, Tensor]:
         raise ModelError(f'"{folder}" holds no .safetensors file.')
     weights: dict[str, Tensor] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as content:
-                names = list(content.keys())
-                twice = weights.keys() & set(names)
-                if twice:
-                    raise ModelError(
-                        f'{file} holds {min(twice)}, as another file of "{folder}" does: give one of the files.'
-                    )
-                weights |= {name: content.get_tensor(name) for name in names}
-        except SafetensorError as error:
-            raise ModelError(f"{file} is no safetensors file ({error}). Download it again.") from error
+        with opened_weights(file) as content:
+            names = list(content.keys())
+            twice = weights.keys() & set(names)
+            if twice:
+                raise ModelError(
+                    f'{file} holds {min(twice)}, as another file of "{folder}" does: give one of the files.'
+                )
+            weights |= {name: content.get_tensor(name) for name in names}
     return weights
 
 

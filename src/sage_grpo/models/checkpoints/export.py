@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sage_grpo.inside import replace_text
+from sage_grpo.inside import replace_text, replacing
 from sage_grpo.models.checkpoints.checkpoint import has_component, read_index
-from sage_grpo.models.checkpoints.files import WEIGHTS, copy_file, is_leftover, staged_weights
+from sage_grpo.models.checkpoints.files import WEIGHTS
 from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.types import VideoSpec
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""
+SHARD = "10GB"
+LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
+"""Ends of names that downloads and interrupted writes leave behind."""
 
 
 def save_folder(source: Path, target: Path, component: str, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -71,6 +76,42 @@ def _move_weights(staging: Path, folder: Path) -> None:
     for name in written:
         (staging / name).chmod(0o644)  # safetensors writes files that only their owner can read
         os.replace(staging / name, folder / name)
+
+
+@contextmanager
+def staged_weights(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[Path]:
+    """A new folder with the files of a diffusers component of these weights; what is not taken out of it is gone at the end."""
+    from huggingface_hub import save_torch_state_dict
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        save_torch_state_dict(
+            dict(tensors), folder, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
+        )
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """A copy that shares nothing with its source, which may lie in an installed package or in a hub's cache.
+
+    A copy from an earlier save is kept while its size and time are the source's: text encoders are large.
+    """
+    origin = source.stat()
+    if target.is_file() and not target.is_symlink() and not target.samefile(source):
+        there = target.stat()
+        if (there.st_size, there.st_mtime_ns) == (origin.st_size, origin.st_mtime_ns):
+            return
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
+        os.utime(temporary, ns=(origin.st_atime_ns, origin.st_mtime_ns))
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a relative path is hidden or was left behind by a download or an interrupted write."""
+    return any(part.startswith(".") for part in path.parts) or path.name.endswith(LEFTOVERS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,78 +1,120 @@
-"""Files that are written whole or not at all, and the names in safetensors files."""
+"""The files of a checkpoint, before anything in them is believed: they name classes of diffusers and transformers and files of their own,
+and their weights are all there.
+
+A download that broke off leaves a file with a good header and half of its numbers. The libraries notice when they read it, which for a
+text encoder is long after a run began, and say so in words that name neither the file nor what to do.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from sage_grpo import inside
-from sage_grpo.models.checkpoints.safety import shards_of
+from sage_grpo import documents
+from sage_grpo.documents import DocumentError
 from sage_grpo.models.spec import ModelError
 
+LIBRARIES = ("diffusers", "transformers")
+"""Where components may come from; importing any other module would run code that the folder chose."""
 WEIGHTS = "diffusion_pytorch_model"
-SHARD = "10GB"
-LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
-"""Ends of names that downloads and interrupted writes leave behind."""
+STEMS = (WEIGHTS, "model")
+"""Names under which diffusers and transformers look for weights."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file; ModelError where it is none."""
+    try:
+        return documents.read_object(file)
+    except DocumentError as error:
+        raise ModelError(f"{error} Download the checkpoint again.") from error
+
+
+def read_if_there(file: Path) -> dict[str, Any]:
+    """The same; empty where there is no such file."""
+    return read_json(file) if file.is_file() else {}
+
+
+def check_index(file: Path, index: Mapping[str, Any]) -> None:
+    """Refuse a model_index.json that names code outside the two libraries."""
+    if not isinstance(index.get("_class_name"), str):
+        raise ModelError(
+            f"{file}: _class_name must name a pipeline of diffusers, got {str(index.get('_class_name'))[:200]}."
+        )
+    for name, entry in index.items():
+        if not isinstance(entry, list) or entry == [None, None]:
+            continue
+        library, kind = entry if len(entry) == 2 else (None, None)
+        # transformers' Auto classes look into the folder for code of its own.
+        automatic = library == "transformers" and str(kind).startswith("Auto")
+        if library not in LIBRARIES or not isinstance(kind, str) or not kind.isidentifier() or automatic:
+            raise ModelError(
+                f"{file} says that {name!r} is {str(entry)[:200]}. Only classes of {' and '.join(LIBRARIES)} are loaded (by their own "
+                "names, not Auto...), never code that a checkpoint names."
+            )
+
+
+def check_shards(folder: Path) -> None:
+    """Refuse index files of sharded weights that point outside their own folder."""
+    for file in sorted([*folder.glob("*.index.json"), *folder.glob("*/*.index.json")]):
+        shards_of(file)
+
+
+def shards_of(index: Path) -> list[str]:
+    """The files that an index of sharded weights names, each once."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict):
+        raise ModelError(f"{index} has no weight_map. Download the checkpoint again.")
+    for shard in shards.values():
+        plain = isinstance(shard, str) and PurePosixPath(shard).name == shard == PureWindowsPath(shard).name
+        if not plain or not shard.endswith(".safetensors"):
+            raise ModelError(
+                f"{index} names the shard {str(shard)[:200]!r}: it must be a .safetensors file beside the index itself."
+            )
+    return sorted(set(shards.values()))
+
+
+def check_lengths(folder: Path) -> None:
+    """Refuse a checkpoint one of whose weight files is missing, was cut short or is no safetensors file, from their headers alone."""
+    check_shards(folder)
+    for component in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for stem in STEMS:
+            for file in weight_files(component, stem):
+                with opened_weights(file):
+                    pass
+
+
+def weight_files(component: Path, stem: str) -> list[Path]:
+    """The files that the libraries read of a component: what an index names, else the one file, where it is there."""
+    index, single = component / f"{stem}.safetensors.index.json", component / f"{stem}.safetensors"
+    if index.is_file():
+        return [component / name for name in shards_of(index)]
+    return [single] if single.is_file() else []
 
 
 @contextmanager
-def staged_weights(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[Path]:
-    """A new folder with the files of a diffusers component of these weights; what is not taken out of it is gone at the end."""
-    from huggingface_hub import save_torch_state_dict
-
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def opened_weights(file: Path) -> Iterator[Any]:
+    """A safetensors file whose header fits its length, with tensors as torch's; ModelError where that cannot be had."""
+    if not file.is_file():
+        found = ", ".join(sorted(other.name for other in file.parent.iterdir())) or "nothing"
+        raise ModelError(f"{file} is missing (found: {found}). Download the checkpoint again in full.")
     try:
-        save_torch_state_dict(
-            dict(tensors), folder, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=SHARD
-        )
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """A copy that shares nothing with its source, which may lie in an installed package or in a hub's cache.
-
-    A copy from an earlier save is kept while its size and time are the source's: text encoders are large.
-    """
-    origin = source.stat()
-    if target.is_file() and not target.is_symlink() and not target.samefile(source):
-        there = target.stat()
-        if (there.st_size, there.st_mtime_ns) == (origin.st_size, origin.st_mtime_ns):
-            return
-    with inside.replacing(target) as temporary:
-        shutil.copyfile(source, temporary)
-        os.utime(temporary, ns=(origin.st_atime_ns, origin.st_mtime_ns))
-
-
-def is_leftover(path: Path) -> bool:
-    """Whether a relative path is hidden or was left behind by a download or an interrupted write."""
-    return any(part.startswith(".") for part in path.parts) or path.name.endswith(LEFTOVERS)
+        with safe_open(file, framework="pt") as content:
+            yield content
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{file} was cut short or is no safetensors file: {error} ({file.stat().st_size:,} bytes). Download it again (of a checkpoint "
+            f"of the hub `hf download NAME --include '{file.parent.name}/*'` fetches this folder), or copy it again from where it is whole."
+        ) from error
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a diffusers component's tensors, from the headers of the files that diffusers reads."""
-    index = folder / f"{WEIGHTS}.safetensors.index.json"
-    names = [f"{WEIGHTS}.safetensors"]
-    if index.is_file():
-        names = shards_of(index)
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in names:
-        if not (folder / name).is_file():
-            found = ", ".join(sorted(file.name for file in folder.iterdir()))
-            raise ModelError(f'"{folder}" has no {name} (found: {found}). Download the checkpoint again in full.')
-        try:
-            with safe_open(folder / name, framework="pt") as file:
-                shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ModelError(
-                f"{folder / name} cannot be read ({error}): it was cut short or is another kind of file. Download it again."
-            ) from error
+    for file in weight_files(folder, WEIGHTS) or [folder / f"{WEIGHTS}.safetensors"]:
+        with opened_weights(file) as content:
+            shapes |= {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
     return shapes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import PIPELINES, has_component, left_out, read_config, read_index
-from sage_grpo.models.checkpoints.safety import read_if_there
+from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
 from sage_grpo.models.families.flux import Flux
 from sage_grpo.models.families.hunyuan import Hunyuan

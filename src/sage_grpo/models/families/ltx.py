@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
+from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.checkpoints.safety import read_json
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
