@@ -24,8 +24,7 @@ import torch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.forecast import hardware
 from sage_grpo.forecast.architecture import PUBLISHED, Architecture, build_architecture, find_architecture
-from sage_grpo.forecast.costs import Forecast, forecast
-from sage_grpo.forecast.fitting import choose_levels
+from sage_grpo.forecast.costs import Forecast, choose_levels, forecast
 from sage_grpo.forecast.measure import fitted
 from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
@@ -35,7 +34,7 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training import config as c
-from sage_grpo.training.build import Inputs
+from sage_grpo.training.inputs import Inputs
 from sage_grpo.training.trainer import Trainer
 
 PATHS = {

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import tiny
-from sage_grpo.doctor import DoctorSpec, examine, model
+from sage_grpo.doctor import DoctorSpec, examine
+from sage_grpo.doctor.checkpoint import distilled
 from sage_grpo.forecast import hardware, show
 from sage_grpo.forecast.costs import forecast
 
@@ -69,6 +70,6 @@ def test_guidance_that_is_an_input_is_not_counted(checkpoint, tmp_path) -> None:
 
     folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-turbo")
     model = ModelSpec(path=str(folder), cache=None, train=False).load("cpu")
-    finding = sampling.distilled(model, 30)
+    finding = distilled(model, 30)
     assert finding is not None
     assert finding.status == "pass"

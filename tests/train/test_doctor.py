@@ -12,7 +12,7 @@ import pytest
 
 from sage_grpo.cli import main
 from sage_grpo.doctor import DoctorSpec, examine
-from sage_grpo.doctor.check import Check, worst
+from sage_grpo.doctor.check import TEXTS, Check, show, worst
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.world import World
@@ -20,8 +20,8 @@ from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.anchor import Snapshot
-from sage_grpo.training.build import Inputs, build
 from sage_grpo.training.config import DataConfig
+from sage_grpo.training.inputs import Inputs, build
 from sage_grpo.training.trainer import Trainer
 from slowly import slow_but
 
@@ -170,3 +170,15 @@ def test_verdicts_are_ordered() -> None:
     assert worst([]) == "pass"
     assert worst([one("warn"), one("fail"), one("skip")]) == "fail"
     assert worst([one("pass"), one("warn")]) == "warn"
+
+
+def test_why_and_remedy_are_told_only_where_something_is_wrong(capsys) -> None:
+    from rich.console import Console
+
+    for status in ("pass", "skip", "warn", "fail"):
+        show(one := Check("ratio", status, "measured"), Console(width=200))
+        text = capsys.readouterr().out
+        assert "measured" in text
+        assert (one.why in text and f"-> {one.remedy}" in text) == (status in ("warn", "fail"))
+        assert (one.why in text) == (status in ("warn", "fail"))
+    assert set(TEXTS) >= set(NAMES), "every check says why it matters"

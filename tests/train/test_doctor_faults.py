@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import DoctorSpec, examine, learning, machine, model, reward, sampling
+from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
 from sage_grpo.doctor.check import Check, document
 from sage_grpo.doctor.sampling import Sample
 from sage_grpo.flow import kernels
@@ -42,8 +42,8 @@ from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training import update
 from sage_grpo.training.anchor import Anchor, Old
-from sage_grpo.training.build import build
 from sage_grpo.training.config import OptimizerConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.inputs import build
 from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import NoiseKeys, Storage
@@ -150,17 +150,17 @@ def test_noise_of_the_wrong_size(sample, monkeypatch) -> None:
 
 def test_vae_scaled_twice(sample, monkeypatch) -> None:
     model = sample().trainer.model
-    latents = sampling.start(model)
-    assert status(sampling.vae(model, latents), "vae") == "pass"
+    latents = checkpoint.start(model)
+    assert status(checkpoint.vae(model, latents), "vae") == "pass"
     once = Hunyuan15._to_vae
     monkeypatch.setattr(Hunyuan15, "_to_vae", lambda self, latents: once(self, once(self, latents)))
-    assert status(sampling.vae(model, latents), "vae") == "fail"
+    assert status(checkpoint.vae(model, latents), "vae") == "fail"
 
 
 @pytest.mark.parametrize("fault", slow_but(["grid", "guidance", "timestep"], "guidance"))
 def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> None:
     model = sample().trainer.model
-    finding, _ = sampling.pipeline(model, "a cat", None)
+    finding, _ = checkpoint.pipeline(model, "a cat", None)
     assert status(finding, "pipeline") == "pass"
     true = family.FamilyModel
     if fault == "grid":
@@ -170,7 +170,7 @@ def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> 
         monkeypatch.setattr(true, "_scale", lambda self, sigma, guidance=None: 1.0)
     else:
         monkeypatch.setattr(true, "_timestep", lambda self, sigma: torch.as_tensor(sigma) * 1.0)
-    finding, _ = sampling.pipeline(model, "a cat", None)
+    finding, _ = checkpoint.pipeline(model, "a cat", None)
     assert status(finding, "pipeline") == "fail"
 
 
@@ -179,8 +179,8 @@ def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> 
 
 def test_padding_that_is_attended(sample, monkeypatch) -> None:
     model = sample().trainer.model
-    x = sampling.start(model)
-    assert status(conditioning.padding(model, x, [None]), "padding") == "pass"
+    x = checkpoint.start(model)
+    assert status(checkpoint.padding(model, x, [None]), "padding") == "pass"
     true = family.in_equal_batches
 
     def padded(run: Any, x: Tensor, inputs: Any, device: torch.device) -> Tensor:
@@ -189,7 +189,7 @@ def test_padding_that_is_attended(sample, monkeypatch) -> None:
         return true(run, x, rows, device)
 
     monkeypatch.setattr(family, "in_equal_batches", padded)
-    assert status(conditioning.padding(model, x, [None]), "padding") == "fail"
+    assert status(checkpoint.padding(model, x, [None]), "padding") == "fail"
 
 
 def test_padding_that_stays_in_the_encoding(sample, monkeypatch) -> None:
@@ -202,40 +202,40 @@ def test_padding_that_stays_in_the_encoding(sample, monkeypatch) -> None:
     monkeypatch.setattr(Hunyuan15, "_text", padded)
     monkeypatch.setattr(model, "_cache", EncodingCache(None, "padded"))
     model._conditions.clear()
-    assert status(conditioning.padding(model, sampling.start(model), [None]), "padding") == "fail"
+    assert status(checkpoint.padding(model, checkpoint.start(model), [None]), "padding") == "fail"
 
 
 def test_empty_tokenizer(sample, monkeypatch) -> None:
     from transformers import Qwen2Tokenizer
 
     model, texts = sample().trainer.model, ["a cat", "a red dog"]
-    assert status(conditioning.tokenizer(model, texts), "tokenizer") == "pass"
+    assert status(checkpoint.tokenizer(model, texts), "tokenizer") == "pass"
     empty = Qwen2Tokenizer(vocab={"<|endoftext|>": 0}, merges=[], unk_token="<|endoftext|>")
     monkeypatch.setattr(model.pipe, "tokenizer", empty)
-    assert status(conditioning.tokenizer(model, texts), "tokenizer") == "fail"
+    assert status(checkpoint.tokenizer(model, texts), "tokenizer") == "fail"
 
 
 def test_prompt_that_does_not_reach_the_network(sample, monkeypatch) -> None:
     model = sample().trainer.model
-    x, conditions = sampling.start(model), model.encode(["a cat", "a red dog"])
-    assert status(conditioning.prompt(model, x, conditions), "prompt") == "pass"
+    x, conditions = checkpoint.start(model), model.encode(["a cat", "a red dog"])
+    assert status(checkpoint.prompt(model, x, conditions), "prompt") == "pass"
     true = family.FamilyModel.velocity
     monkeypatch.setattr(
         family.FamilyModel,
         "velocity",
         lambda self, x, sigma, given, **more: true(self, x, sigma, conditions[:1], **more),
     )
-    assert status(conditioning.prompt(model, x, conditions), "prompt") == "fail"
+    assert status(checkpoint.prompt(model, x, conditions), "prompt") == "fail"
 
 
 def test_stale_encoding_cache(sample, monkeypatch) -> None:
     model, texts = sample().trainer.model, ["a cat", "a bird"]
-    assert status(conditioning.encodings(model, texts, [None, None]), "encodings") == "pass"
+    assert status(checkpoint.encodings(model, texts, [None, None]), "encodings") == "pass"
     model._conditions.clear()
     get = EncodingCache.get
     monkeypatch.setattr(EncodingCache, "get", lambda self, parts, encode: get(self, ("same", ""), encode))
     keep = model.encode(["a tree"])  # what the cache holds, of another prompt
-    assert status(conditioning.encodings(model, texts, [None, None]), "encodings") == "fail"
+    assert status(checkpoint.encodings(model, texts, [None, None]), "encodings") == "fail"
     assert keep
 
 
@@ -454,7 +454,7 @@ def _saved(sample: Sample) -> Check:
     with torch.no_grad():
         for p in sample.trainer.state.params.values():
             p.add_(0.1)  # an adapter at its start would be lost unseen
-    return learning.save(sample.trainer, sampling.start(model), model.encode(["a cat"]))
+    return checkpoint.save(sample.trainer, checkpoint.start(model), model.encode(["a cat"]))
 
 
 def test_weights_that_do_not_survive_saving(sample, monkeypatch) -> None:
@@ -625,7 +625,7 @@ def test_the_signal_counts_what_a_group_leaves_of_its_members(branches: int, ind
         config, batch=replace(config.batch, prompts=6, group_size=4), rollout=replace(config.rollout, window=window)
     )
     known = Estimate(value=0.25, low=0.2, high=0.3)
-    monkeypatch.setattr(signal, "effect", lambda rewards, still: SimpleNamespace(linear=known, explored=known))
+    monkeypatch.setattr(sampling, "effect", lambda rewards, still: SimpleNamespace(linear=known, explored=known))
     prober = SimpleNamespace(
         config=config,
         prompts=[1, 2],

@@ -14,7 +14,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideo15Transformer
 
 from sage_grpo.cli import main
 from sage_grpo.flow.windows import Window
-from sage_grpo.forecast import fitting, hardware, show
+from sage_grpo.forecast import costs, hardware, show
 from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
 from sage_grpo.forecast.changes import changes, way_to_fit
 from sage_grpo.forecast.costs import forecast
@@ -390,13 +390,13 @@ def test_a_run_starts_with_the_short_form(make_config, monkeypatch, capsys) -> N
 def test_blocks_of_a_loaded_model_keep_what_the_plan_says(monkeypatch) -> None:
     """For "auto" on CUDA by the GPU's size; otherwise, and for a network that the plan does not know, what is right anywhere."""
     gpu, asked = replace(hardware.find("h200"), gib=80.0), []
-    monkeypatch.setattr(fitting, "here", lambda gpus: asked.append(gpus) or gpu)
+    monkeypatch.setattr(costs, "here", lambda gpus: asked.append(gpus) or gpu)
     config, world = recipe("hunyuan15_lora/sage"), World()
     assert config.update.gradient_checkpointing == "auto"
 
     def chosen(device: str, blocks: int = 54, **update) -> list[str]:
         model = SimpleNamespace(device=torch.device(device), blocks=lambda: [None] * blocks)
-        return fitting.choose_levels(replace(config, update=replace(config.update, **update)), model, world)
+        return costs.choose_levels(replace(config, update=replace(config.update, **update)), model, world)
 
     found = chosen("cuda")
     assert found == forecast(config, gpu, gpus=1).levels

@@ -15,8 +15,7 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.forecast.architecture import latent_elements
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.hardware import find
-from sage_grpo.forecast.kinds import kinds
-from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations
+from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations, kinds
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS

@@ -1,7 +1,7 @@
 """A check-up of this machine, model, reward and configuration: `sage-grpo doctor RECIPE` (or FILE.yaml).
 
 Takes every option of `train`. Samples a few clips, makes one update in memory and writes nothing. Every check is a line with pass,
-warn, fail or skip, the measured value and why it matters; what to do follows where something is not well. The exit status is 1
+warn, fail or skip and the measured value; a warning or a failure also says why it matters and what to do. The exit status is 1
 where a check fails.
 """
 
@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 
 from sage_grpo.commands import starting
-from sage_grpo.doctor.spec import DoctorSpec
+from sage_grpo.doctor import DoctorSpec
 from sage_grpo.training.config import TrainConfig
 
 
@@ -36,7 +36,7 @@ def run(options: Options) -> int:
     """Examine and print."""
     from rich.console import Console
 
-    from sage_grpo.doctor import show
+    from sage_grpo.doctor.check import document, show, show_summary
     from sage_grpo.doctor.examine import examine, over_ranks
     from sage_grpo.parallel.world import RankLost
     from sage_grpo.session import session
@@ -45,15 +45,15 @@ def run(options: Options) -> int:
     try:
         with session(config) as world:
             console = Console(highlight=False, quiet=options.json or not world.is_main)
-            found = examine(config, options.doctor, lambda finding: show.line(finding, console), world=world)
+            found = examine(config, options.doctor, lambda check: show(check, console), world=world)
             elsewhere = over_ranks(found, world)
     except RankLost as lost:
         print(f"sage-grpo doctor stopped: {lost}", file=sys.stderr, flush=True)
         os._exit(1)  # an orderly exit would wait for the rank that is gone
-    for finding in elsewhere:
-        show.line(finding, console)
+    for check in elsewhere:
+        show(check, console)
     found += elsewhere
-    show.summary(found, console)
+    show_summary(found, console)
     if options.json and world.is_main:
-        print(json.dumps(show.document(found), indent=2, allow_nan=False))
-    return 1 if any(finding.status == "fail" for finding in found) else 0
+        print(json.dumps(document(found), indent=2, allow_nan=False))
+    return 1 if any(check.status == "fail" for check in found) else 0

@@ -12,58 +12,52 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import conditioning, learning, machine, reward, sampling, signal
-from sage_grpo.doctor.finding import ORDER, Finding, skipped
+from sage_grpo.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling
+from sage_grpo.doctor.check import ORDER, Check
 from sage_grpo.doctor.sampling import Sample
-from sage_grpo.doctor.spec import DoctorSpec
 from sage_grpo.inspector import instabilities
 from sage_grpo.models.checkpoints.stock import why_not_stock, why_unknown
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.parallel.world import World
-from sage_grpo.training.build import Inputs, build
+from sage_grpo.probe.probe import Prober, ProbeSpec, passes
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.own import Own
+from sage_grpo.training.inputs import Given, Inputs, build, first_frame, load_sources
 from sage_grpo.training.scoring import metadata_of
-from sage_grpo.training.sources import first_frame, load_sources
 from sage_grpo.training.trainer import Trainer
 
-Findings = Iterator[Finding]
-STOCK = "what is trained must be what users of the checkpoint run"
+Checks = Iterator[Check]
 BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
-"""What stages raise where something cannot be loaded or computed: a finding, not the end of the check-up."""
+"""What stages raise where something cannot be loaded or computed: a failed check, not the end of the check-up."""
 
 
 def examine(
     config: TrainConfig,
     spec: DoctorSpec,
-    tell: Callable[[Finding], None] = lambda finding: None,
+    tell: Callable[[Check], None] = lambda check: None,
     *,
     world: World | None = None,
-    own: Own | None = None,
-) -> list[Finding]:
-    """All checks in order; `tell` hears every finding at once. What needs something that failed is left out."""
-    found: list[Finding] = []
-    for finding in _checks(config, spec, world or World(), own):
-        tell(finding)
-        found.append(finding)
+    own: Given | None = None,
+) -> list[Check]:
+    """All checks in order; `tell` hears of each at once. What needs something that failed is left out."""
+    found: list[Check] = []
+    for check in _checks(config, spec, world or World(), own):
+        tell(check)
+        found.append(check)
     return found
 
 
-def over_ranks(found: list[Finding], world: World) -> list[Finding]:
+def over_ranks(found: list[Check], world: World) -> list[Check]:
     """What other processes found worse than this one: the same list on all of them."""
-    worse = {}
+    worse, own = {}, {one.name: ORDER.index(one.status) for one in found}
     for number, text in enumerate(world.texts(json.dumps([asdict(one) for one in found]))):
-        for finding in [Finding(**row) for row in json.loads(text)]:
-            own = next((one for one in found if one.name == finding.name), None)
-            if finding.status in ("warn", "fail") and (
-                own is None or ORDER.index(own.status) < ORDER.index(finding.status)
-            ):
-                worse[finding.name] = replace(finding, value=f"rank {number}: {finding.value}")
+        for check in [Check(**row) for row in json.loads(text)]:
+            if check.status in ("warn", "fail") and own.get(check.name, -1) < ORDER.index(check.status):
+                worse[check.name] = replace(check, value=f"rank {number}: {check.value}")
     return list(worse.values())
 
 
-def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Own | None) -> Findings:
-    """The list. A stage that cannot go on says so in a finding of its own name, and those that need it are not reached."""
+def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Given | None) -> Checks:
+    """The list. A stage that cannot go on says so in a check of its own name, and those that need it are not reached."""
     yield machine.versions()
     yield machine.device(config.model, world.device)
     files = machine.files(config, world.size) if own is None else None
@@ -78,7 +72,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Own | None
         yield _stopped("loading", error)
         return
     if isinstance(parts.model, FamilyModel):
-        distilled = sampling.distilled(parts.model, config.rollout.steps)
+        distilled = checkpoint.distilled(parts.model, config.rollout.steps)
         if distilled is not None:
             yield distilled
     yield learning.trainable(parts.model)
@@ -90,32 +84,22 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Own | None
         yield _stopped("plan", error)
         return
     sample = prepare(trainer)
-    stages: dict[str, Callable[[], Findings]] = {
-        "schedule": lambda: of_schedule(trainer, sample),
-        "conditioning": lambda: of_conditioning(trainer, sample),
-        "sampling": lambda: of_sampling(config, spec, parts, sample),
-        "learning": lambda: of_learning(sample),
-    }
-    for name, stage in stages.items():
-        yield from _guarded(name, stage)
+    yield from _guarded("schedule", of_schedule(trainer, sample))
+    yield from _guarded("conditioning", of_conditioning(trainer, sample))
+    yield from _guarded("sampling", of_sampling(config, spec, parts, sample))
+    yield from _guarded("learning", of_learning(sample))
 
 
-def _guarded(name: str, stage: Callable[[], Findings]) -> Findings:
-    """A stage; an error in it is a finding, and the stages after it still have their turn."""
+def _guarded(name: str, stage: Checks) -> Checks:
+    """A stage; an error in it is a failed check, and the stages after it still have their turn."""
     try:
-        yield from stage()
+        yield from stage
     except BROKEN as error:
         yield _stopped(name, error)
 
 
-def _stopped(name: str, error: Exception) -> Finding:
-    return Finding(
-        name=name,
-        status="fail",
-        value=f"{type(error).__name__}: {error}",
-        why="what cannot be checked cannot be trained",
-        remedy="mend this first; the checks after it were left out",
-    )
+def _stopped(name: str, error: Exception) -> Check:
+    return Check(name, "fail", f"{type(error).__name__}: {error}")
 
 
 def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
@@ -133,13 +117,11 @@ def prepare(trainer: Trainer) -> Sample:
     return Sample(trainer, plan)
 
 
-def of_schedule(trainer: Trainer, sample: Sample) -> Findings:
+def of_schedule(trainer: Trainer, sample: Sample) -> Checks:
     """What the kernel does on the grid of the first group."""
     kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
     if objective.fresh:
-        yield skipped(
-            "variance", f"objective.kind {objective.kind}: no step explores", "noise is for steps that explore"
-        )
+        yield Check("variance", "skip", f"objective.kind {objective.kind}: no step explores")
         return
     variance = machine.variance(kernel, schedule)
     yield variance
@@ -148,43 +130,43 @@ def of_schedule(trainer: Trainer, sample: Sample) -> Findings:
         yield machine.stability(kernel, schedule)
 
 
-def of_conditioning(trainer: Trainer, sample: Sample) -> Findings:
+def of_conditioning(trainer: Trainer, sample: Sample) -> Checks:
     """What the network is told, and the stock pipeline on the same prompt; text encoders are loaded here only."""
     model = trainer.model
     prompts = _different(sample.plan.prompts)
     texts, images = [prompt.text for prompt in prompts], [first_frame(prompt) for prompt in prompts]
     if isinstance(model, FamilyModel):
-        yield conditioning.tokenizer(model, [*texts, conditioning.SHORT, conditioning.LONG])
-        yield conditioning.encodings(model, texts, images)
+        yield checkpoint.tokenizer(model, [*texts, checkpoint.SHORT, checkpoint.LONG])
+        yield checkpoint.encodings(model, texts, images)
     conditions = model.encode(texts, images)
-    x = sampling.start(model)
+    x = checkpoint.start(model)
     if len(texts) > 1:
-        yield conditioning.prompt(model, x, conditions)
-    yield conditioning.padding(model, x, images)
+        yield checkpoint.prompt(model, x, conditions)
+    yield checkpoint.padding(model, x, images)
     yield from _of_pipeline(trainer, texts[0], images[0])
     model.unload_text()
 
 
-def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Findings:
+def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Checks:
     model = trainer.model
     if not isinstance(model, FamilyModel):
         for name in ("pipeline", "vae"):
-            yield skipped(name, f"{type(model).__name__} has no diffusers pipeline", STOCK)
+            yield Check(name, "skip", f"{type(model).__name__} has no diffusers pipeline")
         return
-    latents, reason = sampling.start(model), why_not_stock(model)
+    latents, reason = checkpoint.start(model), why_not_stock(model)
     if trainer.world.control is not None:
         reason = "run the check-up in one process for this"
     if reason is None:
-        finding, latents = sampling.pipeline(model, text, image)
-        yield finding
+        check, latents = checkpoint.pipeline(model, text, image)
+        yield check
     else:
-        yield skipped("pipeline", reason, STOCK)
+        yield Check("pipeline", "skip", reason)
     unknown = why_unknown(model)
     if unknown is not None:
-        yield skipped("vae", unknown, STOCK)
+        yield Check("vae", "skip", unknown)
         return
     with trainer.vae.decoding():
-        yield sampling.vae(model, latents)
+        yield checkpoint.vae(model, latents)
 
 
 def _different(prompts: list[Prompt]) -> list[Prompt]:
@@ -193,7 +175,7 @@ def _different(prompts: list[Prompt]) -> list[Prompt]:
     return [first, *[prompt for prompt in prompts if prompt.text != first.text][:1]]
 
 
-def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sample) -> Findings:
+def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sample) -> Checks:
     """The shared rollout: noise and guidance, then its clips and the reward, then the probe."""
     trainer, world = sample.trainer, sample.trainer.world
     trainer.encode_prompts()
@@ -207,16 +189,18 @@ def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sa
     yield from of_reward(sample, videos)
     per_clip = (time.monotonic() - began) / max(1, len(videos))
     if config.objective.fresh:
-        yield skipped("signal", f"objective.kind {config.objective.kind}: no step explores", signal.WHY)
+        yield Check("signal", "skip", f"objective.kind {config.objective.kind}: no step explores")
     elif world.control is None:
-        conditions = [trainer.encoded[prompt] for prompt in dict.fromkeys(sample.plan.prompts)]
-        prober = signal.make_prober(config, parts.model, parts.reward, sample.plan, conditions)
-        plans = signal.plan_probe(prober, sample.plan)
+        prompts = list(dict.fromkeys(sample.plan.prompts))
+        conditions, few = [trainer.encoded[prompt] for prompt in prompts], ProbeSpec(prompts=max(2, len(prompts)))
+        prober = Prober(config, few, parts.model, parts.reward, prompts, conditions)
+        plans = sampling.plan_probe(prober, sample.plan)
+        expected = passes(plans) * per_pass + sum(len(plan.groups) * plan.group_size for plan in plans) * per_clip
         with trainer.vae.decoding():
-            yield signal.signal(prober, plans, asked=spec.probe, forecast=signal.seconds(plans, per_pass, per_clip))
+            yield sampling.signal(prober, plans, asked=spec.probe, forecast=expected)
 
 
-def of_reward(sample: Sample, videos: Tensor) -> Findings:
+def of_reward(sample: Sample, videos: Tensor) -> Checks:
     """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
     members = trainer._scored(plan)
@@ -230,9 +214,9 @@ def of_reward(sample: Sample, videos: Tensor) -> Findings:
         return scores.total.double().cpu()
 
     first = score(torch.arange(len(members)), places.tolist())
-    finding = reward.valid(first, trainer.config.max_failed_fraction)
-    yield finding
-    if trainer.world.any(finding.status == "fail"):  # all ranks score together, or none
+    valid = reward.valid(first, trainer.config.max_failed_fraction)
+    yield valid
+    if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
         return
     scored = trainer.score(videos, plan)
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
@@ -246,7 +230,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Findings:
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
 
 
-def of_learning(sample: Sample) -> Findings:
+def of_learning(sample: Sample) -> Checks:
     """One update: the first ratio, gradients, weights, ranks, the trust region, and what is saved."""
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
@@ -260,4 +244,4 @@ def of_learning(sample: Sample) -> Findings:
         yield learning.old_policy(trainer, items)
     prompt = sample.plan.prompts[0]
     conditions = trainer.model.encode([prompt.text], [first_frame(prompt)])
-    yield learning.save(trainer, sampling.start(trainer.model), conditions)
+    yield checkpoint.save(trainer, checkpoint.start(trainer.model), conditions)

@@ -1,50 +1,36 @@
-"""Checks of learning: what is trained, the first ratio, gradients, one update, ranks, the trust region, saving."""
+"""Checks of learning: what is trained, the first ratio, gradients, one update, ranks, the trust region."""
 
 from __future__ import annotations
 
 import math
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.doctor.conditioning import MIDDLE
-from sage_grpo.doctor.finding import Finding, graded, relative, rounding, skipped
+from sage_grpo.doctor.check import TEXTS, Check, graded, relative
 from sage_grpo.doctor.sampling import Sample
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.family import FamilyModel
 from sage_grpo.parallel.agreement import disagreeing, local
 from sage_grpo.parallel.world import World
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Item, accumulate, replay, with_anchor, with_old
-from sage_grpo.types import Conditioning
 
 WATCHED = 4096
 """Values of every parameter that are watched during the update."""
 FAR, TOO_FAR = 0.4, 1.0
 """How far one update may move a velocity, of its size: the recipes' move it by 0.001 (a LoRA) to 0.12 (all weights)."""
-SMALL = 4 << 30
-"""Bytes of a network that is loaded a second time without asking."""
 
 
-def trainable(model: VelocityModel) -> Finding:
+def trainable(model: VelocityModel) -> Check:
     """Something is trained, in float32."""
     params = model.trainable()
     count, lora = sum(p.numel() for p in params.values()), model.spec.lora
     kinds = sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})
     what = "a LoRA" if lora else "all weights"
-    return Finding(
-        name="trainable",
-        status="fail" if not count else "pass",
-        value=f"{what}: {count:,} parameters in {len(_modules(params))} modules, {', '.join(kinds) or 'none'}",
-        why="an adapter that binds to no module trains nothing, and says nothing",
-        remedy="leave model.lora.targets empty for the family's own, or name modules of the transformer",
-        number=float(count),
-    )
+    value = f"{what}: {count:,} parameters in {len(_modules(params))} modules, {', '.join(kinds) or 'none'}"
+    return Check("trainable", "fail" if not count else "pass", value, float(count))
 
 
 def _modules(names: Mapping[str, object]) -> set[str]:
@@ -52,14 +38,13 @@ def _modules(names: Mapping[str, object]) -> set[str]:
     return {re.sub(r"\.lora_[AB]\..*$|\.[^.]+$", "", name) for name in names}
 
 
-def ratio(sample: Sample, items: Sequence[Item]) -> Finding:
+def ratio(sample: Sample, items: Sequence[Item]) -> Check:
     """The ratio before any update, at every trained step, by the passes of an update; leaves its gradients in the parameters."""
     trainer, objective = sample.trainer, sample.trainer.objective
     lambda_, rows = trainer.state.kl.value, []
     trainer.state.optimizer.zero_grad()
     if trainer.state.anchor is not None:
-        with trainer.state.anchor.applied():
-            items = with_anchor(items, trainer.model.device)
+        items = with_anchor(items, "pass", trainer.state.anchor, trainer.model.device)
     trainer.engine.begin()
     for number, item in enumerate(items):
         last = trainer.engine.synchronize if number == len(items) - 1 else (lambda: None)
@@ -68,19 +53,16 @@ def ratio(sample: Sample, items: Sequence[Item]) -> Finding:
         )
         rows.append((float(tally.largest_log_ratio), item.label))
     largest, label = max(rows)
-    return Finding(
-        name="ratio",
-        status=graded(largest, warn=0.0, fail=objective.clip / 10) if math.isfinite(largest) else "fail",
-        value=f"largest |log ratio| before any update {largest:.2g} over {len({r[1] for r in rows})} steps"
-        + (f", at step {label}" if largest else "")
-        + f" (clip range {objective.clip:.2g})",
-        why="before the first update both policies are one: a ratio other than 1 is an error of replay that the clip takes for learning",
-        remedy="try model.compile false, model.attention native, rollout.storage float32; then report it",
-        number=largest,
+    steps, at = len({row[1] for row in rows}), f", at step {label}" if largest else ""
+    return Check(
+        "ratio",
+        graded(largest, warn=0.0, fail=objective.clip / 10),
+        f"largest |log ratio| before any update {largest:.2g} over {steps} steps{at} (clip range {objective.clip:.2g})",
+        largest,
     )
 
 
-def gradients(trainer: Trainer) -> Finding:
+def gradients(trainer: Trainer) -> Check:
     """Every trained module gets a gradient that is a number, and one that the optimizer's epsilon does not swallow."""
     params, eps = trainer.state.params, trainer.config.optimizer.eps
     alive = {name: p for name, p in params.items() if p.grad is not None and bool(local(p.grad).any())}
@@ -95,17 +77,11 @@ def gradients(trainer: Trainer) -> Finding:
     elif rms < eps:
         status, note = max(status, "warn", key=("pass", "warn", "fail").index), f", below optimizer.eps {eps:g}"
     named = f"; none in {', '.join(silent[:3])}{' ...' if len(silent) > 3 else ''}" if silent else ""
-    return Finding(
-        name="gradients",
-        status=status,
-        value=f"{len(_modules(alive))} of {len(_modules(params))} modules, root mean square {rms:.2g}{note}{named}",
-        why="modules without a gradient are dead weight, and one below AdamW's epsilon moves nothing",
-        remedy="choose other model.lora.targets, or lower optimizer.eps",
-        number=rms,
-    )
+    value = f"{len(_modules(alive))} of {len(_modules(params))} modules, root mean square {rms:.2g}{note}{named}"
+    return Check("gradients", status, value, rms)
 
 
-def update_moves(trainer: Trainer) -> Finding:
+def update_moves(trainer: Trainer) -> Check:
     """One optimizer step, at the learning rate that the run has after its warm-up, changes the weights that have a gradient."""
     params, state = trainer.state.params, trainer.state
     state.updates = max(state.updates, trainer.config.optimizer.warmup_updates)
@@ -116,15 +92,12 @@ def update_moves(trainer: Trainer) -> Finding:
     share = float(moved.double().mean()) if len(moved) else 0.0
     finite = all(bool(_watched(p).isfinite().all()) for p in params.values())
     kinds = sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})
-    return Finding(
-        name="update",
-        status=graded(1 - share, warn=0.05, fail=0.5) if finite else "fail",
-        value=f"one update at learning rate {lr:.2g} changed {share:.1%} of the {', '.join(kinds)} weights with a gradient"
-        + ("" if finite else "; some are not finite now"),
-        why="a bfloat16 weight has three digits: steps of a learning rate are rounded away, and the run stands still",
-        remedy="keep trained weights in float32 (the default), or raise optimizer.lr",
-        number=share,
+    value = (
+        f"one update at learning rate {lr:.2g} changed {share:.1%} of the {', '.join(kinds)} weights with a gradient"
     )
+    if not finite:
+        return Check("update", "fail", f"{value}; some are not finite now", share)
+    return Check("update", graded(1 - share, warn=0.05, fail=0.5), value, share)
 
 
 @torch.no_grad()
@@ -134,7 +107,7 @@ def velocities(trainer: Trainer, items: Sequence[Item]) -> list[Tensor]:
     return [replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
 
 
-def step_size(trainer: Trainer, items: Sequence[Item], before: Sequence[Tensor]) -> Finding:
+def step_size(trainer: Trainer, items: Sequence[Item], before: Sequence[Tensor]) -> Check:
     """How far that step moved the velocities, of their own size."""
     pairs = zip(velocities(trainer, items), before, strict=True)
     gaps = [relative(now, then) for now, then in pairs]
@@ -142,15 +115,9 @@ def step_size(trainer: Trainer, items: Sequence[Item], before: Sequence[Tensor])
     status, held = graded(largest, warn=FAR, fail=TOO_FAR), trainer.config.optimizer.max_kl is not None
     if status == "fail" and held and math.isfinite(largest):
         status = "warn"
-    return Finding(
-        name="step size",
-        status=status,
-        value=f"one update at learning rate {trainer.config.optimizer.lr:.2g} moved the velocities by {largest:.2g} of their size"
-        + (", which optimizer.max_kl takes back in part" if status != "pass" and held else ""),
-        why="a step as long as the velocity itself leaves nothing of the model that was trained: the run then learns from noise",
-        remedy="lower optimizer.lr, by as much as this is above 0.1, or set optimizer.target_kl and max_kl",
-        number=largest,
-    )
+    value = f"one update at learning rate {trainer.config.optimizer.lr:.2g} moved the velocities by {largest:.2g} of their size"
+    taken = ", which optimizer.max_kl takes back in part" if status != "pass" and held else ""
+    return Check("step size", status, value + taken, largest)
 
 
 def _watched(tensor: Tensor) -> Tensor:
@@ -165,46 +132,36 @@ def _pushed(p: nn.Parameter) -> Tensor:
     return size > 1e-2 * size.double().square().mean().sqrt()
 
 
-def ranks(params: Mapping[str, Tensor], world: World) -> Finding:
+def ranks(params: Mapping[str, Tensor], world: World) -> Check:
     """After an update all processes hold the same weights."""
-    why = "a rank whose gradients were not added up trains another model, and the average of both is neither"
     if world.control is None and world.processes == 1:
-        return skipped("ranks", "one process", why)
+        return Check("ranks", "skip", "one process")
     other = disagreeing(params, world)
-    return Finding(
-        name="ranks",
-        status="fail" if other else "pass",
-        value=f"rank(s) {other} hold other weights than rank 0" if other else f"{world.processes} processes agree",
-        why=why,
-        remedy="restart all processes from one checkpoint; the same code, seed and libraries on every machine",
-        number=float(len(other)),
-    )
+    value = f"rank(s) {other} hold other weights than rank 0" if other else f"{world.processes} processes agree"
+    return Check("ranks", "fail" if other else "pass", value, float(len(other)))
 
 
-def trust_region(sample: Sample, items: Sequence[Item]) -> Finding:
+def trust_region(sample: Sample, items: Sequence[Item]) -> Check:
     """After an update the KL is there, and pulls."""
     trainer, config = sample.trainer, sample.trainer.config
-    why = "a KL without a gradient holds nothing back, whatever its coefficient: the policy drifts until the reward is hacked"
     region, anchor = config.trust_region, trainer.state.anchor
     if region.mode == "none":
-        return skipped("trust region", "trust_region.mode is none", why)
+        return Check("trust region", "skip", "trust_region.mode is none")
     own = config.update.updates_per_rollout == 1 and not config.objective.lags  # the rollout's policy is the live one
     inert = own and (anchor is None or anchor.every == 1)
     if inert and region.estimator == "closed_form":
-        return Finding(
-            name="trust region",
-            status="warn",
-            value=f"{region.mode} with one update a rollout: the policy is its own reference, and the KL has no gradient",
-            why=why,
+        return Check(
+            "trust region",
+            "warn",
+            f"{region.mode} with one update a rollout: the policy is its own reference, and the KL has no gradient",
+            0.0,
             remedy="set update.updates_per_rollout 2, trust_region.mode fixed, or anchor.every above 1",
-            number=0.0,
         )
     if trainer.old is not None:
         with trainer.old.applied():
             items = with_old(trainer.objective, items, trainer.model.device)
     if anchor is not None:
-        with anchor.applied():
-            items = with_anchor(items, trainer.model.device)
+        items = with_anchor(items, "pass", anchor, trainer.model.device)
     trainer.engine.begin()
     lambda_ = trainer.state.kl.value
     tally = accumulate(
@@ -214,67 +171,25 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Finding:
     kl, policy, trust = (float(tally.sums[name]) for name in ("kl/total", "gradient/policy", "gradient/kl"))
     share = math.sqrt(trust) / max(1e-300, math.sqrt(trust) + math.sqrt(policy)) if lambda_ else 0.0
     small = " (next to nothing; kl.kind share sets it)" if 0 < share < 1e-3 else ""
-    return Finding(
-        name="trust region",
-        status="pass" if trust > 0 and math.isfinite(trust) else "fail",
-        value=f"one update away the KL is {kl:.2g}, its share of the gradient {share:.2g} at lambda {lambda_:.2g}{small}",
-        why=why,
-        remedy="the reference pass must use the anchor's weights, and the KL must depend on the velocity",
-        number=share,
-    )
+    value = f"one update away the KL is {kl:.2g}, its share of the gradient {share:.2g} at lambda {lambda_:.2g}{small}"
+    return Check("trust region", "pass" if 0 < trust < math.inf else "fail", value, share)
 
 
-def old_policy(trainer: Trainer, items: Sequence[Item]) -> Finding:
+def old_policy(trainer: Trainer, items: Sequence[Item]) -> Check:
     """After an update the policy has left its old one, which DiffusionNFT is made of."""
     old = trainer.old
-    why = "where the old policy is the policy, its positive and negative velocities are one: beta does nothing, and nft is awm"
     if old is None:
-        return Finding(
-            name="old policy",
-            status="warn",
-            value="one update a rollout, and the old policy does not lag: both are the same in every update (matching/moved 0)",
-            why=f"{why} with a clipped advantage",
+        return Check(
+            "old policy",
+            "warn",
+            "one update a rollout, and the old policy does not lag: both are the same in every update (matching/moved 0)",
+            0.0,
+            why=f"{TEXTS['old policy'][0]} with a clipped advantage",
             remedy="set objective.old_decay 0.5 with objective.old_ramp 500, as its authors do, or update.updates_per_rollout 2",
-            number=0.0,
         )
     now = velocities(trainer, items)
     with old.applied():
         pairs = list(zip(now, velocities(trainer, items), strict=True))
     moved = sum(float((new - then).double().square().mean()) for new, then in pairs) / len(pairs)
-    return Finding(
-        name="old policy",
-        status="pass" if moved > 0 and math.isfinite(moved) else "fail",
-        value=f"one update away the mean square of the way from the old policy's velocities is {moved:.2g}",
-        why=why,
-        remedy="the old pass must use the old policy's weights; a learning rate whose steps are rounded away moves nothing",
-        number=moved,
-    )
-
-
-def save(trainer: Trainer, x: Tensor, conditions: Sequence[Conditioning]) -> Finding:
-    """What a run exports, loaded again, has the same velocities."""
-    model, why = trainer.model, "weights that do not survive saving are a run for nothing"
-    size = sum(p.numel() * p.element_size() for p in model.network.parameters())
-    if not isinstance(model, FamilyModel) or trainer.world.control is not None:
-        return skipped("save", "needs a diffusers checkpoint and one process", why)
-    if size > SMALL:
-        return skipped("save", f"the network has {size / 2**30:.0f} GiB: not loaded a second time", why)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer.export(Path(folder))
-        spec, lora = model.spec, model.spec.lora
-        spec = replace(spec, path=folder) if lora is None else replace(spec, lora=replace(lora, path=folder))
-        again = replace(spec, compile=False).load(model.device)
-        with torch.no_grad():
-            gap = relative(
-                again.velocity(x[:1], MIDDLE, conditions[:1], guidance=1.0),
-                model.velocity(x[:1], MIDDLE, conditions[:1], guidance=1.0),
-            )
-    limit = rounding(model.dtype)
-    return Finding(
-        name="save",
-        status=graded(gap, warn=limit / 4, fail=limit),
-        value=f"after saving and loading {'the LoRA' if lora else 'the weights'} velocities differ by {gap:.2g}",
-        why=why,
-        remedy="look at the exported folder with diffusers; a disk that is full writes half of a file",
-        number=gap,
-    )
+    value = f"one update away the mean square of the way from the old policy's velocities is {moved:.2g}"
+    return Check("old policy", "pass" if 0 < moved < math.inf else "fail", value, moved)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from sage_grpo.doctor.finding import Finding, Status, graded, skipped
+from sage_grpo.doctor.check import TEXTS, Check, Status, graded
 from sage_grpo.rewards.built_in.video_stats import VideoStats
 
 STATISTICS = ("brightness", "saturation", "motion", "sharpness")
@@ -70,89 +70,61 @@ def measure(score: Score, groups: Tensor, path: Tensor) -> Scoring:
     )
 
 
-def valid(scores: Tensor, allowed: float) -> Finding:
+def valid(scores: Tensor, allowed: float) -> Check:
     """Clips that have a score."""
     failed = float((~scores.isfinite()).double().mean())
-    return Finding(
-        name="reward valid",
-        status="fail" if failed > allowed or failed == 1 else "warn" if failed else "pass",
-        value=f"{failed:.0%} of {len(scores)} clips have no score (max_failed_fraction {allowed:g})",
-        why="a clip without a score is left out: too many of them leave nothing to compare",
-        remedy="score one of the clips with `sage-grpo evaluate` and read the reason",
-        number=failed,
-    )
+    status: Status = "fail" if failed > allowed or failed == 1 else "warn" if failed else "pass"
+    value = f"{failed:.0%} of {len(scores)} clips have no score (max_failed_fraction {allowed:g})"
+    return Check("reward valid", status, value, failed)
 
 
-def spread(scoring: Scoring, *, eta: float | None = None, overshoots: bool = False) -> Finding:
+def spread(scoring: Scoring, *, eta: float | None = None, overshoots: bool = False) -> Check:
     """Spread of the scores within groups, against their own noise. What to do about it depends on the cause: `eta` is how much the clips
     explore (None where none does), `overshoots` whether that is more than the sampler can take out again."""
     inside, error, flat = within(scoring.first, scoring.groups), _noise(scoring) / math.sqrt(2), is_flat(scoring)
     status: Status = "fail" if flat or error > inside else "warn" if error > 0.3 * inside else "pass"
-    remedy = "take a reward that tells clips of one prompt apart, or raise batch.group_size"
+    remedy = TEXTS["reward spread"][1]
     if not flat and status != "pass":
         remedy = "mend the reward's noise first (reward repeats), or score every clip several times and average"
     elif overshoots and eta is not None:
         remedy = f"lower kernel.eta ({eta:g}) until `stability` passes: these clips hold more noise than video, which no reward can rank"
     elif eta is not None:
         remedy += f"; or explore more than with kernel.eta {eta:g} (`sage-grpo probe` compares etas)"
-    return Finding(
-        name="reward spread",
-        status=status,
-        value=f"std within groups {inside:.3g}, of which noise {error:.2g}",
-        why="advantages are differences within a group: without any, or with noise instead, there is nothing to learn",
-        remedy=remedy,
-        number=inside,
-    )
+    value = f"std within groups {inside:.3g}, of which noise {error:.2g}"
+    return Check("reward spread", status, value, inside, remedy=remedy)
 
 
-def repeats(scoring: Scoring) -> Finding:
+def repeats(scoring: Scoring) -> Check:
     """The same clips have the same score in a second call."""
     gap = _units(scoring.again - scoring.first, scoring)
-    return Finding(
-        name="reward repeats",
-        status=graded(gap, warn=0.01, fail=1.0),
-        value=f"two calls differ by up to {gap:.2g} of the spread",
-        why="noise in a reward is noise in the gradient, and a run cannot be repeated",
-        remedy="put the reward in eval mode, fix its seed, and let it sample frames by time",
-        number=gap,
-    )
+    value = f"two calls differ by up to {gap:.2g} of the spread"
+    return Check("reward repeats", graded(gap, warn=0.01, fail=1.0), value, gap)
 
 
-def batch(scoring: Scoring) -> Finding:
+def batch(scoring: Scoring) -> Check:
     """A clip's score depends on neither its neighbours nor its place."""
     turned, alone = (_units(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single))
     gap = max(turned, alone)
-    why = "a score that depends on its batch depends on ranks and micro-batches: advantages compare what cannot be compared"
     if gap > 0.05 and all(_is_noise(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single)):
-        return skipped("reward batch", f"{HIDDEN}, so that the batch's part in it cannot be told", why)
-    return Finding(
-        name="reward batch",
-        status=graded(gap, warn=0.05, fail=0.5),
-        value=f"of the spread: in another order {turned:.2g}, one by one {alone:.2g}",
-        why=why,
-        remedy="normalise nothing over the batch inside a reward, and mask its padding; the trainer normalises within groups",
-        number=gap,
-    )
+        return Check("reward batch", "skip", f"{HIDDEN}, so that the batch's part in it cannot be told")
+    value = f"of the spread: in another order {turned:.2g}, one by one {alone:.2g}"
+    return Check("reward batch", graded(gap, warn=0.05, fail=0.5), value, gap)
 
 
-def prompts(scoring: Scoring) -> Finding:
+def prompts(scoring: Scoring) -> Check:
     """Clips are scored with their own prompts, and those matter."""
-    name, why = (
-        "reward prompt",
-        "a reward that ignores the prompt, or sees another clip's, teaches the model to ignore it too",
-    )
-    remedy = "check which prompt the reward gets for which clip; a reward without prompts needs one with them beside it"
+    name = "reward prompt"
     if is_flat(scoring):
-        return skipped(name, "all clips have one score (reward spread)", why)
+        return Check(name, "skip", "all clips have one score (reward spread)")
     gap = _units(scoring.path - scoring.first, scoring)
-    chance = skipped(name, f"{HIDDEN}, so that the prompt's part in it cannot be told", why)
+    chance = Check(name, "skip", f"{HIDDEN}, so that the prompt's part in it cannot be told")
     if gap > 0.5 and _is_noise(scoring.path - scoring.first, scoring):
         return chance
     if gap > 0.5 or not math.isfinite(gap):
         value = f"the trainer's scores differ from those with the clips' own prompts by {gap:.2g} of the spread"
-        return Finding(name=name, status="fail", value=value, why=why, remedy=remedy, number=gap)
+        return Check(name, "fail", value, gap)
     if not len(scoring.swapped):
-        return skipped(name, "one prompt only", why)
+        return Check(name, "skip", "one prompt only")
     change = max(_units(row - scoring.first, scoring) for row in scoring.swapped)
     gains = [_advantage(row - scoring.first, scoring.groups) for row in scoring.swapped]
     mean, error = max(gains, key=lambda gain: gain[0] / max(gain[1], 1e-12))
@@ -168,7 +140,7 @@ def prompts(scoring: Scoring) -> Finding:
     elif ahead > 2:
         status = "fail" if ahead > 4 else "warn"
         value = f"clips score {mean:.3g} +- {error:.2g} higher with the prompts of other clips"
-    return Finding(name=name, status=status, value=value, why=why, remedy=remedy, number=change)
+    return Check(name, status, value, change)
 
 
 def _advantage(difference: Tensor, groups: Tensor) -> tuple[float, float]:
@@ -177,12 +149,8 @@ def _advantage(difference: Tensor, groups: Tensor) -> tuple[float, float]:
     return float(means.mean()), float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else math.inf
 
 
-def statistics(scoring: Scoring, videos: Tensor, fps: float) -> Finding:
+def statistics(scoring: Scoring, videos: Tensor, fps: float) -> Check:
     """How much of the score, within groups, is a linear function of trivial statistics of the clips."""
-    name, why = (
-        "reward statistics",
-        "a reward that is brightness or motion in disguise is maxed out by a white or a frozen clip",
-    )
     columns = torch.stack(list(VideoStats(parts=STATISTICS)(videos, [""] * len(videos), fps).values()), 1).double()
     names = [
         n for n, column in zip(STATISTICS, columns.T) if bool(column.isfinite().all()) and float(column.std()) > 1e-9
@@ -191,21 +159,15 @@ def statistics(scoring: Scoring, videos: Tensor, fps: float) -> Finding:
     count = len(scoring.groups.unique())
     freedom = len(videos) - count - len(names)
     if freedom < FEW or not names:
-        return skipped(name, f"{len(videos)} clips of {count} prompts are too few for a fit", why)
+        return Check("reward statistics", "skip", f"{len(videos)} clips of {count} prompts are too few for a fit")
     x = torch.stack([_centred(column, scoring.groups) for column in columns.T], 1)
     x = x / x.norm(dim=0).clamp(min=1e-30)
     y = _centred(scoring.first.double(), scoring.groups)
     rest = y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     total = float(y.square().sum()) / (len(videos) - count)
     share = 1 - float(rest.square().sum()) / freedom / total if total > 0 else 0.0
-    return Finding(
-        name=name,
-        status="warn" if share > EXPLAINED else "pass",
-        value=f"{', '.join(names)} explain {max(0.0, share):.0%} of the scores' variance within groups",
-        why=why,
-        remedy="add a reward that guards against it (video_stats with a negative weight), or another judge",
-        number=share,
-    )
+    value = f"{', '.join(names)} explain {max(0.0, share):.0%} of the scores' variance within groups"
+    return Check("reward statistics", "warn" if share > EXPLAINED else "pass", value, share)
 
 
 def _centred(values: Tensor, groups: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 
 from sage_grpo.forecast.architecture import Architecture
-from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.costs import forecast, levels
 from sage_grpo.forecast.hardware import Hardware
-from sage_grpo.forecast.keeping import levels
 from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import ModelError

@@ -9,13 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sage_grpo.forecast.changes import Change
-from sage_grpo.forecast.costs import Forecast
-from sage_grpo.forecast.keeping import kept
+from sage_grpo.forecast.changes import Change, way_to_fit
+from sage_grpo.forecast.costs import Forecast, kept
+from sage_grpo.forecast.costs import forecast as make_forecast
+from sage_grpo.forecast.hardware import here
 from sage_grpo.forecast.passes import PHASES, Passes, evaluations
 from sage_grpo.models.distilled import find_distilled
 from sage_grpo.parallel.memory import GIB, tokens, trainable
 from sage_grpo.tables import narrow_table
+from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
 
@@ -229,6 +231,18 @@ def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
         lines += verdict(forecast, way)
     return lines
+
+
+def opening(config: TrainConfig, processes: int) -> list[str]:
+    """A few lines on passes, time and memory on this machine; none where a forecast cannot be made.
+
+    A run does not need one: what is wrong with its model or its arithmetic is said by those who need them right.
+    """
+    try:
+        found = make_forecast(config, here(processes), gpus=processes)
+    except ValueError:
+        return []
+    return short(found, way_to_fit(found))
 
 
 def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change]) -> dict[str, Any]:
