@@ -28,7 +28,7 @@ from sage_grpo.lab import machine
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import configured
 from sage_grpo.recipes import recipe
-from sage_grpo.training.build import build
+from sage_grpo.training.inputs import build
 from sage_grpo.training.placing import get_ready, same_bits
 from sage_grpo.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ import torch
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.training.sources import prompts_from
+from sage_grpo.training.inputs import prompts_from
 
 
 def main() -> int:

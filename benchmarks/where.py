@@ -25,7 +25,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.shapes.judge import ShapesJudge
 from sage_grpo.shapes.scene import FPS
 from sage_grpo.training.anchor import Snapshot
-from sage_grpo.training.sources import shapes_prompts
+from sage_grpo.training.inputs import shapes_prompts
 from sage_grpo.training.state import load_weights
 
 RECIPE = recipe("shapes/branch")

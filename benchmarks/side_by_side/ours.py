@@ -23,8 +23,8 @@ from sage_grpo.models.families import hunyuan15
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.training.build import build
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 
 RECIPES = {"wan": "wan/flow_grpo", "hunyuan15": "hunyuan15_lora/flow_grpo"}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
     from sage_grpo.training.config import EvalConfig, TrainConfig
     from sage_grpo.training.evaluate import Evaluation
-    from sage_grpo.training.own import Own
+    from sage_grpo.training.inputs import Given
 
 
 class WeightsSettings(TypedDict, total=False):
@@ -140,7 +140,7 @@ def train(
     from sage_grpo.report.build import leave_report
     from sage_grpo.telling.events import Hooks
     from sage_grpo.training.config import TrainConfig
-    from sage_grpo.training.own import adopt
+    from sage_grpo.training.inputs import adopt
 
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"train needs a TrainConfig, got {config!r:.100}: sage_grpo.recipe('shapes/sage') makes one.")
@@ -204,11 +204,11 @@ def _evaluation(
     rewards: RewardLike | Sequence[RewardLike] | None,
     prompts: str | Iterable[Row] | Frame | None,
     options: EvaluateSettings,
-) -> tuple[EvaluateSpec, Own]:
+) -> tuple[EvaluateSpec, Given]:
     """What to evaluate, and what takes the place of what it names."""
     from sage_grpo.clips.evaluate import EvaluateSpec
     from sage_grpo.training.config import TrainConfig
-    from sage_grpo.training.own import adopt
+    from sage_grpo.training.inputs import adopt
 
     _check_names(function, options, EvaluateSettings.__annotations__)
     trust = bool(options.get("trust_run", False))
@@ -240,7 +240,7 @@ def generate(
 
     from sage_grpo.clips.generate import GenerateSpec, load, plan, sample
     from sage_grpo.data.prompts import prompts_of
-    from sage_grpo.training.own import check_model
+    from sage_grpo.training.inputs import check_model
 
     _check_names("generate", options, GenerateSettings.__annotations__)
     spec, thing = _either(model)

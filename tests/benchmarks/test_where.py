@@ -10,7 +10,7 @@ import torch
 
 from sage_grpo.recipes import recipe
 from sage_grpo.training.anchor import Snapshot
-from sage_grpo.training.sources import shapes_prompts
+from sage_grpo.training.inputs import shapes_prompts
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from sage_grpo.data.prompts import SETS, Prompt, load_prompts
 from sage_grpo.session.preflight import check_files
 from sage_grpo.training.config import DataConfig, TrainConfig
-from sage_grpo.training.sources import load_sources, prompts_from
+from sage_grpo.training.inputs import load_sources, prompts_from
 
 SMALL = {
     "a",

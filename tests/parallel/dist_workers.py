@@ -34,8 +34,7 @@ from sage_grpo.sentinel.guard import Guard
 from sage_grpo.session import run
 from sage_grpo.telling.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.training import config as c
-from sage_grpo.training.build import build
-from sage_grpo.training.own import adopt
+from sage_grpo.training.inputs import adopt, build
 from sage_grpo.training.placing import distribute
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Scores

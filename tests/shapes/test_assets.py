@@ -15,7 +15,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.shapes.making.imperfect import clean_clips
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.evaluate import evaluate
-from sage_grpo.training.sources import shapes_prompts
+from sage_grpo.training.inputs import shapes_prompts
 
 FOLDER = Path(str(files("sage_grpo") / "shapes" / "assets"))
 CEILING = 2.0
@@ -35,12 +35,11 @@ def test_folder_is_small_and_holds_safetensors_only() -> None:
 
 @pytest.mark.slow
 def test_vae_reconstructs_clean_clips(model) -> None:
-    from sage_grpo.shapes.making.assemble import load_vae
-    from sage_grpo.shapes.making.networks import batched_vae
-    from sage_grpo.shapes.making.vae_train import psnr
+    from sage_grpo.shapes.making.networks import batched_vae, load_vae
+    from sage_grpo.shapes.making.stages import psnr
 
     with batched_vae():
-        clips = clean_clips(16, 9, 32, torch.Generator().manual_seed(5), torch.device("cpu"))
+        clips = clean_clips(16, torch.Generator().manual_seed(5), torch.device("cpu"))
         assert psnr(load_vae(FOLDER, torch.device("cpu")), clips) >= 28.0
 
 

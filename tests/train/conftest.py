@@ -13,7 +13,6 @@ import torch
 import double
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.training.build import build
 from sage_grpo.training.config import (
     BatchConfig,
     DataConfig,
@@ -24,6 +23,7 @@ from sage_grpo.training.config import (
     RolloutConfig,
     TrainConfig,
 )
+from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 
 MakeConfig = Callable[..., TrainConfig]

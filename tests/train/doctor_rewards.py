@@ -11,7 +11,7 @@ from torch import Tensor
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.rewards.built_in.video_stats import Clip, brightness
 from sage_grpo.shapes.judge import ShapesJudge
-from sage_grpo.training.sources import prompts_from
+from sage_grpo.training.inputs import prompts_from
 
 CALLS = itertools.count()
 JUDGE = ShapesJudge()

@@ -29,9 +29,8 @@ from sage_grpo.objects import ObjectNeeded
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.session import run as run_command
-from sage_grpo.training.build import build
 from sage_grpo.training.config import DataConfig, EvalConfig, TrainConfig
-from sage_grpo.training.own import adopt
+from sage_grpo.training.inputs import adopt, build
 
 WORDS = ["a cat", "a red dog", "a bird", "the sea", "a tree"]
 

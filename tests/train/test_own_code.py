@@ -16,7 +16,7 @@ from sage_grpo.folder.journal import read_rows
 from sage_grpo.session import run
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.config import LogConfig, TrainConfig
-from sage_grpo.training.own import Own
+from sage_grpo.training.inputs import Given
 
 OWN = "trainer_toys:Quiet"
 
@@ -57,7 +57,7 @@ def test_the_command_line_takes_it_and_still_offers_those_of_the_package() -> No
 def test_the_code_of_a_kernel_is_part_of_what_a_run_is(make_config) -> None:
     config = replace(make_config(), rewards=TrainConfig().rewards)
     own = replace(config, kernel=KernelSpec(name=OWN))
-    assert identity._of_plugins(own, Own()) != identity._of_plugins(config, Own())
+    assert identity._of_plugins(own, Given()) != identity._of_plugins(config, Given())
 
 
 def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,8 @@ from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, ProbeSpec, pas
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig, TrainConfig
+from sage_grpo.training.inputs import load_rewards, prompts_from
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.scoring import load_rewards
-from sage_grpo.training.sources import prompts_from
 
 PROMPTS = 24
 

@@ -10,10 +10,9 @@ from trainer_helpers import assert_resumes_to_the_bit, resume, same, weights_of
 
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.training import reference as reference_module
-from sage_grpo.training.anchor import Anchor
+from sage_grpo.training import trainer as trainer_module
+from sage_grpo.training.anchor import REST, Anchor, Reference
 from sage_grpo.training.config import AnchorConfig
-from sage_grpo.training.reference import REST, Reference
 
 WEAK = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=1e-9)
 
@@ -22,13 +21,13 @@ WEAK = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=1e-9)
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of items of every reference pass."""
     counts: list[int] = []
-    original = reference_module.with_anchor
+    original = trainer_module.with_anchor
 
-    def counted(items, device, progress):
-        counts.append(len(items))
-        return original(items, device, progress)
+    def counted(items, need, *rest):
+        counts.extend([len(items)] * (need == "pass"))
+        return original(items, need, *rest)
 
-    monkeypatch.setattr(reference_module, "with_anchor", counted)
+    monkeypatch.setattr(trainer_module, "with_anchor", counted)
     return counts
 
 

@@ -23,7 +23,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
 from sage_grpo.training.config import DataConfig, KeepConfig, LogConfig, TrainConfig
-from sage_grpo.training.own import Own
+from sage_grpo.training.inputs import Given
 
 
 @pytest.fixture
@@ -111,12 +111,12 @@ def test_the_file_of_a_model_of_ones_own_counts(tmp_path: Path, monkeypatch: pyt
     config = make_config()
     model = replace(config.model, family="own_family_of_mine.code")
     config = replace(config, model=model, rewards=[RewardSpec(name="own_rewards_of_mine.code:score")])
-    prints = [identity._of_plugins(config, Own())]
+    prints = [identity._of_plugins(config, Given())]
     for name in ("own_family_of_mine", "own_rewards_of_mine"):
         (tmp_path / name / "code.py").write_text("one = 2\n")
-        prints.append(identity._of_plugins(config, Own()))
-    prints.append(identity._of_plugins(replace(config, model=replace(model, family=None)), Own()))
-    prints.append(identity._of_plugins(replace(config, rewards=make_config().rewards), Own()))
+        prints.append(identity._of_plugins(config, Given()))
+    prints.append(identity._of_plugins(replace(config, model=replace(model, family=None)), Given()))
+    prints.append(identity._of_plugins(replace(config, rewards=make_config().rewards), Given()))
     assert len(set(prints)) == 5
 
 

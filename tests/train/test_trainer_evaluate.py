@@ -18,8 +18,8 @@ from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
-from sage_grpo.training.build import build
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig
+from sage_grpo.training.inputs import build
 
 REWARDS = [
     RewardSpec(name="trainer_toys:bright", weights={"bright": 2.0}),

@@ -62,8 +62,7 @@ def gradients_without(trainer, left_out: int) -> dict[str, torch.Tensor]:
                 )
             )  # fmt: skip
     device = torch.device("cpu")
-    with trainer.state.anchor.applied():
-        items = with_anchor(items, device)
+    items = with_anchor(items, "pass", trainer.state.anchor, device)
     accumulate(trainer.objective, items, device, kl_lambda=trainer.state.kl.value)
     return {name: p.grad.clone() for name, p in trainer.state.params.items()}
 

@@ -9,8 +9,8 @@ from trainer_helpers import plan_of
 
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
-from sage_grpo.training.build import build
 from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 
 

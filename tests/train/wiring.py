@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.session import run as train
-from sage_grpo.training.build import build
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 
 ITERATIONS = 3

@@ -24,12 +24,12 @@ from sage_grpo.ranges import Count, Share, checked
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.statistics import paired_interval
 from sage_grpo.training.config import EvalConfig
-from sage_grpo.training.sources import first_frame, prompts_from
+from sage_grpo.training.inputs import prompts_from
 
 if TYPE_CHECKING:
     from sage_grpo.data.prompts import Prompt
     from sage_grpo.training.evaluate import Evaluation
-    from sage_grpo.training.own import Own
+    from sage_grpo.training.inputs import Given
 
 
 def _shapes_reward() -> list[RewardSpec]:
@@ -69,13 +69,13 @@ class EvaluateSpec(Choice):
         )
 
 
-def measure(options: EvaluateSpec, own: Own | None = None) -> Evaluation:
+def measure(options: EvaluateSpec, own: Given | None = None) -> Evaluation:
     """Sample and score; what a program hands over takes the place of what the options name."""
     (result,) = _measure(options, [options], own)
     return result
 
 
-def measure_pair(options: EvaluateSpec, own: Own | None = None) -> tuple[Evaluation, Evaluation]:
+def measure_pair(options: EvaluateSpec, own: Given | None = None) -> tuple[Evaluation, Evaluation]:
     """The base and the tuned model, each as `measure` finds it alone."""
     if not options.tunes:
         raise ValueError(
@@ -85,15 +85,14 @@ def measure_pair(options: EvaluateSpec, own: Own | None = None) -> tuple[Evaluat
     return base, tuned
 
 
-def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Own | None = None) -> Iterator[Evaluation]:
+def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Given | None = None) -> Iterator[Evaluation]:
     """An evaluation with each choice of weights, one model at a time."""
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.training.evaluate import evaluate
-    from sage_grpo.training.own import Own
-    from sage_grpo.training.scoring import try_rewards
+    from sage_grpo.training.inputs import Given, try_rewards
 
-    own = own or Own()
+    own = own or Given()
     if own.model is None:  # before rewards are loaded, which takes long as well
         options.model.check_named()
     prompts = _prompts(options) if own.prompts is None else list(own.prompts)
@@ -108,7 +107,7 @@ def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Own | None =
     try_rewards(reward, prompts[0], options.model)
     for one in found:
         model = one.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
-        yield evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch, images=first_frame)
+        yield evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch)
         del model
         gc.collect()  # the next model needs its memory
 

@@ -98,7 +98,7 @@ def _report_pairs(options: Options) -> None:
 def _score_files(options: Options) -> int:
     from sage_grpo.clips.files import refuse_unscored, score_videos, summary
     from sage_grpo.models.devices import choose_device
-    from sage_grpo.training.sources import NAMES
+    from sage_grpo.training.inputs import NAMES
 
     assert options.videos is not None
     if options.prompts is None or options.prompts in (*NAMES, "train"):

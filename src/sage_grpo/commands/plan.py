@@ -68,7 +68,7 @@ def run(options: Options) -> int:
 
 def _held_out(config: TrainConfig) -> int | None:
     """How many held-out prompts there are; None where their file is not on this machine."""
-    from sage_grpo.training.sources import NAMES, prompts_from
+    from sage_grpo.training.inputs import NAMES, prompts_from
 
     source = config.data.held_out
     if source is None or (source not in NAMES and not Path(source).is_file()):

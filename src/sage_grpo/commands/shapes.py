@@ -9,7 +9,7 @@ from typing import Literal
 from sage_grpo.inside import replace_text
 from sage_grpo.ranges import Count, Seed, checked
 from sage_grpo.rounding import fixed
-from sage_grpo.shapes.making.options import PretrainOptions
+from sage_grpo.shapes.making.training import PretrainOptions
 
 
 @checked
@@ -48,7 +48,7 @@ def run(options: Options) -> int:
 def _score(options: Options) -> int:
     import torch
 
-    from sage_grpo.shapes.making.pretrain import score
+    from sage_grpo.shapes.making.score import score
 
     if options.model is None or not (options.model / "model_index.json").is_file():
         raise FileNotFoundError(
@@ -67,17 +67,15 @@ def _ceiling(options: Options) -> int:
 
     from sage_grpo.rewards.built_in.video_stats import VideoStats
     from sage_grpo.shapes.making.score import clean_clips, judge_clips
-    from sage_grpo.shapes.scene import FPS, FRAMES, SIDE
-    from sage_grpo.training.sources import shapes_prompts
+    from sage_grpo.shapes.scene import FPS
+    from sage_grpo.training.inputs import shapes_prompts
 
     texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]] * options.draws
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = {}
-    for name, clips in clean_clips(
-        options.model, texts, frames=FRAMES, side=SIDE, seed=options.seed, device=device
-    ).items():
+    for name, clips in clean_clips(options.model, texts, seed=options.seed, device=device).items():
         parts = VideoStats(parts=("flicker", "sharpness"))(clips, texts, FPS)
-        scores = judge_clips(clips, texts, FPS) | {part: float(values.mean()) for part, values in parts.items()}
+        scores = judge_clips(clips, texts) | {part: float(values.mean()) for part, values in parts.items()}
         found[name] = {part: value for part, value in scores.items() if "/" not in part}
     print(
         "\n".join(

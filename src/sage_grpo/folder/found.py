@@ -9,7 +9,7 @@ from typing import Any
 from sage_grpo.folder import identity
 from sage_grpo.parallel import checkpoint
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.own import Own
+from sage_grpo.training.inputs import Given
 
 FINISHED = ".finished"
 """Holds the iteration whose weights are in final/: written last, so that a run that was killed before is not taken for done."""
@@ -30,7 +30,7 @@ class Found:
     """The iteration at which it is already done."""
 
 
-def look_around(config: TrainConfig, own: Own, out: Path) -> Found:
+def look_around(config: TrainConfig, own: Given, out: Path) -> Found:
     """What is in the folder and whether this run may continue it; refuses before anything heavy is loaded."""
     identity.check_names(config.allow_changes)
     root, mode = out / "checkpoints", config.resume

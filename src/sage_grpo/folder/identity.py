@@ -17,15 +17,14 @@ from typing import Any
 from sage_grpo.configure import ConfigError, leaves
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.effects import MEANING, affects
-from sage_grpo.folder.prints import of_object, of_weights, stable
+from sage_grpo.folder.prints import Fingerprinted, of_object, of_weights, stable
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_index, resolve
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objects import PREFIX
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.own import Own
-from sage_grpo.training.sources import load_sources
+from sage_grpo.training.inputs import Given, load_sources
 from sage_grpo.version import ROOT, __version__
 
 CONTENT = {
@@ -40,9 +39,9 @@ OUTSIDE = ("commands", "recipes", "report", "lab", "api.py", "cli.py", "__init__
 """Parts of the package that a run does not compute with."""
 
 
-def identify(config: TrainConfig, own: Own | None = None) -> dict[str, str]:
+def identify(config: TrainConfig, own: Given | None = None) -> dict[str, str]:
     """Fingerprints of everything that the configuration only names, and of what a program hands over in its place."""
-    own = own or Own()
+    own = own or Given()
     prompts, held_out = load_sources(config, own)
     return {
         "prompts": _of_prompts(prompts),
@@ -53,9 +52,9 @@ def identify(config: TrainConfig, own: Own | None = None) -> dict[str, str]:
     }
 
 
-def unsure(own: Own) -> list[str]:
+def unsure(own: Given) -> list[str]:
     """What a continued run cannot know about the objects that it is handed, for people."""
-    names = [name.removeprefix(PREFIX) for name in own.unknown()]
+    names = [name.removeprefix(PREFIX) for name, reward in own.rewards.items() if not isinstance(reward, Fingerprinted)]
     if not names:
         return []
     return [
@@ -161,7 +160,7 @@ def of_code() -> str:
     return f"{__version__}/{sha.hexdigest()}"
 
 
-def _of_plugins(config: TrainConfig, own: Own) -> str:
+def _of_plugins(config: TrainConfig, own: Given) -> str:
     names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
     names += [config.model.family] if config.model.family and "." in config.model.family else []
     names += [config.kernel.name.partition(":")[0]] if ":" in config.kernel.name else []

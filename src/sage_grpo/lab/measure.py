@@ -28,9 +28,9 @@ from sage_grpo.lab.unfinished import Unfinished
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling.events import SentinelEvent, StopRequest
-from sage_grpo.training.build import build
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation
+from sage_grpo.training.inputs import build
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.planning.plan import Plan
 from sage_grpo.training.trainer import Trainer

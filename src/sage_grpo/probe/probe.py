@@ -28,11 +28,11 @@ from sage_grpo.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, adv
 from sage_grpo.ranges import Folder, Natural, Positive, Range, checked
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.inputs import first_frame, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import NoiseKeys, Sampler, Storage
-from sage_grpo.training.scoring import load_rewards, score_everywhere
-from sage_grpo.training.sources import first_frame, prompts_from
+from sage_grpo.training.scoring import score_everywhere
 from sage_grpo.types import Conditioning
 
 
@@ -192,9 +192,9 @@ class Prober:
             progress=self.progress,
         ).run()
         videos = torch.cat([self.model.decode(latents) for _, latents in rollout.latents])
-        places = torch.arange(len(videos))[:, None]
+        members = [Member(0, index) for index in range(len(videos))]
         shown = [plan.prompts[0]] * len(videos)
-        table = score_everywhere(self.reward, videos, shown, self.model.video.fps, places, World())
+        table = score_everywhere(self.reward, videos, members, shown, self.model.video.fps, World())
         if table.report:
             self.failures.append(table.report)
         shape = (self.spec.starts, plan.group_size)

@@ -13,7 +13,7 @@ import yaml
 from sage_grpo.folder import identity, journal
 from sage_grpo.folder.found import FINISHED, Found, look_around
 from sage_grpo.folder.owned import by_main, owned
-from sage_grpo.forecast.opening import opening
+from sage_grpo.forecast.show import opening
 from sage_grpo.inside import replace_text
 from sage_grpo.models.base import Explains
 from sage_grpo.parallel import checkpoint
@@ -27,10 +27,9 @@ from sage_grpo.telling.metrics import Metrics
 from sage_grpo.telling.observers import Checkpoints, export, note, observers_of
 from sage_grpo.telling.samples import Samples
 from sage_grpo.telling.terminal import Terminal, outliving_output, plan_table
-from sage_grpo.training.build import build
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import Given, build
 from sage_grpo.training.loop import Loop
-from sage_grpo.training.own import Own
 from sage_grpo.training.planner import foresee
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
@@ -38,7 +37,7 @@ from sage_grpo.training.update import Diverged
 
 @contextmanager
 def session(
-    config: TrainConfig, own: Own | None = None, remark: Callable[[str], None] | None = None
+    config: TrainConfig, own: Given | None = None, remark: Callable[[str], None] | None = None
 ) -> Iterator[World]:
     """Start the ranks, refuse what cannot work before anything heavy is loaded, and watch over the ranks while inside.
 
@@ -63,14 +62,14 @@ def session(
 def run(
     config: TrainConfig,
     world: World | None = None,
-    own: Own | None = None,
+    own: Given | None = None,
     hooks: Hooks | None = None,
     stop: StopRequest | None = None,
     *,
     quiet: bool = False,
 ) -> Ended:
     """Train to the end, or from where the run in the folder stands; `own` takes the place of what the configuration names."""
-    world, own, out = world or World(), own or Own(), Path(config.out)
+    world, own, out = world or World(), own or Given(), Path(config.out)
     with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
         found = Found(

@@ -1,15 +1,16 @@
-"""Copies of the trainable weights that can stand in for them: the anchor of the trust region, the EMA, and the old policy.
-
-Never a second model: a copy is swapped in for the reference pass, one parameter (or shard) at a time, and back.
-"""
+"""Snapshots of the trainable parameters: the anchor, the moving average, and the weights before a rollout's updates; and which updates need
+the anchor's velocities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from sage_grpo.training.config import TrainConfig
 
 
 class Snapshot:
@@ -115,3 +116,72 @@ class Old(Snapshot):
 def state_of(snapshot: Snapshot | None, prefix: str) -> dict[str, Tensor]:
     """The copies as flat tensors of a checkpoint."""
     return {} if snapshot is None else {f"{prefix}/{name}": copy for name, copy in snapshot.copies.items()}
+
+
+Need = Literal["none", "pass", "live", "inert"]
+"""No anchor; run the reference pass; the anchor is the live policy; its KL is inert."""
+REST = 4
+"""After a stretch of measured updates, so many stretches are left out at most."""
+MARGIN = 1.0 + REST
+"""How much the share may grow until it is measured again: its gradient is proportional to the way from the anchor, and that to the updates."""
+UNMEASURED = ("kl/total", "kl/position", "loss/kl", "gradient/kl_share")
+"""Metrics that an update without the anchor's velocities cannot tell."""
+
+
+class Reference:
+    """Measures the KL over one stretch of updates (from one renewal of the anchor to the next), then may let it rest for a few.
+
+    The share of the KL's gradient is proportional to lambda, so that `peak`, the largest share per lambda, holds while lambda moves. All
+    that it goes by is the same on every rank and part of the training state.
+    """
+
+    def __init__(self, *, limit: float = 0.0, stretch: int = 1) -> None:
+        self.limit, self.stretch = limit, stretch
+        self.measured, self.peak, self.rest = 0, 0.0, 0
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Reference:
+        """The one of a run. Coefficients that follow the KL need it in every update."""
+        blind = config.kl.kind in ("constant", "two_stage")
+        return cls(limit=config.anchor.skip_below if blind else 0.0, stretch=config.anchor.every)
+
+    def needs(self, anchor: Anchor | None, updates: int, count: int, kl_lambda: float) -> list[Need]:
+        """What each of the next `count` updates needs, where `updates` have been done."""
+        if anchor is None:
+            return ["none"] * count
+        rest: Need = "inert" if self.rest > 0 and self._inert(kl_lambda) else "pass"
+        return ["live" if anchor.is_live(updates, later) else rest for later in range(count)]
+
+    def note(self, metrics: dict[str, float], need: Need) -> dict[str, float]:
+        """Count one update; returns its metrics without those that it could not measure."""
+        if need == "none" or self.limit == 0:
+            return metrics
+        kl_lambda = metrics["kl/lambda"]
+        if need == "inert":
+            metrics = {name: value for name, value in metrics.items() if name not in UNMEASURED}
+        if self.rest > 0 and self._inert(kl_lambda):
+            self.rest -= 1
+        elif need == "pass":  # at its anchor the policy has no KL, which says nothing about it
+            self._measure(metrics["gradient/kl_share"], kl_lambda)
+        return {**metrics, "kl/skipped": float(need == "inert")}
+
+    def _measure(self, share: float, kl_lambda: float) -> None:
+        if self.rest > 0 or self.measured == self.stretch:  # lambda has outgrown what was measured, or the rest is over
+            self.measured, self.peak, self.rest = 0, 0.0, 0
+        odds = share / (1.0 - share) if share < 1.0 else float("inf")
+        self.peak = max(self.peak, odds / kl_lambda if kl_lambda > 0 else 0.0)
+        self.measured += 1
+        if self.measured == self.stretch and self._inert(kl_lambda):
+            self.rest = REST * self.stretch
+
+    def _inert(self, kl_lambda: float) -> bool:
+        return MARGIN * self.peak * kl_lambda < self.limit
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs."""
+        return {"measured": self.measured, "peak": self.peak, "rest": self.rest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken; a checkpoint without one begins to measure."""
+        self.measured, self.rest = int(state.get("measured", 0)), int(state.get("rest", 0))
+        self.peak = float(state.get("peak", 0.0))

@@ -18,7 +18,8 @@ from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig
-from sage_grpo.training.scoring import ScoreTable, no_clips, places_of, score_everywhere
+from sage_grpo.training.inputs import first_frame
+from sage_grpo.training.scoring import Scored, no_clips, score_everywhere
 from sage_grpo.types import Conditioning
 
 
@@ -47,56 +48,53 @@ def evaluate(
     config: EvalConfig,
     *,
     micro_batch: int,
-    shift: float | None = None,
     world: World | None = None,
-    images: Callable[[Prompt], Tensor | None] = lambda prompt: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Sample `config.per_prompt` clips for every prompt and score them; RewardFailure when too many cannot be scored."""
     world = world or World()
     prompts = list(prompts)[: config.prompts]
-    conditions = model.encode([p.text for p in prompts], [images(p) for p in prompts])
+    conditions = model.encode([p.text for p in prompts], [first_frame(p) for p in prompts])
     model.unload_text()  # the network needs their memory; what is encoded stays
     members = members_of(len(prompts), config.per_prompt)
     # Equal text lengths side by side: a model runs prompts of one length in one pass.
     members.sort(key=lambda member: _lengths(conditions[member.group]))
     share = share_out(members, micro_batch, world_size=world.size)[world.rank]
     real = [number for number, batch in enumerate(share) if not batch.filler]
-    scored = {real[place] for place in world.mine(len(real))}
+    decoded = {real[place] for place in world.mine(len(real))}
     made: list[tuple[Member, Tensor]] = []
     for number, batch in enumerate(share):
-        x = torch.stack([_start(model.latent_shape(), m, prompts[m.group].seed, config.seed) for m in batch.members])
-        solver = build_solver(model, config.solver, config.steps, shift)
+        x = torch.stack([_start(model.latent_shape(), m, prompts[m.group], config.seed) for m in batch.members])
+        solver = build_solver(model, config.solver, config.steps)
         latents = solve(model, solver, x.to(model.device), [conditions[m.group] for m in batch.members])
-        if number in scored:
+        if number in decoded:
             made += zip(batch.members, model.decode(latents))
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
     shown = [prompts[member.group] for member, _ in made]
     videos = torch.stack([clip for _, clip in made]) if made else no_clips(model.video)
-    places = places_of([member for member, _ in made])
-    table = score_everywhere(reward, videos, shown, model.video.fps, places, world)
-    rows = _rows(table, prompts, config.seed, [(m.group, m.index) for m, _ in made][: config.show])
+    mine = [member for member, _ in made]
+    scored = score_everywhere(reward, videos, mine, shown, model.video.fps, world)
+    rows = _rows(scored, prompts, config.seed, mine[: config.show])
     captions = [prompt.text for prompt in shown[: config.show]]
-    return Evaluation(_means(table), videos[: config.show], captions, table.report, rows)
+    return Evaluation(_means(scored), videos[: config.show], captions, scored.report, rows)
 
 
-def _rows(
-    table: ScoreTable, prompts: Sequence[Prompt], seed: int, clips: list[tuple[int, int]]
-) -> list[dict[str, Any]]:
+def _rows(scored: Scored, prompts: Sequence[Prompt], seed: int, clips: list[Member]) -> list[dict[str, Any]]:
     """What every clip scored, in the order of prompts; `clips` are those that this rank shows."""
-    columns = {"total": table.total.tolist(), **{name: values.tolist() for name, values in table.parts.items()}}
+    columns = {"total": scored.total.tolist(), **{name: values.tolist() for name, values in scored.parts.items()}}
     rows = []
-    for number, (group, index) in sorted(enumerate(table.places.long().tolist()), key=lambda one: one[1]):
-        own = prompts[group].seed
+    for number, member in enumerate(map(Member, scored.groups.tolist(), scored.indices.tolist())):
+        prompt = prompts[member.group]
+        scores = {name: values[number] for name, values in columns.items()}
         rows.append(
             {
-                "prompt": prompts[group].text,
-                "noise": f"{seed}/{group}/{index}" if own is None else f"{own + index}",
-                "scores": {
-                    name: values[number] if math.isfinite(values[number]) else None for name, values in columns.items()
-                },
-                "clip": clips.index((group, index)) if (group, index) in clips else None,
+                "prompt": prompt.text,
+                "noise": f"{seed}/{member.group}/{member.index}"
+                if prompt.seed is None
+                else f"{prompt.seed + member.index}",
+                "scores": {name: value if math.isfinite(value) else None for name, value in scores.items()},
+                "clip": clips.index(member) if member in clips else None,
             }
         )
     return rows
@@ -107,10 +105,10 @@ def members_of(prompts: int, per_prompt: int) -> list[Member]:
     return [Member(group, index) for group in range(prompts) for index in range(per_prompt)]
 
 
-def _start(shape: tuple[int, ...], member: Member, own: int | None, seed: int) -> Tensor:
-    """Initial noise. A prompt's own seed gives the clip that `sage-grpo generate` makes of it, whatever stands around it."""
-    if own is not None:
-        return keyed_noise(shape, "generate", own + member.index, "start")
+def _start(shape: tuple[int, ...], member: Member, prompt: Prompt, seed: int) -> Tensor:
+    """Initial noise. A prompt with a seed gets the clip that `sage-grpo generate` makes of it, whatever stands around it."""
+    if prompt.seed is not None:
+        return keyed_noise(shape, "generate", prompt.seed + member.index, "start")
     return keyed_noise(shape, "eval", seed, member.group, member.index)
 
 
@@ -118,11 +116,11 @@ def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(tensor.shape) for tensor in condition.tensors.values())
 
 
-def _means(table: ScoreTable) -> dict[str, float]:
-    columns = {**table.parts, "total": table.total}
+def _means(scored: Scored) -> dict[str, float]:
+    columns = {**scored.parts, "total": scored.total}
     metrics = {f"eval/{name}": float(torch.nanmean(values)) for name, values in columns.items()}
-    valid = torch.isfinite(table.total)
-    spread = table.total[valid].std(correction=0) if bool(valid.any()) else torch.tensor(float("nan"))
-    metrics["eval/total_stderr"] = float(spread) / max(1.0, float(valid.sum())) ** 0.5
-    metrics["eval/failed"] = float((~valid).sum())
-    return metrics | {f"eval/failed/{title}": float(count) for title, count in table.failed.items()}
+    valid = scored.total[scored.valid]
+    spread = float(valid.std(correction=0)) if len(valid) else math.nan
+    metrics["eval/total_stderr"] = spread / max(1.0, float(len(valid))) ** 0.5
+    metrics["eval/failed"] = float(len(scored.total) - len(valid))
+    return metrics | {f"eval/failed/{title}": float(count) for title, count in scored.failed.items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.forecast.fitting import keep_what_fits
+from sage_grpo.forecast.costs import keep_what_fits
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -27,18 +27,26 @@ from sage_grpo.sentinel.guard import sentinel_of
 from sage_grpo.sentinel.travel import Travel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
-from sage_grpo.training.build import Inputs
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation, evaluate
+from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner, choose
-from sage_grpo.training.reference import anchored
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, describe, metadata_of, no_clips, places_of, score_everywhere
-from sage_grpo.training.sources import first_frame
+from sage_grpo.training.scoring import Scored, describe, metadata_of, no_clips, score_everywhere
 from sage_grpo.training.state import TrainState
-from sage_grpo.training.update import Diverged, Item, Objective, accumulate, mean_of, path_kl, summarize, with_old
+from sage_grpo.training.update import (
+    Diverged,
+    Item,
+    Objective,
+    accumulate,
+    mean_of,
+    path_kl,
+    summarize,
+    with_anchor,
+    with_old,
+)
 from sage_grpo.types import Conditioning
 
 
@@ -181,12 +189,7 @@ class Trainer:
         members = self._scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         fps = self.model.video.fps
-        table = score_everywhere(self.reward, videos, shown, fps, places_of(members), self.world, early)
-        order = torch.argsort((table.places[:, 0] * plan.group_size + table.places[:, 1]).long())
-        total = table.total[order].float()
-        parts = {name: values[order].float() for name, values in table.parts.items()}
-        groups = table.places[order, 0].long()
-        return Scored(groups, total, torch.isfinite(total), parts, table.failed, table.report)
+        return score_everywhere(self.reward, videos, members, shown, fps, self.world, early, torch.float32)
 
     def advantages(self, scored: Scored) -> Tensor:
         """Group-relative advantages of all rollouts."""
@@ -220,7 +223,7 @@ class Trainer:
                 with self.old.applied():
                     items = with_old(self.objective, items, device, tick)
             if state.anchor is not None:
-                items = anchored(items, needs[update], state.anchor, device, tick)
+                items = with_anchor(items, needs[update], state.anchor, device, tick)
             self.engine.begin()
             tally = accumulate(
                 self.objective,
@@ -331,7 +334,6 @@ class Trainer:
                 config.evaluate,
                 micro_batch=config.batch.micro_batch,
                 world=self.world,
-                images=first_frame,
                 progress=progress,
             )
 

@@ -26,6 +26,7 @@ from sage_grpo.rl.surrogate import (
     scaled_surrogate,
 )
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
+from sage_grpo.training.anchor import Anchor, Need
 from sage_grpo.training.config import SurrogateConfig
 from sage_grpo.training.placing import same_bits, settle, to_device, to_storage
 from sage_grpo.training.plan import Plan
@@ -294,15 +295,19 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
     tally.bad[item.label] += ~torch.isfinite(value + kl_total + tally.grad_sent[item.label])
 
 
-@torch.no_grad()
-def with_anchor(items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None) -> list[Item]:
-    """The reference pass: items with the velocities of the weights that are in the model now."""
+def with_anchor(
+    items: Sequence[Item], need: Need, anchor: Anchor, device: torch.device, progress: Callable[[], None] = lambda: None
+) -> list[Item]:
+    """The reference pass: items with the anchor's velocities, or marked `at_anchor` where the live velocities stand for them."""
+    if need != "pass":
+        return [dataclasses.replace(item, at_anchor=True) for item in items]
     result = []
-    for item in items:
-        v_anchor = to_storage(replay(item, device).velocity, item.record.x.device)
-        result.append(dataclasses.replace(item, v_anchor=v_anchor))
-        progress()
-    settle(device)
+    with torch.no_grad(), anchor.applied():
+        for item in items:
+            v_anchor = to_storage(replay(item, device).velocity, item.record.x.device)
+            result.append(dataclasses.replace(item, v_anchor=v_anchor))
+            progress()
+        settle(device)
     return result
 
 

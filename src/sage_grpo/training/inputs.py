@@ -1,0 +1,186 @@
+"""What a run works with: prompts, rewards and the model, as its configuration names them or as a Python program hands them over."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
+from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.models.devices import choose_device
+from sage_grpo.models.network.blocks import worth_compiling
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.objects import name_of, refuse_object
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import SMALL, CompositeReward
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardLike, gather_rewards
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.placing import get_ready
+from sage_grpo.training.scoring import metadata_of
+from sage_grpo.types import Reward
+from sage_grpo.video import read_image
+
+NAMES = ("shapes", *SETS)
+"""Prompts that need no file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Objects that a program hands over; what is None comes from the configuration."""
+
+    model: VelocityModel | None = None
+    rewards: Mapping[str, Reward] = field(default_factory=dict)
+    """By the names in their specs; rewards of other names are loaded."""
+    prompts: Sequence[Prompt] | None = None
+    held_out: Sequence[Prompt] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a trainer is handed."""
+
+    model: VelocityModel
+    reward: CompositeReward
+    prompts: Sequence[Prompt]
+    """What it learns on."""
+    held_out: Sequence[Prompt] = ()
+    """What it is evaluated on; without any there is no evaluation."""
+
+
+def adopt(
+    config: TrainConfig,
+    *,
+    model: VelocityModel | None = None,
+    rewards: RewardLike | Sequence[RewardLike] | None = None,
+    prompts: Iterable[Row] | Frame | None = None,
+    held_out: Iterable[Row] | Frame | None = None,
+) -> tuple[TrainConfig, Given]:
+    """The objects, and the configuration that says that they were used."""
+    objects: dict[str, Reward] = {}
+    if rewards is not None:
+        specs, objects = gather_rewards(rewards)
+        config = replace(config, rewards=specs)
+    train = None if prompts is None else prompts_of(prompts, "prompts")
+    test = None if held_out is None else prompts_of(held_out, "held_out")
+    if train is not None:
+        config = replace(config, data=replace(config.data, prompts=name_of(type(prompts).__name__)))
+    if test is not None:
+        config = replace(config, data=replace(config.data, eval_prompts=name_of(type(held_out).__name__)))
+    if model is not None:
+        spec = check_model(model)
+        config = replace(config, model=replace(spec, family=name_of(type(model).__name__)))
+    return config, Given(model=model, rewards=objects, prompts=train, held_out=test)
+
+
+def check_model(model: VelocityModel) -> ModelSpec:
+    """What a model was made from; refuses what is not a model, by what it lacks."""
+    if inspect.isclass(model):
+        raise ConfigError(f"{model.__name__} is a class: give an object of it.")
+    if isinstance(model, VelocityModel):
+        if not isinstance(model.spec, ModelSpec):
+            raise ConfigError(f"{type(model).__name__}.spec must be a ModelSpec, got a {type(model.spec).__name__}.")
+        return model.spec
+    members = [name for name in (*VelocityModel.__annotations__, *vars(VelocityModel)) if not name.startswith("_")]
+    missing = [name for name in members if name not in dir(model)]
+    raise ConfigError(
+        f"A {type(model).__name__} is no VelocityModel: it lacks {', '.join(missing)}. docs/extending.md says what each one does; "
+        "a diffusers checkpoint is loaded with ModelSpec(path=...).load()."
+    )
+
+
+def build(config: TrainConfig, world: World | None = None, given: Given | None = None) -> Inputs:
+    """Everything that the configuration names, except what a program hands over.
+
+    Prompts and rewards come first (which are tried out): it takes seconds to find out that one is broken, and minutes to load a model.
+    """
+    world, given = world or World(), given or Given()
+    get_ready(wanted=config.model.deterministic)
+    prompts, held_out = load_sources(config, given)
+    reward = load_rewards(config, prompts[0], world, given)
+    model = given.model
+    if model is None:
+        torch.manual_seed(config.seed)
+        device = choose_device(config.model.device if world.device is None else world.device)
+        compiled, why = compiles(config, device)
+        model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
+        if isinstance(model, Explains):
+            model.choices["compile"] = why
+    elif world.device is not None and model.device != world.device:
+        raise ConfigError(
+            f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
+            f"ModelSpec(...).load({str(world.device)!r})."
+        )
+    return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
+
+
+def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
+    """Whether a run compiles its blocks, and why."""
+    passes = config.iterations * config.batch.prompts * config.batch.group_size * config.rollout.steps
+    return worth_compiling(config.model.compile, device, config.model.dtype, passes)
+
+
+def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given | None = None) -> CompositeReward:
+    """The rewards of a run, tried out. They leave the accelerator to the policy between their calls."""
+    given = given or Given()
+    if given.model is not None:
+        device = given.model.device
+    else:  # where the model will be, before it is loaded
+        device = choose_device(config.model.device) if world.device is None else world.device
+    reward = CompositeReward(
+        config.rewards,
+        max_failed_fraction=config.max_failed_fraction,
+        device=device,
+        offload_between=device.type != "cpu",
+        objects=given.rewards,
+    )
+    try_rewards(reward, prompt, config.model, world)
+    return reward
+
+
+def try_rewards(reward: CompositeReward, prompt: Prompt, model: ModelSpec, world: World | None = None) -> None:
+    """Call every reward once, before anything expensive; RewardConfigError on all ranks when one fails on any."""
+    asked = {name: getattr(model, name) for name in ("frames", "height", "width", "fps")}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    video = replace(SMALL, **asked) if asked else None
+    problem = reward.try_out(prompt.text, metadata=metadata_of(prompt), video=video)
+    problems = [text for text in (world or World()).texts(problem) if text]
+    if problems:
+        raise RewardConfigError("\n".join(dict.fromkeys(problems)))
+
+
+def load_sources(config: TrainConfig, given: Given | None = None) -> tuple[list[Prompt], list[Prompt]]:
+    """Training prompts and held-out prompts."""
+    given, source = given or Given(), config.data.held_out
+    prompts = given.prompts if given.prompts is not None else prompts_from(config.data.prompts, split="train")
+    if given.held_out is not None:
+        return list(prompts), list(given.held_out)
+    return list(prompts), [] if source is None else prompts_from(source)
+
+
+def prompts_from(source: str, *, split: str = "heldout") -> list[Prompt]:
+    """The prompts of a file, of a set of the package, or of a split of the embedded world."""
+    refuse_object(source, "its prompts", "Give a file (--prompts, --data.prompts)")
+    return shapes_prompts(split) if source == "shapes" else load_prompts(source, NAMES)
+
+
+def shapes_prompts(split: str) -> list[Prompt]:
+    """The embedded world's prompts: every scene of a split once, with a template chosen by a fixed rule."""
+    from sage_grpo.shapes import scene
+
+    scenes = scene.train_scenes() if split == "train" else scene.heldout_scenes()
+    draw = random.Random(f"shapes/{split}")
+    prompts = [Prompt(scene.to_text(one, draw.randrange(len(scene.TEMPLATES)))) for one in scenes]
+    draw.shuffle(prompts)
+    return prompts
+
+
+def first_frame(prompt: Prompt) -> Tensor | None:
+    """A prompt's image, uint8 H x W x 3."""
+    return None if prompt.image is None else read_image(prompt.image)
