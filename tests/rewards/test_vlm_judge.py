@@ -301,7 +301,7 @@ def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked_for(headers, le
     now = [0.0]
     meter = Meter(Limits(), clock=lambda: now[0])
     endpoint = Endpoint("https://host/v1", "", Network(backoff=1.0, max_wait=3.0, retries=5), meter)
-    monkeypatch.setattr(endpoint, "_post", lambda body: (503, headers, b""))
+    monkeypatch.setattr("sage_grpo.rewards.judge.endpoint.post", lambda *_, **__: (503, headers, b""))
     stop = Patience()
     with pytest.raises(EndpointFailure, match="answered 503"):
         endpoint.ask(b"{}", Usage(), stop)

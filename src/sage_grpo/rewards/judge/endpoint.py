@@ -70,12 +70,10 @@ class Limits:
 class Meter:
     """Counts and limits; all methods may be called from many threads."""
 
-    def __init__(
-        self, limits: Limits, before: Usage | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """before: what earlier processes of the same run have spent."""
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
-        self.used = before or Usage()
+        self.used = Usage()
+        """By this process, and by earlier ones of the same run."""
         self.cached = 0
         self._next = 0.0
         self._lock = threading.Lock()
@@ -83,10 +81,8 @@ class Meter:
     @property
     def cost(self) -> float:
         """What was spent, by the prices."""
-        used = self.used
-        return (
-            used.input_tokens * self._limits.input_price + used.output_tokens * self._limits.output_price
-        ) / 1_000_000
+        used, limits = self.used, self._limits
+        return (used.input_tokens * limits.input_price + used.output_tokens * limits.output_price) / 1_000_000
 
     def reserve(self) -> float:
         """Count one request and return how many seconds it has to wait for its turn; Spent when there is nothing left.
@@ -109,11 +105,10 @@ class Meter:
             self._next = turn + (60 / limits.requests_per_minute if limits.requests_per_minute else 0.0)
             return turn - now
 
-    def answered(self, input_tokens: int, output_tokens: int) -> None:
+    def answered(self, tokens: Usage) -> None:
         """Count the tokens of an answer."""
         with self._lock:
-            self.used.input_tokens += input_tokens
-            self.used.output_tokens += output_tokens
+            self.used.add(tokens)
 
     def hold(self, seconds: float) -> None:
         """The endpoint wants to be left alone: nobody's turn comes earlier."""
@@ -145,6 +140,10 @@ LARGEST_ANSWER = 4 * 2**20
 
 class EndpointFailure(RuntimeError):
     """A request that brought no answer, after all retries."""
+
+
+class NoAnswer(ValueError):
+    """What came back is not a chat completion."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +179,7 @@ class Endpoint:
     def __init__(self, url: str, key_env: str, network: Network, meter: Meter, *, needs_tokens: bool = False) -> None:
         """needs_tokens: refuse an endpoint that does not count tokens, because a limit depends on it."""
         self.url = check_url(url)
+        self._where = f"{self.url.scheme}://{self.url.netloc}{self.url.path}"
         self._key_env, self._network = key_env, network
         self._meter, self._needs_tokens = meter, needs_tokens
         self._backoff = Backoff(network.backoff, network.max_wait)
@@ -203,35 +203,33 @@ class Endpoint:
                 break
             usage.requests += 1
             try:
-                status, headers, answer = self._post(body)
+                status, headers, answer = post(
+                    self.url,
+                    "/chat/completions" + (f"?{self.url.query}" if self.url.query else ""),
+                    [body],
+                    kind="application/json",
+                    token=self.key(),
+                    timeout=self._network.timeout,
+                    largest=LARGEST_ANSWER,
+                )
+                if status == 200:
+                    return self._read(answer, usage)
+                reason, asked = self._refused(status, headers, answer)
             except (OSError, http.client.HTTPException) as error:
                 reason, asked = f"{type(error).__name__}: {error}", 0.0
-            else:
-                if status == 200:
-                    try:
-                        return self._read(answer, usage)
-                    except RewardConfigError:
-                        raise
-                    except ValueError as error:
-                        reason, asked = str(error), 0.0
-                else:
-                    reason, asked = self._refused(status, headers, answer)
-            if attempt < self._network.retries and stop.wait(self._pause(attempt, asked)):
+            except NoAnswer as error:
+                reason, asked = str(error), 0.0
+            if attempt == self._network.retries:
                 break
-        raise EndpointFailure(self.hide(f"{self._where()}: {reason}"))
+            if asked:
+                self._meter.hold(asked)  # for everyone: the limit is the account's, not the request's
+            if stop.wait(max(asked, self._backoff.pause(attempt))):
+                break
+        raise EndpointFailure(self.hide(f"{self._where}: {reason}"))
 
     def hide(self, text: str) -> str:
         """A text without the key: servers like to repeat it in their errors."""
         return hide(text, self.key())
-
-    def _where(self) -> str:
-        return f"{self.url.scheme}://{self.url.netloc}{self.url.path}"
-
-    def _pause(self, attempt: int, asked: float) -> float:
-        """Seconds to the next try: what the server asked for, at least the doubled backoff with jitter."""
-        if asked:
-            self._meter.hold(asked)  # for everyone: the limit is the account's, not the request's
-        return max(asked, self._backoff.pause(attempt))
 
     def _refused(self, status: int, headers: Mapping[str, str], answer: bytes) -> tuple[str, float]:
         """Why, and how long the server wants to be left alone; raises when the request will never succeed."""
@@ -240,50 +238,39 @@ class Endpoint:
         reason = f"answered {status}: {text}"
         if status in HOPELESS or 300 <= status < 400:
             more = " Redirects are not followed: give the final address." if status < 400 else ""
-            raise RewardConfigError(f"The judge at {self._where()} {reason}.{more} Check url, model and key_env.")
+            raise RewardConfigError(f"The judge at {self._where} {reason}.{more} Check url, model and key_env.")
         if status not in TRY_AGAIN or any(code in text for code in NO_MONEY):
-            raise EndpointFailure(f"{self._where()} {reason}")
+            raise EndpointFailure(f"{self._where} {reason}")
         asked = retry_after(headers, time.time())
         if asked > self._network.max_wait:
             raise EndpointFailure(
-                f"{self._where()} asks to wait {asked:g} s, more than max_wait {self._network.max_wait:g}"
+                f"{self._where} asks to wait {asked:g} s, more than max_wait {self._network.max_wait:g}"
             )
         return reason, asked
 
     def _read(self, answer: bytes, usage: Usage) -> Reply:
-        document = parse_json(answer, "its answer")
         try:
+            document = parse_json(answer, "its answer")
             choice = document["choices"][0]
             message, counts = choice["message"], document.get("usage") or {}
             text, refusal = message.get("content") or "", message.get("refusal") or ""
             sent, said = int(counts.get("prompt_tokens") or 0), int(counts.get("completion_tokens") or 0)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             text = self.hide(answer.decode("utf-8", "replace"))[:200]
-            raise ValueError(f"answered no chat completion: {text!r}") from error
+            raise NoAnswer(f"answered no chat completion: {text!r}") from error
         if self._needs_tokens and not (sent and "completion_tokens" in counts):  # each has its own price
             raise RewardConfigError(
                 "The judge's endpoint does not count tokens, so max_tokens and max_cost cannot be kept: use max_requests."
             )
-        self._meter.answered(sent, said)
-        usage.input_tokens += sent
-        usage.output_tokens += said
+        tokens = Usage(input_tokens=sent, output_tokens=said)
+        self._meter.answered(tokens)
+        usage.add(tokens)
         if isinstance(text, list):  # some servers answer in pieces
             text = "".join(str(piece.get("text", "")) for piece in text if isinstance(piece, dict))
         finish = choice.get("finish_reason")
         if finish == "content_filter":
             refusal = refusal or "its content filter stopped the answer"
         return Reply(text=self.hide(str(text)), refusal=self.hide(str(refusal)), cut=finish == "length")
-
-    def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        return post(
-            self.url,
-            "/chat/completions" + (f"?{self.url.query}" if self.url.query else ""),
-            [body],
-            kind="application/json",
-            token=self.key(),
-            timeout=self._network.timeout,
-            largest=LARGEST_ANSWER,
-        )
 
 
 def check_url(url: str) -> SplitResult:
@@ -329,9 +316,6 @@ class Ledger:
             for file in sorted(place.glob("judge-*.jsonl")):
                 self._read(file)
             self._file = place / f"judge-{uuid.uuid4().hex}.jsonl"
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def find(self, digest: str) -> tuple[dict[str, float], dict[str, str]] | None:
         """Scores and reasons of a request that was answered before."""

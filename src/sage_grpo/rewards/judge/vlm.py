@@ -32,7 +32,6 @@ from sage_grpo.rewards.judge.endpoint import (
     Network,
     Spent,
     Usage,
-    check_url,
 )
 from sage_grpo.types import PartScores, RewardFacts
 
@@ -118,11 +117,11 @@ class VlmJudge:
         self._body = _body(model, {**fixed, "response_format": {"type": "json_object"}, **(body or {})})
         self._frames = _group(Frames, "frames", frames)
         self._network, allowed = _group(Network, "network", network), _group(Limits, "limits", limits)
-        check_url(url)  # before a cache folder is made
-        self._ledger = Ledger(cache, self.names)
-        self.meter = Meter(allowed, before=self._ledger.spent)
+        self.meter = Meter(allowed)
         needs_tokens = bool(allowed.max_tokens or allowed.max_cost)
         self._endpoint = Endpoint(url, key_env, self._network, self.meter, needs_tokens=needs_tokens)
+        self._ledger = Ledger(cache, self.names)  # last: it makes a folder
+        self.meter.used = self._ledger.spent
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -154,9 +153,7 @@ class VlmJudge:
         if known is not None:
             self.meter.found()
             return known[0], _together(known[1])
-        usage, problem = Usage(), ""
-        scores: dict[str, float] = {}
-        reasons: dict[str, str] = {}
+        usage, problem, scores, reasons = Usage(), "", dict[str, float](), dict[str, str]()
         try:
             for _ in range(self._ask_again + 1):
                 reply = self._endpoint.ask(body, usage, stop)
@@ -253,7 +250,7 @@ _NUMBER = re.compile(r"\s*([-+]?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?))?\s*")
 
 
 LONGEST = 50_000
-"""Signs of an answer that are looked at, from its end."""
+"""Characters of an answer that are read, from its end."""
 
 
 class Unreadable(ValueError):
@@ -263,8 +260,11 @@ class Unreadable(ValueError):
 def read_answer(text: str, parts: Sequence[str], low: float, high: float) -> tuple[dict[str, float], dict[str, str]]:
     """Scores and reasons by dimension; Unreadable says what is wrong. Scores out of range are refused, not clamped."""
     text = text[-LONGEST:]
-    found = _strict(text)
-    if found is None:
+    try:
+        found = parse_json(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
         fitting = [one for one in _objects(text) if all(_pick(one, part) is not None for part in parts)]
         if not fitting:
             raise Unreadable(f"no JSON object with {', '.join(parts)} in the answer {_short(text)!r}")
@@ -279,14 +279,6 @@ def read_answer(text: str, parts: Sequence[str], low: float, high: float) -> tup
         if isinstance(reason, str) and reason.strip():
             reasons[part] = " ".join(reason.split())
     return scores, reasons
-
-
-def _strict(text: str) -> Mapping[str, Any] | None:
-    try:
-        found = parse_json(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
@@ -305,12 +297,11 @@ def _objects(text: str) -> list[dict[str, Any]]:
 
 def _pick(found: Mapping[str, Any], part: str) -> Any:
     """The value under a dimension's name; case, spaces, dashes and underscores do not count."""
-    names = {_plain(str(name)): value for name, value in found.items()}
-    return names.get(_plain(part))
 
+    def plain(name: object) -> str:
+        return re.sub(r"[\s_-]", "", str(name).casefold())
 
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]", "", name.casefold())
+    return {plain(name): value for name, value in found.items()}.get(plain(part))
 
 
 def _score(value: Any, part: str, low: float, high: float) -> float:

@@ -36,7 +36,7 @@ LONGEST = 600.0
 """Seconds that a server which hung is left alone at most."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Server:
     """What is known about one server."""
 
@@ -84,7 +84,7 @@ class Pool:
             now = time.monotonic()
             self._turn += 1
             first = self._turn % len(self.servers)
-            order = [s for s in self.servers[first:] + self.servers[:first] if all(s is not other for other in avoid)]
+            order = [s for s in self.servers[first:] + self.servers[:first] if s not in avoid]
             ready = [s for s in order if s.down_until <= now and not (s.failures and s.running)]
             if not order or (patient and not ready):
                 return None
@@ -111,36 +111,26 @@ class Pool:
     def dropped(self, server: Server, number: int, *, late: bool) -> None:
         """The answer is no longer needed; `late` when another server gave it first: asking this one gained nothing."""
         with self._lock:
-            now, start = time.monotonic(), server.running.pop(number)
-            server.seconds = max(now - start, server.seconds or 0.0)
+            start = server.running.pop(number)
+            server.seconds = max(time.monotonic() - start, server.seconds or 0.0)
             if late:
-                self._lock_out(server, now, start, "another server answered its request first")
+                self._lock_out(server, start, "another server answered its request first")
 
-    def failed(self, server: Server, number: int, reason: str) -> None:
-        """The server hung, answered nonsense or an error."""
+    def failed(self, server: Server, number: int | None, reason: str) -> None:
+        """The server hung, answered nonsense or an error; without a number, what it answered turned out to be wrong."""
         with self._lock:
-            now, start = time.monotonic(), server.running.pop(number)
-            self._lock_out(server, now, start, reason)
+            start = time.monotonic() if number is None else server.running.pop(number)
+            self._lock_out(server, start, reason)
 
-    def distrust(self, server: Server, reason: str) -> None:
-        """The server answered without scores where another one had some."""
-        with self._lock:
-            now = time.monotonic()
-            self._lock_out(server, now, now, reason)
-
-    def _lock_out(self, server: Server, now: float, start: float, reason: str) -> None:
+    def _lock_out(self, server: Server, start: float, reason: str) -> None:
+        now = time.monotonic()
         if now < server.down_until or (server.failures and start <= server.measured):
             return  # one of many requests that failed together
         # A server that hung is left alone for at least as long as it cost.
         pause = max(self._backoff.full(server.failures), min(now - start, LONGEST))
         server.failures, server.down_until, server.measured = server.failures + 1, now + pause, now
-        log.warning(
-            "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row.",
-            server.url.geturl(),
-            reason[:300],
-            pause,
-            server.failures,
-        )
+        told = "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row."
+        log.warning(told, server.url.geturl(), reason[:300], pause, server.failures)
 
     def quicker(self, waited: float, avoid: Collection[Server], factor: float) -> tuple[Server, int] | None:
         """A server that has answered `factor` times over what another one has had for `waited` seconds; None without one."""
@@ -310,17 +300,17 @@ class RemoteReward:
         return read_token(self._token_env, "The remote reward's token_env")
 
     def _said(self, text: str) -> str:
-        """What a server said, for people: servers like to repeat the token. Hidden before anything is cut off, which could leave half of it."""
+        """What a server said, without the token, which servers like to repeat. Call it before anything is cut off: that could leave half a token."""
         return hide(text, self._token())
 
     def _try(self, task: _Task, server: Server, number: int, *, second: bool = False) -> PartScores | None:
         """Ask one server once; None when it has to be tried again, here or elsewhere. A `second` try may lose to the first."""
-        where = server.url.geturl()
+        where, (body, checksum) = server.url.geturl(), task.encoded
         try:
             status, _, answer = post(
                 server.url,
                 "/score",
-                task.body,
+                body,
                 kind="application/octet-stream",
                 token=self._token(),
                 timeout=self._timeout,
@@ -329,7 +319,7 @@ class RemoteReward:
                 watched=task.holding,
             )
             if status == 200:
-                scores = decode_response(answer, request_id=task.id, checksum=task.checksum, count=len(task.prompts))
+                scores = decode_response(answer, request_id=task.id, checksum=checksum, count=len(task.prompts))
                 self._pool.succeeded(server, number)
                 return self._chosen(scores)
         except (OSError, http.client.HTTPException, WireError) as error:
@@ -367,7 +357,7 @@ class RemoteReward:
                 for part in self._parts:
                     parts[part][index] = second[part][place]
                 reason = reasons.pop(index, "no reason given")
-                self._pool.distrust(server, f"it could not score a clip that another server could: {reason}")
+                self._pool.failed(server, None, f"it could not score a clip that another server could: {reason}")
         return PartScores(parts, reasons)
 
     def _chosen(self, scores: PartScores) -> PartScores:
@@ -403,18 +393,9 @@ class _Task:
         self._connections: list[http.client.HTTPConnection] = []
 
     @cached_property
-    def _encoded(self) -> tuple[list[bytes | memoryview], str]:
+    def encoded(self) -> tuple[list[bytes | memoryview], str]:
+        """What is sent, and the checksum that the answer must repeat."""
         return encode_request(self.videos, self.prompts, self.fps, self.id)
-
-    @property
-    def body(self) -> list[bytes | memoryview]:
-        """What is sent."""
-        return self._encoded[0]
-
-    @property
-    def checksum(self) -> str:
-        """What the answer must repeat."""
-        return self._encoded[1]
 
     def settle(self, scores: PartScores) -> None:
         """The first result counts; whoever still works on another one is disturbed."""

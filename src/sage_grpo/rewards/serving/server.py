@@ -12,8 +12,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -81,7 +80,7 @@ class Counters:
     """Answers by status."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     request: ScoreRequest
     future: asyncio.Future[PartScores]
@@ -99,11 +98,11 @@ class _Job:
 class Batcher:
     """Collects requests up to `max_batch` clips or `max_wait` seconds; one thread runs the reward."""
 
-    def __init__(self, score: Scorer, *, max_batch: int, max_wait: float, counters: Counters) -> None:
+    def __init__(self, score: Scorer, *, max_batch: int, max_wait: float) -> None:
+        self.counters = Counters()
         self._score, self._max_batch, self._max_wait = score, max_batch, max_wait
-        self._counters = counters
-        self._queue: asyncio.Queue[_Job] = asyncio.Queue()
-        self._waiting: deque[_Job] = deque()
+        self._waiting: list[_Job] = []
+        self._came = asyncio.Event()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
@@ -111,7 +110,7 @@ class Batcher:
     @property
     def depth(self) -> int:
         """Requests that wait."""
-        return self._queue.qsize() + len(self._waiting)
+        return len(self._waiting)
 
     def start(self) -> None:
         """Begin to serve, in the running event loop."""
@@ -122,7 +121,8 @@ class Batcher:
         if self._task is None or self._task.done():
             raise Closing("The server is stopping.")
         job = _Job(request, asyncio.get_running_loop().create_future())
-        self._queue.put_nowait(job)
+        self._waiting.append(job)
+        self._came.set()
         return await job.future  # when this is cancelled, so is the future, and the job is passed over
 
     async def close(self) -> None:
@@ -132,8 +132,6 @@ class Batcher:
             await asyncio.wait([self._task])
         if self._running is not None:
             await asyncio.wait([self._running])
-        while not self._queue.empty():
-            self._waiting.append(self._queue.get_nowait())
         for job in self._waiting:
             if not job.future.done():
                 job.future.set_exception(Closing("The server is stopping."))
@@ -141,51 +139,43 @@ class Batcher:
 
     async def _run(self) -> None:
         while True:
-            jobs = self._wanted(await self._gather())
+            jobs = await self._gather()
+            self._waiting = [job for job in self._waiting if job not in jobs]
             self._running = asyncio.create_task(self._score_jobs(jobs))
             # the worker thread cannot be stopped, so neither is its batch: close() waits for it
             await asyncio.shield(self._running)
 
-    def _wanted(self, jobs: Iterable[_Job]) -> list[_Job]:
-        """The jobs whose clients still wait; the others are counted as abandoned."""
-        jobs = list(jobs)
-        wanted = [job for job in jobs if not job.future.done()]
-        self._counters.abandoned += sum(job.count for job in jobs) - sum(job.count for job in wanted)
-        return wanted
-
     async def _gather(self) -> list[_Job]:
-        """The first waiting request, and those of its format that fit and come in time."""
-        self._waiting = deque(self._wanted(self._waiting))
-        first = self._waiting.popleft() if self._waiting else await self._queue.get()
-        jobs, clips = [first], first.count
-        others: deque[_Job] = deque()
-        earlier, self._waiting = self._waiting, others
-        for job in earlier:
-            if job.key == first.key and clips + job.count <= self._max_batch:
+        """The first waiting request, and those of its format that fit and come in time; all wait on until they are scored."""
+        while not (jobs := self._fitting()):
+            await self._news(None)
+        deadline = time.monotonic() + self._max_wait
+        while sum(job.count for job in jobs) < self._max_batch and (left := deadline - time.monotonic()) > 0:
+            await self._news(left)
+            jobs = self._fitting()
+        return jobs
+
+    async def _news(self, seconds: float | None) -> None:
+        """Wait for another request, but not longer."""
+        self._came.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._came.wait(), seconds)
+
+    def _fitting(self) -> list[_Job]:
+        """The first request whose client still waits, and those that can share its call; others are counted as abandoned."""
+        gone = [job for job in self._waiting if job.future.done()]
+        self.counters.abandoned += sum(job.count for job in gone)
+        self._waiting = [job for job in self._waiting if job not in gone]
+        jobs, clips = self._waiting[:1], sum(job.count for job in self._waiting[:1])
+        for job in self._waiting[1:]:
+            if job.key == jobs[0].key and clips + job.count <= self._max_batch:
                 jobs.append(job)
                 clips += job.count
-            else:
-                others.append(job)
-        deadline = time.monotonic() + self._max_wait
-        try:
-            while clips < self._max_batch and (left := deadline - time.monotonic()) > 0:
-                job = await asyncio.wait_for(self._queue.get(), left)
-                if job.key == first.key and clips + job.count <= self._max_batch:
-                    jobs.append(job)
-                    clips += job.count
-                else:
-                    others.append(job)
-        except TimeoutError:
-            pass
-        except asyncio.CancelledError:
-            others.extendleft(reversed(jobs))  # close() answers them
-            raise
         return jobs
 
     async def _score_jobs(self, jobs: list[_Job]) -> None:
-        if not jobs:
-            return
-        start = self._counters.running_since = time.monotonic()
+        counters = self.counters
+        start = counters.running_since = time.monotonic()
         videos = torch.cat([job.request.videos for job in jobs]) if len(jobs) > 1 else jobs[0].request.videos
         prompts = [prompt for job in jobs for prompt in job.request.prompts]
         loop = asyncio.get_running_loop()
@@ -202,7 +192,7 @@ class Batcher:
                 job.future.set_result(_slice(call.result(), offset, job.count))
             offset += job.count
         failed = offset if error is not None else len(call.result().reasons)
-        counters, now = self._counters, time.monotonic()
+        now = time.monotonic()
         counters.batches, counters.clips = counters.batches + 1, counters.clips + offset
         counters.failed, counters.seconds = counters.failed + failed, counters.seconds + now - start
         counters.last_clips, counters.last_failed, counters.last_end = offset, failed, now
@@ -256,21 +246,14 @@ class RewardServer:
     def __init__(self, score: Scorer, *, token: str = "", limits: ServerLimits | None = None) -> None:
         self.limits = limits or ServerLimits()
         self._token = token.encode()
-        self._score = score
-        self.counters = Counters()
-        self._batcher: Batcher | None = None
+        self._batcher = Batcher(score, max_batch=self.limits.max_batch, max_wait=self.limits.max_wait_ms / 1000)
+        self.counters = self._batcher.counters
         self._open = 0
         self._bytes = 0
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Start the worker; on the way out finish the running batch."""
-        self._batcher = Batcher(
-            self._score,
-            max_batch=self.limits.max_batch,
-            max_wait=self.limits.max_wait_ms / 1000,
-            counters=self.counters,
-        )
         self._batcher.start()
         try:
             yield
@@ -318,7 +301,6 @@ class RewardServer:
 
     async def _scores(self, request: ScoreRequest, body: _Body) -> PartScores:
         """The scores, unless the client goes away first: nobody would read them, and it will ask again."""
-        assert self._batcher is not None
         scoring = asyncio.ensure_future(self._batcher.submit(request))
         leaving = asyncio.ensure_future(body.client_gone())
         try:
@@ -380,10 +362,6 @@ class RewardServer:
             self._authorise(request)
         except Refused as refused:
             return PlainTextResponse(str(refused), refused.status)
-        return PlainTextResponse(self._metrics_text(), media_type="text/plain; version=0.0.4")
-
-    def _metrics_text(self) -> str:
-        assert self._batcher is not None
         numbers = [
             ("clips_total", "counter", "Clips scored.", self.counters.clips),
             ("clips_failed_total", "counter", "Clips without a score.", self.counters.failed),
@@ -401,7 +379,7 @@ class RewardServer:
         full = "sage_grpo_reward_responses_total"
         lines += [f"# HELP {full} Answers by status.", f"# TYPE {full} counter"]
         lines += [f'{full}{{status="{code}"}} {count}' for code, count in sorted(self.counters.responses.items())]
-        return "\n".join(lines) + "\n"
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
 class _Body:

@@ -6,11 +6,12 @@ of its scores, so that a score can never be taken for another clip's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sage_grpo.documents import DocumentError, parse_json
+from sage_grpo.documents import parse_json
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.types import PartScores
 
@@ -28,6 +29,17 @@ MAX_HEADER = 8 * 2**20
 
 class WireError(ValueError):
     """Bytes that are not what they should be."""
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever goes wrong while foreign bytes are read is a WireError."""
+    try:
+        yield
+    except WireError:
+        raise
+    except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError) as error:
+        raise WireError(f"{what} is not as it should be: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -79,23 +91,20 @@ def encode_request(
 def decode_request(body: bytes | bytearray) -> ScoreRequest:
     """Read and check a request; WireError says what is wrong with it. The clips share a bytearray's memory."""
     body = body if isinstance(body, bytearray) else bytearray(body)  # tensors need memory that can be written
-    header, start = _header(body)
-    metadata = _metadata(header, ("id", "prompts", "fps", "checksum"))
-    videos = _videos(header, body, start)
-    prompts = _json(metadata["prompts"], "prompts")
-    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
-        raise WireError("prompts must be a list of strings.")
-    try:
-        fps = float(metadata["fps"])
+    with _reading("The request"):
+        header, start = _header(body)
+        metadata = _metadata(header, ("id", "prompts", "fps", "checksum"))
+        videos, prompts, fps = (
+            _videos(header, body, start),
+            parse_json(metadata["prompts"], "prompts"),
+            float(metadata["fps"]),
+        )
+        if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise WireError("prompts must be a list of strings.")
         check_clips(videos, prompts, fps)
-    except ValueError as error:
-        raise WireError(str(error)) from error
+        "".join([metadata["id"], *prompts]).encode()  # JSON can spell halves of characters, which nobody can send back
     if len(metadata["id"]) > 200:
         raise WireError("The id is longer than 200 characters.")
-    try:
-        "".join([metadata["id"], *prompts]).encode()  # JSON can spell halves of characters, which nobody can send back
-    except UnicodeEncodeError as error:
-        raise WireError(f"The id and the prompts must be text: {error}") from error
     if content_checksum(videos, prompts, fps) != metadata["checksum"]:
         raise WireError("The checksum does not fit the clips, prompts and fps: they were changed on the way.")
     return ScoreRequest(metadata["id"], metadata["checksum"], videos, prompts, fps)
@@ -129,7 +138,9 @@ def encode_response(request: ScoreRequest, parts: Mapping[str, Tensor], reasons:
 
 def decode_response(body: bytes, *, request_id: str, checksum: str, count: int) -> PartScores:
     """Read an answer; WireError unless it is the answer to this very request."""
-    tensors, metadata = _load(body, ("id", "checksum", "reasons", "scores"))
+    with _reading("The answer"):
+        metadata, tensors = _metadata(_header(body)[0], ("id", "checksum", "reasons", "scores")), load(body)
+        reasons = parse_json(metadata["reasons"], "reasons")
     if (metadata["id"], metadata["checksum"]) != (request_id, checksum):
         raise WireError("The answer belongs to another request.")
     for name, value in tensors.items():
@@ -137,7 +148,6 @@ def decode_response(body: bytes, *, request_id: str, checksum: str, count: int) 
             raise WireError(f"Part {name!r} has {tuple(value.shape)} values of {value.dtype} for {count} clips.")
     if metadata["scores"] != _scores_checksum(tensors):
         raise WireError("The scores were changed on the way.")
-    reasons = _json(metadata["reasons"], "reasons")
     if not isinstance(reasons, dict) or not reasons.keys() <= {str(index) for index in range(count)}:
         raise WireError("reasons must map indices of clips to texts.")
     return PartScores(tensors, {int(index): str(reason) for index, reason in reasons.items()})
@@ -150,22 +160,6 @@ def _scores_checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _json(text: str, what: str) -> Any:
-    try:
-        return parse_json(text, what)
-    except DocumentError as error:
-        raise WireError(str(error)) from error
-
-
-def _load(body: bytes, keys: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    header, _ = _header(body)
-    try:
-        tensors = load(body)
-    except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError) as error:
-        raise WireError(f"No safetensors file: {error}") from error
-    return tensors, _metadata(header, keys)
-
-
 def _header(body: bytes | bytearray) -> tuple[dict[str, Any], int]:
     """The JSON header of a safetensors file, and where its tensors begin."""
     if len(body) < 8:
@@ -173,10 +167,7 @@ def _header(body: bytes | bytearray) -> tuple[dict[str, Any], int]:
     (length,) = struct.unpack("<Q", body[:8])
     if length > min(MAX_HEADER, len(body) - 8):
         raise WireError(f"The safetensors header claims {length} bytes.")
-    try:
-        header = _json(body[8 : 8 + length].decode("utf-8"), "the safetensors header")
-    except UnicodeDecodeError as error:
-        raise WireError(f"No safetensors file: {error}") from error
+    header = parse_json(body[8 : 8 + length].decode("utf-8"), "the safetensors header")
     if not isinstance(header, dict):
         raise WireError("The safetensors header is no object.")
     return header, 8 + length
