@@ -38,7 +38,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "sage_grpo.models.families.wan.load",
         "sage_grpo.models.checkpoints.checkpoint._download",
         "sage_grpo.shapes.making.pretrain.pretrain",
-        "sage_grpo.shapes.making.pretrain.score",
+        "sage_grpo.shapes.making.score.score",
         "sage_grpo.video.contact_sheet",
         "sage_grpo.commands.inspect_figure.save_figure",
         "sage_grpo.parallel.elastic.run_module",

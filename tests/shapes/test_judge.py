@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import needs
-from sage_grpo.shapes import corrupt
 from sage_grpo.shapes import judge as judge_module
 from sage_grpo.shapes.judge import WEIGHTS, NaiveProxy, ShapesJudge
+from sage_grpo.shapes.making.imperfect import blur, jitter
 from sage_grpo.shapes.render import backdrop, coverage, palette, render, to_uint8, trajectory
 from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, random_scenes
 from sage_grpo.types import Reward
@@ -107,10 +107,17 @@ STRENGTHS = {
 def spoil(kind: str, strength: float, batch: SceneBatch, clean: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(7)
     if kind == "jitter":
-        return render(batch, FRAMES, 32, 32, corrupt.jitter(len(batch), FRAMES, strength, generator))
+        return render(batch, FRAMES, 32, 32, jitter(torch.full((len(batch),), strength), FRAMES, generator))
     if kind == "blur":
-        return corrupt.blur(clean, strength)
-    return {"noise": corrupt.noise, "flicker": corrupt.flicker}[kind](clean, strength, generator)
+        return blur(clean, torch.full((len(clean),), strength))
+    if kind == "flicker":  # every frame has a brightness of its own
+        return (clean * (1 + strength * torch.randn(*clean.shape[:2], 1, 1, 1, generator=generator))).clamp(0, 1)
+    return noisy(clean, strength, generator)
+
+
+def noisy(videos: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """White noise of this standard deviation; 0.03 is 30 dB."""
+    return (videos + strength * torch.randn(videos.shape, generator=generator)).clamp(0, 1)
 
 
 @pytest.mark.parametrize("kind", list(STRENGTHS))
@@ -152,7 +159,7 @@ def test_nothing_without_exactly_one_object_passes(kind: str, batch: SceneBatch,
     videos = {
         "blank": lambda: blank,
         "black": lambda: torch.zeros_like(clean),
-        "blank noise": lambda: corrupt.noise(blank, 0.1, generator),
+        "blank noise": lambda: noisy(blank, 0.1, generator),
         "noise": lambda: torch.rand(clean.shape, generator=generator),
         "doubled": lambda: second_object(batch, clean),
         "off screen": lambda: render(batch, FRAMES, 32, 32, torch.full((len(batch), FRAMES, 2), 3.0)),

@@ -9,23 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.shapes.making.flow_train import draw_sigma
-from sage_grpo.shapes.making.imperfect import Flaws, imperfect_captions, imperfect_clips, misnamed
+from sage_grpo.shapes.making.imperfect import Flaws, blur, imperfect_captions, imperfect_clips, jitter, misnamed
 from sage_grpo.shapes.making.networks import (
+    PREFIX_LENGTH,
     Sizes,
     batched_vae,
     build_text_encoder,
+    build_tokenizer,
     build_transformer,
     build_vae,
     causal_mask,
     encode_text,
+    prefix_ids,
+    prompt_ids,
     used_parameters,
     velocity,
 )
-from sage_grpo.shapes.making.pretrain import PretrainOptions, parse, pretrain
-from sage_grpo.shapes.making.score import sampling_sigmas
-from sage_grpo.shapes.making.tokenizer import PREFIX_LENGTH, build_tokenizer, prefix_ids, prompt_ids
-from sage_grpo.shapes.making.training import Budget, Trainer, learning_rate
+from sage_grpo.shapes.making.pretrain import pretrain
+from sage_grpo.shapes.making.stages import draw_sigma
+from sage_grpo.shapes.making.training import PretrainOptions, Trainer, learning_rate
 from sage_grpo.shapes.scene import ATTRIBUTES, TEMPLATES, from_text, random_scenes, to_text, train_scenes, words
 
 TINY = Sizes(latent_channels=4, vae_channels=(8, 8, 8, 8), heads=2, head_dim=16, blocks=2, text_width=24)
@@ -124,21 +126,32 @@ def test_flaws_change_the_share_of_clips_they_claim() -> None:
     generator = torch.Generator().manual_seed(0)
     scenes = random_scenes(300, generator)
     none = Flaws(jitter_share=0, blur_share=0, noise_share=0)
-    clean = imperfect_clips(scenes, 3, 16, none, generator, CPU)
+    clean = imperfect_clips(scenes, none, generator, CPU)
     for share in ("jitter_share", "blur_share", "noise_share"):
-        spoilt = imperfect_clips(scenes, 3, 16, replace(none, **{share: 0.4}), generator, CPU)
+        spoilt = imperfect_clips(scenes, replace(none, **{share: 0.4}), generator, CPU)
         changed = (spoilt != clean).flatten(1).any(1).float().mean()
         assert changed == pytest.approx(0.4, abs=0.1)
 
 
-def test_sigmas_cover_the_whole_path_and_the_schedule_is_the_pipelines() -> None:
-    from diffusers import FlowMatchEulerDiscreteScheduler
+def test_strengths_are_standard_deviations_of_each_clip() -> None:
+    wobble = jitter(torch.tensor([0.0, 0.1]).repeat(250), 9, torch.Generator().manual_seed(0))
+    assert wobble[::2].abs().max() == 0
+    assert wobble[1::2].std().item() == pytest.approx(0.1, rel=0.05)
+    points = torch.zeros(3, 1, 33, 33, 3)
+    points[:, 0, 16, 16] = 1
+    spread = blur(points, torch.tensor([0.0, 1.0, 2.0]))[:, 0, :, :, 0]
+    at = torch.arange(33) - 16.0
+    assert torch.equal(spread[0], points[0, 0, :, :, 0])
+    assert spread.sum((1, 2)).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+    assert (spread.sum(1) * at.square()).sum(1).tolist() == pytest.approx([0, 1, 4], rel=0.05)
+    assert torch.allclose(
+        spread[1:2], blur(points[1:2], torch.tensor([1.0]))[:, 0, :, :, 0], atol=1e-6
+    )  # whatever is beside it
 
+
+def test_sigmas_cover_the_whole_path() -> None:
     sigma = draw_sigma(20000, 3.0, CPU)
     assert (torch.histc(sigma, 10, 0, 1) > 600).all()
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(sigmas=[1 - i / 5 for i in range(5)])
-    assert sampling_sigmas(5, 3.0) == pytest.approx(scheduler.sigmas.tolist(), abs=1e-6)
 
 
 def test_learning_rate_rises_then_falls() -> None:
@@ -150,33 +163,32 @@ def test_learning_rate_rises_then_falls() -> None:
     assert rates[-1] == pytest.approx(0.01)
 
 
-def _toy(steps: int, folder: Path) -> Trainer:
+def _toy(steps: int, folder: Path, *, resume: bool = False) -> Trainer:
     weight = torch.nn.Parameter(torch.tensor([4.0, -2.0]))
     return Trainer(
-        name="toy",
+        "toy",
+        PretrainOptions(out=folder, resume=resume),
         parameters={"weight": weight},
         loss=lambda inputs: {"loss": (weight - inputs["goal"]).square().sum()},
         batches=lambda progress: {"goal": torch.tensor([1.0, 1.0])},
-        budget=Budget(minutes=1, steps=steps),
+        minutes=1,
+        steps=steps,
         peak_lr=0.1,
         weight_decay=0.0,
         average=0.9,
-        state_dir=folder,
-        graphs=True,
     )
 
 
 def test_resume_continues_exactly(tmp_path: Path) -> None:
     whole = _toy(30, tmp_path / "whole")
-    list(whole.run())
+    whole.run()
     first = _toy(30, tmp_path / "parts")
     for _ in range(12):
         first._advance()
     first.save()
-    second = _toy(30, tmp_path / "parts")
-    assert second.load()
+    second = _toy(30, tmp_path / "parts", resume=True)
     assert second.steps == 12
-    list(second.run())
+    second.run()
     assert torch.equal(second.parameters["weight"], whole.parameters["weight"])
     assert torch.equal(second.averaged["weight"], whole.averaged["weight"])
 
@@ -186,12 +198,7 @@ def test_a_loss_that_breaks_is_reported(tmp_path: Path) -> None:
     with torch.no_grad():
         trainer.parameters["weight"].fill_(math.nan)
     with pytest.raises(FloatingPointError, match="not finite"):
-        list(trainer.run())
-
-
-def test_command_line_needs_only_the_standard_library() -> None:
-    options = parse(["--out", "x", "--flow-minutes", "0.5", "--no-graphs", "--vae", "y"])
-    assert options == PretrainOptions(out=Path("x"), flow_minutes=0.5, graphs=False, vae=Path("y"))
+        trainer.run()
 
 
 @pytest.mark.slow
@@ -224,7 +231,6 @@ def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: 
             if line.startswith(f"[{stage}] step")
         ]
         assert sum(losses[-few:]) < 0.95 * sum(losses[:few]), losses
-    assert "differ by" in printed
     folder = tmp_path / "pipeline"
     pipe = HunyuanVideo15Pipeline.from_pretrained(folder)
     assert {part.dtype for part in (pipe.vae, pipe.transformer, pipe.text_encoder)} == {torch.float32}

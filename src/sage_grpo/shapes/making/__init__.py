@@ -1,1 +1,1 @@
-"""How the checkpoint under shapes/assets was made: `sage-grpo shapes pretrain`. Read pretrain.py first."""
+"""How the checkpoint under shapes/assets was made: `sage-grpo shapes pretrain`. Read pretrain.py first: networks, imperfect data, training, stages and score serve it."""

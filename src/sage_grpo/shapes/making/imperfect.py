@@ -5,19 +5,18 @@ A model that learns this data well is good but not perfect, in known ways, and l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from sage_grpo.ranges import NotNegative, Share, check
-from sage_grpo.shapes.corrupt import blur, jitter
+from sage_grpo.ranges import NotNegative, Share, checked
 from sage_grpo.shapes.render import render, to_uint8
-from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, Split, random_scenes, to_text, train_scenes
+from sage_grpo.shapes.scene import ATTRIBUTES, FRAMES, SIDE, SceneBatch, random_scenes, to_text, train_scenes
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked
 class Flaws:
     """How imperfect the data is. A share is a probability a clip; a strength is the largest amount drawn."""
 
@@ -36,13 +35,35 @@ class Flaws:
     noise: NotNegative = 0.06
     """Strongest noise, standard deviation in [0, 1] pixels."""
 
-    def __post_init__(self) -> None:
-        check(self)
+
+def jitter(strength: Tensor, frames: int, generator: torch.Generator) -> Tensor:
+    """Displacements n x frames x 2 for `render`, independent in every frame and axis.
+
+    `strength` (n) is their standard deviation in world units; one world unit is half the shorter side, so
+    0.0625 is one pixel in a frame of 32.
+    """
+    return torch.randn(len(strength), frames, 2, generator=generator) * strength[:, None, None]
 
 
-def imperfect_clips(
-    batch: SceneBatch, frames: int, side: int, flaws: Flaws, generator: torch.Generator, device: torch.device
-) -> Tensor:
+def blur(videos: Tensor, strength: Tensor) -> Tensor:
+    """Gaussian blur of each clip with a standard deviation of `strength` pixels; the border is repeated outwards."""
+    sigma = strength.clamp_min(1e-3)[:, None]
+    reach = int(3 * float(sigma.max()) + 0.999)
+    taps = torch.arange(-reach, reach + 1, device=videos.device)
+    kernel = torch.exp(-0.5 * (taps / sigma).square())
+    kernel = kernel * (taps.abs() <= 3 * sigma)  # so a clip's blur does not depend on its neighbours
+    kernel = kernel / kernel.sum(1, keepdim=True)
+    for axis in (2, 3):
+        at = torch.arange(videos.shape[axis], device=videos.device)
+        shifted = (
+            videos.index_select(axis, (at + tap).clamp(0, len(at) - 1)) * weight[:, None, None, None, None]
+            for tap, weight in zip(taps, kernel.T)
+        )
+        videos = sum(shifted, torch.zeros_like(videos))
+    return videos
+
+
+def imperfect_clips(batch: SceneBatch, flaws: Flaws, generator: torch.Generator, device: torch.device) -> Tensor:
     """Clips of these scenes with the flaws of the data, uint8 n x F x H x W x 3 on the device."""
     n = len(batch)
 
@@ -50,10 +71,10 @@ def imperfect_clips(
         hit = torch.rand(n, generator=generator) < share
         return hit * most * (0.3 + 0.7 * torch.rand(n, generator=generator))
 
-    displacement = jitter(n, frames, strengths(flaws.jitter_share, flaws.jitter), generator)
+    displacement = jitter(strengths(flaws.jitter_share, flaws.jitter), FRAMES, generator)
     blurs = strengths(flaws.blur_share, flaws.blur)
     noises = strengths(flaws.noise_share, flaws.noise).to(device)
-    videos = render(batch.to(device), frames, side, side, displacement=displacement.to(device))
+    videos = render(batch.to(device), FRAMES, SIDE, SIDE, displacement=displacement.to(device))
     hit = (blurs > 0).nonzero().squeeze(1)
     if len(hit):
         videos[hit.to(device)] = blur(videos[hit.to(device)], blurs[hit].to(device))
@@ -62,7 +83,7 @@ def imperfect_clips(
     return to_uint8(videos + drawn * noises[:, None, None, None, None])
 
 
-def decoder_clips(n: int, frames: int, side: int, generator: torch.Generator, device: torch.device) -> Tensor:
+def decoder_clips(n: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """Clips for the VAE, uint8: half clean, the rest spoilt more than the flow's data, some with two objects.
 
     RL explores outside the data; a decoder that has seen such clips shows them as they are.
@@ -73,8 +94,8 @@ def decoder_clips(n: int, frames: int, side: int, generator: torch.Generator, de
     scenes = random_scenes(n, generator, split="train")
     videos = torch.cat(
         [
-            imperfect_clips(scenes[:clean], frames, side, perfect, generator, device),
-            imperfect_clips(scenes[clean:], frames, side, rough, generator, device),
+            imperfect_clips(scenes[:clean], perfect, generator, device),
+            imperfect_clips(scenes[clean:], rough, generator, device),
         ]
     )
     blend = n // 20  # two clips laid over one another: faint and double objects
@@ -84,12 +105,10 @@ def decoder_clips(n: int, frames: int, side: int, generator: torch.Generator, de
     return videos
 
 
-def clean_clips(
-    n: int, frames: int, side: int, generator: torch.Generator, device: torch.device, split: Split = "heldout"
-) -> Tensor:
-    """Perfect clips, uint8, by default of combinations that no training has seen."""
-    scenes = random_scenes(n, generator, split=split).to(device)
-    return to_uint8(render(scenes, frames, side, side))
+def clean_clips(n: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Perfect clips, uint8, of combinations that no training has seen."""
+    scenes = random_scenes(n, generator, split="heldout").to(device)
+    return to_uint8(render(scenes, FRAMES, SIDE, SIDE))
 
 
 def imperfect_captions(batch: SceneBatch, flaws: Flaws, generator: torch.Generator) -> list[str]:

@@ -1,4 +1,4 @@
-"""The networks of the miniature, all diffusers' and transformers' own classes, and fast ways to run them in training.
+"""The networks and the tokenizer of the miniature, all diffusers' and transformers' own classes, and fast ways to run them in training.
 
 The fast ways use the very same modules and give the same numbers; they only leave out what costs time when all
 captions of a batch have one length: masks, padding and loops over the batch.
@@ -7,10 +7,11 @@ captions of a batch have one length: masks, padding and loops over the batch.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +19,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
-    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5EncoderModel
+    from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Pipeline, HunyuanVideo15Transformer3DModel
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2Tokenizer, T5EncoderModel
 
 SKIPPED_LAYERS = 2
 """The pipeline reads hidden_states[-3]: the last two layers of the text encoder are never used."""
+
+PREFIX_LENGTH = 108
+"""Tokens that the pipeline drops (its `prompt_template_encode_start_idx`): its system message sits there. The chat template here writes a prefix of
+exactly that length whatever the message says, so what remains is one token a word and a closing token."""
+
+PAD, START, END, SYSTEM = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|system|>"
+
+# The prompt is lowered and gets a leading blank, so that a word is the same token wherever it stands.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}"
+    "{{ '" + START + "' + '" + SYSTEM + "' * " + str(PREFIX_LENGTH - 2) + " }}"
+    "{% elif message['role'] == 'user' %}"
+    "{% set words = message['content'] | trim | lower %}"
+    "{{ '" + START + "' }}{% if words %}{{ ' ' + words }}{% endif %}{{ '" + END + "' }}"
+    "{% endif %}"
+    "{% endfor %}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +150,25 @@ def build_text_encoder_2() -> T5EncoderModel:
         vocab_size=384, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, feed_forward_proj="gated-gelu"
     )
     return T5EncoderModel(config)
+
+
+def load_pipeline(folder: Path, device: torch.device) -> HunyuanVideo15Pipeline:
+    """The pipeline of a folder in single precision."""
+    from diffusers import HunyuanVideo15Pipeline
+
+    pipe = HunyuanVideo15Pipeline.from_pretrained(folder, local_files_only=True)
+    pipe.vae.enable_slicing()  # the stock VAE takes one clip at a time
+    return pipe.to(device, torch.float32)
+
+
+def load_vae(folder: Path, device: torch.device) -> AutoencoderKLHunyuanVideo15:
+    """A VAE from its own folder or from a pipeline's."""
+    from diffusers import AutoencoderKLHunyuanVideo15
+
+    inner = folder / "vae" if (folder / "vae").is_dir() else folder
+    if not (inner / "config.json").is_file():
+        raise FileNotFoundError(f"No VAE in {folder}: expected config.json in it or in its folder vae/.")
+    return AutoencoderKLHunyuanVideo15.from_pretrained(inner).to(device, torch.float32)
 
 
 def causal_mask(frames: int, positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -284,3 +322,45 @@ def used_parameters(
     found = {f"transformer.{n}": p for n, p in transformer.named_parameters() if not n.startswith(unused)}
     found |= {f"text_encoder.{n}": p for n, p in text_encoder.named_parameters() if not n.startswith(unused_text)}
     return found
+
+
+def build_tokenizer(words: Sequence[str]) -> Qwen2Tokenizer:
+    """A byte-level Qwen2Tokenizer in which every word of the world is one token: its merges spell exactly these words; other words fall apart into bytes.
+
+    Each word becomes a chain of merges that starts at its leading blank. No merge starts elsewhere, so a chain
+    cannot be broken by another one and the order of the merges does not matter.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import AddedToken, Qwen2Tokenizer
+
+    vocabulary = {character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))}
+    merges: list[tuple[str, str]] = []
+    for word in sorted(words):
+        if not (word.isascii() and word.isalpha() and word.islower()):
+            raise ValueError(f"The tokenizer takes lower-case ASCII words, got {word!r}.")
+        piece = "Ġ"
+        for letter in word:
+            if piece + letter not in vocabulary:
+                merges.append((piece, letter))
+                vocabulary[piece + letter] = len(vocabulary)
+            piece += letter
+    for token in (PAD, START, END, SYSTEM):
+        vocabulary[token] = len(vocabulary)
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary, merges=merges, unk_token=PAD, eos_token=PAD, pad_token=PAD, padding_side="right"
+    )
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in (START, END, SYSTEM)])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def prefix_ids(tokenizer: Qwen2Tokenizer) -> list[int]:
+    """The constant tokens before every prompt."""
+    start, system = tokenizer.convert_tokens_to_ids([START, SYSTEM])
+    return [start, *[system] * (PREFIX_LENGTH - 2), start]
+
+
+def prompt_ids(tokenizer: Qwen2Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """The tokens after the prefix, unpadded: what the pipeline's encoder sees of every prompt."""
+    texts = [prompt.strip().lower() for prompt in prompts]
+    return tokenizer([f" {text}{END}" if text else END for text in texts])["input_ids"]

@@ -1,35 +1,101 @@
-"""What both stages of pretraining share: a time budget, averaged weights, captured steps and resumable state."""
+"""What both stages of pretraining share: their options, averaged weights, captured steps and resumable state."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.inside import replacing
+from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, Share, checked
+from sage_grpo.shapes.making.imperfect import Flaws
+from sage_grpo.shapes.making.networks import Sizes
 
 Inputs = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How long a stage trains and how often it reports."""
+SAVE_SECONDS = 60.0
+"""Seconds between two saved states."""
 
-    minutes: float
-    """Wall-clock minutes of training; a resumed stage counts the minutes of its earlier parts."""
-    steps: int = 0
-    """Number of steps instead of minutes; 0 goes by the minutes."""
-    report_seconds: float = 10.0
+
+@checked
+class PretrainOptions(Flaws):
+    """Options of pretraining; the flaws of the data are among them."""
+
+    out: Path = Path("shapes-pretrained")
+    """Folder for the results: pipeline/, vae/, pictures, scores.json."""
+    state: Path | None = None
+    """Folder for the states to resume from; by default OUT/state. They are larger than the results."""
+    resume: bool = False
+    """Go on from the saved states; where only a finished VAE is left in OUT, it is used as it is."""
+    vae: Path | None = None
+    """An existing VAE folder (or pipeline folder) to use instead of training one."""
+    vae_start: Path | None = None
+    """An existing VAE folder whose weights VAE training goes on from."""
+    start: Path | None = None
+    """An existing pipeline folder whose transformer and text encoder the flow starts from."""
+    vae_minutes: NotNegative = 6.5
+    """Minutes of VAE training."""
+    flow_minutes: NotNegative = 4.3
+    """Minutes of flow training."""
+    vae_steps: Natural = 0
+    """Steps of VAE training instead of minutes."""
+    flow_steps: Natural = 0
+    """Steps of flow training instead of minutes."""
+    vae_batch: Count = 64
+    """Clips a VAE step."""
+    flow_batch: Count = 256
+    """Latents a flow step."""
+    vae_lr: Positive = 1.5e-3
+    """Peak learning rate of the VAE."""
+    flow_lr: Positive = 1e-3
+    """Peak learning rate of the flow."""
+    vae_clips: Count = 32768
+    """Clips rendered for the VAE."""
+    flow_clips: Count = 160_000
+    """Clips rendered, captioned and encoded for the flow."""
+    latent_noise: NotNegative = 0.05
+    """Standard deviation of the noise on (unit) latents from a third of the VAE training on: a smoother decoder, at some cost in sharpness."""
+    shift: Positive = 3.0
+    """Shift of the sampling schedule; half of the training sigmas follow it, half are uniform."""
+    caption_dropout: Share = 0.1
+    """Share of flow steps without captions, so that classifier-free guidance works."""
+    latent_channels: Count = Sizes.latent_channels
+    """Channels of the latents."""
+    vae_channels: str = ",".join(map(str, Sizes.vae_channels))
+    """Channels of the VAE from full to lowest resolution, with commas."""
+    heads: Count = Sizes.heads
+    """Attention heads of the transformer, of 32 channels each."""
+    blocks: Count = Sizes.blocks
+    """Blocks of the transformer."""
+    score_prompts: Natural = 64
+    """Held-out prompts to sample and judge at the end; 0 leaves the scoring out."""
+    score_steps: Count = 20
+    """Steps of the ODE in scoring."""
+    seed: Seed = 0
+    """Seed of everything."""
+    graphs: bool = True
+    """Capture training steps as CUDA graphs (falls back to plain steps where that fails)."""
+    report_seconds: NotNegative = 10.0
     """Seconds between two printed lines."""
-    save_seconds: float = 60.0
-    """Seconds between two saved states."""
+    device: str = ""
+    """Where to train; empty takes cuda where there is one, else cpu."""
+
+    @property
+    def states(self) -> Path:
+        """Folder of the states to resume from."""
+        return self.state or self.out / "state"
+
+    def sizes(self) -> Sizes:
+        """The sizes of the networks."""
+        channels = tuple(int(part) for part in self.vae_channels.split(","))
+        return Sizes(latent_channels=self.latent_channels, vae_channels=channels, heads=self.heads, blocks=self.blocks)
 
 
 def learning_rate(peak: float, progress: float, warm_up: float = 0.04) -> float:
@@ -101,38 +167,42 @@ class Trainer:
 
     def __init__(
         self,
-        *,
         name: str,
+        options: PretrainOptions,
+        *,
         parameters: Mapping[str, nn.Parameter],
         loss: Callable[[Inputs], Inputs],
         batches: Callable[[float], Inputs],
-        budget: Budget,
+        minutes: float,
+        steps: int,
         peak_lr: float,
         weight_decay: float,
         average: float,
-        state_dir: Path,
-        graphs: bool,
     ) -> None:
-        self.name, self.parameters, self.budget = name, dict(parameters), budget
+        """`minutes` of training, those before a resume counted; or `steps`, where they are not 0. `batches` is told the progress in [0, 1]."""
+        self.name, self.parameters = name, dict(parameters)
+        self._options, self._minutes, self._most_steps = options, minutes, steps
         self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
         self._weights: list[Tensor] = list(self.parameters.values())
         self._batches, self._average, self._peak_lr = batches, average, peak_lr
-        self._step = Step(loss, self._weights, graphs)
+        self._step = Step(loss, self._weights, options.graphs)
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=peak_lr, betas=(0.9, 0.99), weight_decay=weight_decay, fused=self._weights[0].is_cuda
         )
-        self._file = state_dir / f"{name}.safetensors"
+        self._file = options.states / f"{name}.safetensors"
         self.steps, self._spent, self._caution = 0, 0.0, 1.0
+        if options.resume:
+            self.load()
 
     @property
     def progress(self) -> float:
         """Share of the budget that is used up."""
-        if self.budget.steps:
-            return self.steps / self.budget.steps
-        return self._spent / max(1e-9, 60 * self.budget.minutes)
+        if self._most_steps:
+            return self.steps / self._most_steps
+        return self._spent / max(1e-9, 60 * self._minutes)
 
-    def run(self) -> Iterator[tuple[int, Inputs]]:
-        """Train until the budget is used up; yield (step, outputs) at every report."""
+    def run(self, report: Callable[[], None] = lambda: None) -> None:
+        """Train until the budget is used up, then leave the averaged weights in the network; `report` is called at every report."""
         last, reported, saved, reported_steps = (*[time.perf_counter()] * 3, self.steps)
         while self.progress < 1:
             outputs = self._advance()
@@ -140,7 +210,7 @@ class Trainer:
                 outputs["loss"].item()  # keeps the host near the device, so that the clock means something
             now = time.perf_counter()
             self._spent, last = self._spent + now - last, now
-            if now - reported >= self.budget.report_seconds or self.progress >= 1:
+            if now - reported >= self._options.report_seconds or self.progress >= 1:
                 loss = outputs["loss"].item()
                 if not math.isfinite(loss):
                     self._recover()
@@ -148,12 +218,14 @@ class Trainer:
                 rate = (self.steps - reported_steps) / (now - reported)
                 extras = " ".join(f"{key} {value.item():.4f}" for key, value in outputs.items())
                 print(f"[{self.name}] step {self.steps} {self.progress:4.0%} {extras} {rate:.1f} it/s", flush=True)
-                yield self.steps, outputs
+                report()
                 reported, reported_steps = time.perf_counter(), self.steps
-            if now - saved >= self.budget.save_seconds:
+            if now - saved >= SAVE_SECONDS:
                 self.save()
                 saved = time.perf_counter()
         self.save()
+        with torch.no_grad():
+            torch._foreach_copy_(self._weights, list(self.averaged.values()))
 
     def _advance(self) -> Inputs:
         rate = self._caution * learning_rate(self._peak_lr, self.progress)
@@ -175,11 +247,6 @@ class Trainer:
         self.load()
         self.steps, self._spent, self._caution = steps, spent, self._caution / 2
         print(f"[{self.name}] the loss is not finite: back to the saved state, half the rate", flush=True)
-
-    def use_average(self) -> None:
-        """Put the averaged weights into the network."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._weights, list(self.averaged.values()))
 
     def save(self) -> None:
         """Write weights, averages, moments and counters in one atomic step."""
