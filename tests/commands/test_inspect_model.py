@@ -10,7 +10,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import tiny
 from sage_grpo import cli
-from sage_grpo.commands.inspect import Options, grids_for
+from sage_grpo.commands.inspect import Options, grid_for
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.schedulers import own_sigmas
 
@@ -62,6 +62,6 @@ def test_no_such_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_figure_can_be_drawn_on_a_checkpoints_grid(checkpoint: Path) -> None:
-    grids = grids_for(Options(model=str(checkpoint), steps=6))
+    grids = grid_for(Options(model=str(checkpoint), steps=6))
     assert grids.make(4).num_steps == 4
     assert float(grids.make(4).sigmas[-2]) < 0.05

@@ -40,7 +40,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "sage_grpo.shapes.making.pretrain.pretrain",
         "sage_grpo.shapes.making.score.score",
         "sage_grpo.video.contact_sheet",
-        "sage_grpo.commands.inspect_figure.save_figure",
+        "sage_grpo.commands.inspect.save_figure",
         "sage_grpo.parallel.elastic.run_module",
         "uvicorn.Server.run",
     ):
