@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,20 +21,22 @@ from tiny_reward_checkpoints import (
 )
 
 from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.built_in.qwen import patchify, read_template
+from sage_grpo.rewards.built_in.qwen import target_size as qwen_size
 from sage_grpo.rewards.built_in.videoalign import (
+    MIN_PIXELS,
+    SPECIAL_TOKENS,
     VideoAlign,
     find_checkpoint,
     frame_indices,
-    patchify,
     pixel_frames,
     read_config,
-    read_template,
-    target_size,
 )
 from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
 
 TOLERANCE = 2e-4
+target_size = partial(qwen_size, min_pixels=MIN_PIXELS)
 PROMPTS = ["a red ball", "a much longer prompt about two blue squares that cross each other", "x"]
 
 
@@ -145,7 +148,7 @@ def test_padding_is_right_and_masked_although_the_tokenizer_pads_left(folder, ba
     for row, mask, length in zip(batch["input_ids"], batch["attention_mask"], lengths):
         assert mask[:length].all()
         assert not mask[length:].any()
-        assert (row[length:] == reward._tokenizer.convert_tokens_to_ids("<|endoftext|>")).all()
+        assert (row[length:] == reward._chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")).all()
 
 
 def test_normalised_scores_and_overall(folder, base, template):
@@ -281,18 +284,19 @@ def test_pth_files_cannot_run_code(tmp_path, folder, base, template):
 
 def test_the_template_is_parsed_not_run_and_checked(tmp_path, template):
     name = "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
-    assert read_template(template, name) == TEMPLATE
+    read = partial(read_template, strings=[name], tokens=SPECIAL_TOKENS, source="prompt_template.py")
+    assert read(template) == TEMPLATE
     text = tmp_path / "template.txt"
     text.write_text(TEMPLATE)
-    assert read_template(text, name) == TEMPLATE  # the newlines at both ends are kept
+    assert read(text) == TEMPLATE  # the newlines at both ends are kept
     text.write_text(TEMPLATE + "<|VQ_reward|>")
     with pytest.raises(RewardConfigError, match="once"):
-        read_template(text, name)
+        read(text)
     text.write_text("{text_prompt} <|MQ_reward|> <|VQ_reward|> <|TA_reward|>")  # scores would change their names
     with pytest.raises(RewardConfigError, match="in this order"):
-        read_template(text, name)
+        read(text)
     with pytest.raises(RewardConfigError, match=f"Did you mean '{name}'"):
-        read_template(template, "DETAILED_PROMPT_WITH_SPECIAL_TOKENS")
+        read(template, strings=["DETAILED_PROMPT_WITH_SPECIAL_TOKENS"])
 
 
 @pytest.mark.parametrize(

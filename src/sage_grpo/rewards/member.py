@@ -6,10 +6,11 @@ import copy
 import inspect
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,10 +69,7 @@ class FailureReport:
 
     def counts(self) -> dict[str, int]:
         """Failures a reward."""
-        result: dict[str, int] = {}
-        for failure in self.failures:
-            result[failure.reward] = result.get(failure.reward, 0) + 1
-        return result
+        return dict(Counter(failure.reward for failure in self.failures))
 
     def describe(self, limit: int = 5) -> str:
         """Which rewards, which prompts and why, for people."""
@@ -119,17 +117,17 @@ class ClipBatch:
     """One a clip."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """Scores of one reward."""
 
     values: dict[str, Tensor]
     """Every part, NaN where it could not be scored."""
-    failures: list[Failure]
+    failures: list[Failure] = field(default_factory=list)
     """A failure for every clip that lacks a part."""
-    remarks: list[Failure]
+    remarks: list[Failure] = field(default_factory=list)
     """Reasons that the reward gave for clips that it scored."""
-    seconds: float
+    seconds: float = 0.0
     """How long it took."""
 
 
@@ -170,7 +168,7 @@ class Member:
     def score(self, clips: ClipBatch) -> Outcome:
         """Score all clips; what the reward raises becomes failures, what is wrong with its configuration is raised."""
         start, count = time.perf_counter(), len(clips.prompts)
-        record = _Record(self, clips)
+        outcome = Outcome({part: torch.full((count,), torch.nan) for part in self.reward.names})
         size, at = self.batch(count), 0
         # a thread has its own current device
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
@@ -182,13 +180,15 @@ class Member:
                     torch.cuda.empty_cache()
                     continue
                 if self._isolates and _raised(result) and len(chunk) > 1:
-                    self._search(record, chunk, result)
+                    self._search(outcome, clips, chunk, result)
                 else:
-                    record.write(chunk, result)
+                    self._write(outcome, clips, chunk, result)
                 at = chunk.stop
-        return record.outcome(time.perf_counter() - start)
+        outcome.failures.sort(key=lambda one: one.index)
+        outcome.seconds = time.perf_counter() - start
+        return outcome
 
-    def _search(self, record: _Record, chunk: range, error: PartScores | Exception) -> None:
+    def _search(self, outcome: Outcome, clips: ClipBatch, chunk: range, error: PartScores | Exception) -> None:
         """One bad prompt must not cost its neighbours their scores: halve what failed, breadth first.
 
         2 log2(n) further calls find a single bad clip among n, and are all that is spent: where many clips fail, pieces that were
@@ -199,16 +199,16 @@ class Member:
         while waiting:
             piece, error = waiting.popleft()
             if len(piece) == 1 or calls < 2:
-                record.write(piece, error)
+                self._write(outcome, clips, piece, error)
                 continue
             calls -= 2
             middle = piece.start + len(piece) // 2
             for half in (range(piece.start, middle), range(middle, piece.stop)):
-                result = self.call(record.clips, half)
+                result = self.call(clips, half)
                 if _raised(result):
                     waiting.append((half, result))
                 else:
-                    record.write(half, result)
+                    self._write(outcome, clips, half, result)
 
     def call(self, clips: ClipBatch, chunk: range) -> PartScores | Exception:
         """One call of the reward, with memory that it cannot spoil for anyone else."""
@@ -230,41 +230,26 @@ class Member:
         except Exception as error:  # noqa: BLE001 - users' code may raise anything; it is masked and reported
             return error
 
-
-class _Record:
-    """Scores and failures of one reward while they come in."""
-
-    def __init__(self, member: Member, clips: ClipBatch) -> None:
-        self.member, self.clips = member, clips
-        self.values = {part: torch.full((len(clips.prompts),), torch.nan) for part in member.reward.names}
-        self.failures: list[Failure] = []
-        self.remarks: list[Failure] = []
-
-    def write(self, chunk: range, result: PartScores | Exception) -> None:
+    def _write(self, outcome: Outcome, clips: ClipBatch, chunk: range, result: PartScores | Exception) -> None:
         """Keep one call's scores, and a Failure for every clip that has none."""
+        about = partial(Failure, self.spec.title)
         if isinstance(result, Exception):
             reason = str(result) if isinstance(result, BadReturn) else f"{type(result).__name__}: {result}"
             reason += f" (in a call of {len(chunk)} clips)" if len(chunk) > 1 else ""
-            self.failures.extend(replace(self._about(index, reason), raised=True) for index in chunk)
+            outcome.failures += [about(index, clips.prompts[index], reason, raised=True) for index in chunk]
             return
         for part, value in result.items():
-            mean, std = self.member.spec.standardize.get(part, (0.0, 1.0))
-            self.values[part][chunk.start : chunk.stop] = torch.where(value.isfinite(), (value - mean) / std, torch.nan)
-        numbers = {part: value.tolist() for part, value in result.items()}
+            mean, std = self.spec.standardize.get(part, (0.0, 1.0))
+            scaled = torch.where(value.isfinite(), (value - mean) / std, torch.nan)
+            outcome.values[part][chunk.start : chunk.stop] = scaled
         for offset, index in enumerate(chunk):
-            bad = [part for part in numbers if not math.isfinite(numbers[part][offset])]
-            shown = ", ".join(f"{part} = {numbers[part][offset]}" for part in bad)
+            bad = {part: float(value[offset]) for part, value in result.items() if not value[offset].isfinite()}
+            shown = ", ".join(f"{part} = {number}" for part, number in bad.items())
             if bad:
-                self.failures.append(self._about(index, result.reasons.get(offset, f"returned {shown}")))
+                reason = result.reasons.get(offset, f"returned {shown}")
+                outcome.failures.append(about(index, clips.prompts[index], reason))
             elif offset in result.reasons:
-                self.remarks.append(self._about(index, result.reasons[offset]))
-
-    def _about(self, index: int, reason: str) -> Failure:
-        return Failure(self.member.spec.title, index, self.clips.prompts[index], reason)
-
-    def outcome(self, seconds: float) -> Outcome:
-        """Everything, in the order of the clips."""
-        return Outcome(self.values, sorted(self.failures, key=lambda one: one.index), self.remarks, seconds)
+                outcome.remarks.append(about(index, clips.prompts[index], result.reasons[offset]))
 
 
 def _raised(result: PartScores | Exception) -> bool:

@@ -61,7 +61,9 @@ def dino_positions(table: Tensor, rows: int, columns: int) -> Tensor:
 
 
 class _Consistency(NetworkReward):
-    """An image encoder over all frames of the clips, and the formula."""
+    """An image encoder over all frames of the clips, and the formula; `_features` of frames is its subclass's."""
+
+    _features: Callable[[Tensor], Tensor]
 
     def __init__(self, model: Any, sample_fps: float, dtype: str) -> None:
         if sample_fps < 0:
@@ -71,7 +73,9 @@ class _Consistency(NetworkReward):
         super().__init__(model, dtype=dtype)
         self._model, self._sample_fps = model, sample_fps
 
-    def _score(self, videos: Tensor, fps: float, encode: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips; prompts do not matter."""
         part, (count, total) = self.facts.parts, videos.shape[:2]
         chosen = sample_indices(total, fps, sample_fps=self._sample_fps) if self._sample_fps > 0 else list(range(total))
         if len(chosen) < 2:
@@ -79,7 +83,7 @@ class _Consistency(NetworkReward):
             return PartScores({part: torch.full((count,), torch.nan)}, dict.fromkeys(range(count), why))
         device = next(self._model.parameters()).device
         frames = videos[:, chosen].flatten(0, 1)
-        features = in_passes(lambda piece: encode(piece.to(device)).float(), FRAMES_A_PASS, frames)
+        features = in_passes(lambda piece: self._features(piece.to(device)).float(), FRAMES_A_PASS, frames)
         return {part: consistency(features.view(count, len(chosen), -1))}
 
 
@@ -121,11 +125,6 @@ class SubjectConsistency(_Consistency):
         patch = self._model.config.patch_size
         return dino_positions(self._model.embeddings.position_embeddings, height // patch, width // patch)
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; prompts do not matter."""
-        return self._score(videos, fps, self._features)
-
     def _features(self, frames: Tensor) -> Tensor:
         pixels = normalise(short_edge(frames, self._size, "bilinear") / 255, IMAGENET_PIXELS)
         return self._model(pixel_values=pixels.to(self._model.dtype), **self._options).last_hidden_state[:, 0]
@@ -149,11 +148,6 @@ class BackgroundConsistency(_Consistency):
 
         super().__init__(load_whole(CLIPModel, model), sample_fps, dtype)
         self._size = self._model.config.vision_config.image_size
-
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; prompts do not matter."""
-        return self._score(videos, fps, self._features)
 
     def _features(self, frames: Tensor) -> Tensor:
         images = short_edge(frames, self._size, "bicubic")

@@ -6,28 +6,32 @@ is the head, the picture's size and the template. The template's text is the aut
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import Layers, NetworkReward, in_passes, load_whole, read_safetensors
-from sage_grpo.rewards.built_in.qwen import batched_ids, chat_ids, qwen_tokenizer
-from sage_grpo.rewards.built_in.videoalign import MERGE, patchify, renamed, string_constants, target_size
+from sage_grpo.rewards.built_in.pretrained import (
+    NetworkReward,
+    in_passes,
+    load_whole,
+    numbered_layers,
+    read_safetensors,
+    under,
+)
+from sage_grpo.rewards.built_in.qwen import Chat, read_template, renamed, target_size
 from sage_grpo.rewards.frames import normalise, resize_as_pillow, sample_indices
-from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.types import FileSource, RewardFacts
 
 CONVERT = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
-REWARD_TOKEN, IMAGE_TOKEN = "<|Reward|>", "<|image_pad|>"
+REWARD_TOKEN = "<|Reward|>"
+TEMPLATE = ("INSTRUCTION", "prompt_with_special_token")
+"""What the template is put together from in the authors' file."""
 PIXELS = 256 * 28 * 28
 """Every picture is brought to about this size, small and large ones alike."""
 FRAMES_A_PASS = 8
-_HEAD = re.compile(r"rm_head\.(\d+)\.(weight|bias)")
 
 
 class Hpsv3(NetworkReward):
@@ -65,19 +69,20 @@ class Hpsv3(NetworkReward):
         """
         from transformers import AutoConfig, Qwen2VLModel
 
-        self._template = read_template(Path(template).expanduser())
+        source = "hpsv3/dataset/data_collator_qwen.py from the HPSv3 repository"
+        words = read_template(Path(template).expanduser(), TEMPLATE, [REWARD_TOKEN], source)
         state = renamed(read_safetensors(checkpoint, CONVERT))
-        layers = _head({name: state.pop(name) for name in list(state) if name.startswith("rm_head")}, checkpoint)
-        state.pop("lm_head.weight", None)  # the scores do not need it
+        layers = numbered_layers(under(state, "rm_head."), checkpoint)
+        # the scores do not need lm_head
+        state = {k: v for k, v in state.items() if not k.startswith("rm_head.") and k != "lm_head.weight"}
         config = AutoConfig.from_pretrained(base)
         rows = config.get_text_config().vocab_size
-        self._tokenizer = qwen_tokenizer(base, rows, seen=IMAGE_TOKEN, read=[REWARD_TOKEN])
+        self._chat = Chat(base, rows, words, "image", [REWARD_TOKEN])
         # the authors cut the embeddings down to the tokens that there are
-        config.get_text_config().vocab_size = len(self._tokenizer)
+        config.get_text_config().vocab_size = len(self._chat.tokenizer)
         weights_dtype = getattr(torch, dtype)
         self.model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
         super().__init__(self.model, dtype=None, layers=layers)  # loaded as it computes; its rope stays float32
-        self._reward_id = self._tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
         self._sample_fps, self._num_frames = sample_fps, num_frames
 
     @torch.no_grad()
@@ -92,7 +97,7 @@ class Hpsv3(NetworkReward):
     def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
         batch = self.prepare(frames, prompts)
         hidden = self.model(use_cache=False, **batch).last_hidden_state
-        values = hidden[batch["input_ids"] == self._reward_id].float()
+        values = hidden[batch["input_ids"] == self._chat.read_ids.to(hidden.device)].float()
         for number, (weight, bias) in enumerate(self._layers):
             values = F.linear(values.relu() if number else values, weight, bias)
         return values[:, 0]
@@ -103,43 +108,8 @@ class Hpsv3(NetworkReward):
         rows, columns = target_size(frames.shape[2], frames.shape[3], max_pixels=PIXELS, min_pixels=PIXELS)
         # a picture, not a video: by Pillow
         pictures = normalise(resize_as_pillow(frames.to(device), rows, columns).float() / 255)
-        pairs = [patchify(picture.unsqueeze(0)) for picture in pictures]  # a picture counts as two equal frames
-        tokens = [self.tokenize(prompt, h * w // MERGE**2) for prompt, (_, (_, h, w)) in zip(prompts, pairs)]
-        batch = {
-            **batched_ids(self._tokenizer, tokens),
-            "pixel_values": torch.cat([patches for patches, _ in pairs]).to(self.model.dtype),
-            "image_grid_thw": torch.tensor([grid for _, grid in pairs]),
-        }
+        batch = self._chat.batch(
+            prompts, [picture.unsqueeze(0) for picture in pictures]
+        )  # a picture counts as two equal frames
+        batch["pixel_values"] = batch["pixel_values"].to(self.model.dtype)
         return {name: value.to(device) for name, value in batch.items()}
-
-    def tokenize(self, prompt: str, image_tokens: int) -> list[int]:
-        """Token ids of one sample; a prompt that holds a special token is refused."""
-        return chat_ids(self._tokenizer, self._template, prompt, IMAGE_TOKEN, image_tokens)
-
-
-def read_template(path: Path) -> str:
-    """The whole template: INSTRUCTION and prompt_with_special_token of the authors' file, or a text file."""
-    if not path.is_file():
-        raise RewardConfigError(
-            f"The template {path} does not exist. Copy hpsv3/dataset/data_collator_qwen.py from the HPSv3 repository."
-        )
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        constants = string_constants(text)
-        for name in ("INSTRUCTION", "prompt_with_special_token"):
-            if name not in constants:
-                raise RewardConfigError(f"{path} has no string {name}.{nearest(name, constants)}")
-        text = constants["INSTRUCTION"] + constants["prompt_with_special_token"]
-    for token in (REWARD_TOKEN, "{text_prompt}"):
-        if text.count(token) != 1:
-            raise RewardConfigError(f"The template {path} must hold {token} once, it does {text.count(token)} times.")
-    return text
-
-
-def _head(state: Mapping[str, Any], where: str) -> Layers:
-    """The layers of the head in order, in float32; the numbers between them are ReLU and dropout."""
-    numbers = sorted({int(match[1]) for name in state if (match := _HEAD.fullmatch(name))})
-    names = [f"rm_head.{number}.{kind}" for number in numbers for kind in ("weight", "bias")]
-    if len(numbers) < 2 or sorted(names) != sorted(state):
-        raise RewardConfigError(f"{where} has no head as HPSv3's (rm_head.0, .3 and .5): {sorted(state)[:6]}.")
-    return [(state[f"rm_head.{n}.weight"].float(), state[f"rm_head.{n}.bias"].float()) for n in numbers]

@@ -19,13 +19,14 @@ from torch import Tensor
 from sage_grpo.documents import read_json
 from sage_grpo.rewards.built_in.clip import clip_pixels
 from sage_grpo.rewards.built_in.pretrained import (
-    Layers,
     NetworkReward,
     check_head,
     fill,
     in_passes,
     load_tokenizer,
+    numbered_layers,
     read_safetensors,
+    under,
 )
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
@@ -92,7 +93,8 @@ class ImageReward(NetworkReward):
     ) -> None:
         """checkpoint: the weights as safetensors. config: the authors' med_config.json. tokenizer: BERT's, folder or hub name."""
         state = {name: value.float() for name, value in read_safetensors(checkpoint, CONVERT).items()}
-        vision, text = _part(state, "blip.visual_encoder."), _part(state, "blip.text_encoder.")
+        # BLIP's projections for retrieval, which no score uses, are under neither
+        vision, text = under(state, "blip.visual_encoder."), under(state, "blip.text_encoder.")
         text.pop(_BUFFER, None)
         if "pos_embed" not in vision or "patch_embed.proj.weight" not in vision:
             raise RewardConfigError(f"{checkpoint} is no ImageReward: it has no blip.visual_encoder.")
@@ -100,7 +102,8 @@ class ImageReward(NetworkReward):
         fill(self._vision, from_timm(vision), f"The vision tower in {checkpoint}")
         self._text = _text_model(Path(config).expanduser(), vision["cls_token"].shape[-1])
         fill(self._text, text, f"The text encoder in {checkpoint}")
-        layers = _linears(_part(state, "mlp.layers."), self._text.config.hidden_size, checkpoint)
+        head = numbered_layers(under(state, "mlp.layers."), checkpoint)
+        layers = check_head(head, self._text.config.hidden_size, checkpoint)
         super().__init__(self._vision, self._text, dtype=dtype, layers=layers)
         self._tokenizer = load_tokenizer(tokenizer, self._text.config.vocab_size)
         # BLIP's two tokens of its own; no prompt needs them, but one that holds their text is read as by the authors
@@ -135,11 +138,6 @@ class ImageReward(NetworkReward):
         for weight, bias in self._layers:  # no activations between them
             values = F.linear(values, weight, bias)
         return (values.squeeze(-1) - MEAN) / STD
-
-
-def _part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """What stands under a prefix; BLIP's projections for retrieval, which no score uses, are under none that is asked for."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -187,11 +185,3 @@ def _text_model(path: Path, width: int) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RewardConfigError(f"{path} is no med_config.json ({type(error).__name__}: {error}).") from error
     return BlipTextModel(config, add_pooling_layer=False)
-
-
-def _linears(state: Mapping[str, Tensor], width: int, where: str) -> Layers:
-    """The layers of the head in order; the numbers between them are dropouts."""
-    numbers = sorted({int(name.split(".")[0]) for name in state if name.split(".")[0].isdigit()})
-    if not numbers or any(f"{n}.{kind}" not in state for n in numbers for kind in ("weight", "bias")):
-        raise RewardConfigError(f"{where} has no whole head (mlp.layers.N.weight and bias): {sorted(state)[:6]}.")
-    return check_head([(state[f"{number}.weight"], state[f"{number}.bias"]) for number in numbers], width, where)

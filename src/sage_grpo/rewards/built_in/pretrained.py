@@ -47,6 +47,19 @@ def in_passes(score: Callable[..., Tensor], size: int, *rows: Any) -> Tensor:
     return torch.cat([score(*(one[at : at + size] for one in rows)) for at in starts])
 
 
+def numbered_layers(state: Mapping[str, Tensor], where: str) -> Layers:
+    """The layers of a head by their numbers, in float32; the numbers between them are activations and dropouts."""
+    numbers = sorted({int(name.split(".")[0]) for name in state if name.split(".")[0].isdigit()})
+    if not numbers or {f"{n}.{kind}" for n in numbers for kind in ("weight", "bias")} != state.keys():
+        raise RewardConfigError(f"{where} has no whole head (a weight and a bias for each layer): {sorted(state)[:6]}.")
+    return [(state[f"{n}.weight"].float(), state[f"{n}.bias"].float()) for n in numbers]
+
+
+def under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The weights whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 def check_head(layers: Layers, width: int, where: str) -> Layers:
     """The layers of a head on `width` features, if each fits the one before and the last gives one score."""
     for weight, _ in layers:

@@ -6,7 +6,6 @@ docs/rewards.md. The authors' released folder is read as it is; the prompt templ
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -21,15 +20,13 @@ from sage_grpo.documents import demand, read_object
 from sage_grpo.hub import pinned_folder
 from sage_grpo.pretrained import weights_fault
 from sage_grpo.rewards.built_in.pretrained import load_whole
-from sage_grpo.rewards.built_in.qwen import batched_ids, chat_ids, qwen_tokenizer
+from sage_grpo.rewards.built_in.qwen import FACTOR, TEMPORAL, Chat, read_template, renamed, target_size
 from sage_grpo.rewards.frames import normalise, resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.types import FileSource, RewardFacts
 
 PARTS = ("VQ", "MQ", "TA")
 SPECIAL_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
-PATCH, MERGE, TEMPORAL = 14, 2, 2
-FACTOR = PATCH * MERGE
 MIN_PIXELS = 128 * FACTOR * FACTOR
 MAX_PIXELS = 448 * 448
 _ADAPTER = re.compile(r"language_model\.layers\.(\d+)\.(.+\.lora_[AB]\.weight)")
@@ -146,54 +143,6 @@ def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignC
         raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
 
 
-def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' names (peft around transformers 4) in transformers 5's, relative to Qwen2VLModel."""
-    result = {}
-    for key, value in state.items():
-        name = re.sub(r"^(base_model\.model\.)", "", key)
-        if ".original_module." in name:  # peft's untouched copy beside modules_to_save
-            continue
-        name = name.replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")
-        name = re.sub(r"\.(lora_[AB])\.default\.", r".\1.", name)
-        name = re.sub(r"^model\.(language_model|visual)\.", r"\1.", name)
-        name = re.sub(r"^model\.", "language_model.", name)
-        result[name] = value
-    return result
-
-
-def read_template(path: Path, variable: str) -> str:
-    """The prompt template from a text file, or from the authors' prompt_template.py, which is parsed, never run."""
-    if not path.is_file():
-        raise RewardConfigError(
-            f"The prompt template {path} does not exist. Copy prompt_template.py from the VideoAlign repository; "
-            "docs/rewards.md says where it is."
-        )
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        constants = string_constants(text)
-        if variable not in constants:
-            raise RewardConfigError(f"{path} has no string {variable}.{nearest(variable, constants)}")
-        text = constants[variable]
-    for token in (*SPECIAL_TOKENS, "{text_prompt}"):
-        if text.count(token) != 1:
-            raise RewardConfigError(f"The template {path} must hold {token} once, it does {text.count(token)} times.")
-    order = [text.index(token) for token in SPECIAL_TOKENS]
-    if order != sorted(order):
-        raise RewardConfigError(f"The template {path} must hold {', '.join(SPECIAL_TOKENS)} in this order.")
-    return text
-
-
-def string_constants(source: str) -> dict[str, str]:
-    """The texts that a Python file gives names to; it is parsed, never run."""
-    constants = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            for target in node.targets:
-                if isinstance(target, ast.Name) and isinstance(node.value.value, str):
-                    constants[target.id] = node.value.value
-    return constants
-
-
 def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
     """The frames that VideoAlign looks at: an even number, from the first to the last, evenly spread."""
     if num_frames is not None:
@@ -206,44 +155,11 @@ def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int 
     return torch.linspace(0, frames - 1, count).round().long().tolist()
 
 
-def target_size(height: int, width: int, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
-    """Multiples of 28 near the frame's size; the maximum is tested first, then the minimum (VideoAlign: 100,352 pixels)."""
-    if max(height, width) > 200 * min(height, width):
-        raise ValueError(f"The aspect ratio of {height} x {width} is beyond 200.")
-    rows = max(FACTOR, round(height / FACTOR) * FACTOR)
-    columns = max(FACTOR, round(width / FACTOR) * FACTOR)
-    if rows * columns > max_pixels:
-        scale = math.sqrt(height * width / max_pixels)
-        rows = math.floor(height / scale / FACTOR) * FACTOR
-        columns = math.floor(width / scale / FACTOR) * FACTOR
-    elif rows * columns < min_pixels:
-        scale = math.sqrt(min_pixels / (height * width))
-        rows = math.ceil(height * scale / FACTOR) * FACTOR
-        columns = math.ceil(width * scale / FACTOR) * FACTOR
-    if rows < FACTOR or columns < FACTOR:
-        raise ValueError(f"A frame of {height} x {width} is too narrow for patches of {FACTOR} pixels.")
-    return rows, columns
-
-
 def pixel_frames(clip: Tensor, video_fps: float, config: VideoAlignConfig) -> Tensor:
     """Sample, resize (rounded to uint8), scale and normalise one clip F x H x W x 3 to T x 3 x H' x W' floats."""
     indices = frame_indices(clip.shape[0], video_fps, fps=config.fps, num_frames=config.num_frames)
-    height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels)
+    height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels, min_pixels=MIN_PIXELS)
     return normalise(resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width).float() / 255)
-
-
-def patchify(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """T x 3 x H x W to patches in Qwen2-VL's order (2 x 2 neighbours together), and the grid (t, h, w)."""
-    if frames.shape[0] % TEMPORAL:
-        frames = torch.cat([frames, frames[-1:]])
-    t, h, w = frames.shape[0] // TEMPORAL, frames.shape[2] // PATCH, frames.shape[3] // PATCH
-    grid = frames.view(t, TEMPORAL, 3, h // MERGE, MERGE, PATCH, w // MERGE, MERGE, PATCH)
-    # to (t, h block, w block, h in block, w in block, channel, frame in pair, pixel row, pixel column)
-    patches = grid.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, 3 * TEMPORAL * PATCH * PATCH)
-    return patches, (t, h, w)
-
-
-VIDEO_TOKEN = "<|video_pad|>"
 
 
 class LoraLinear(nn.Module):
@@ -305,19 +221,18 @@ class VideoAlign:
         self.config = read_config(folder)
         if normalize and self.config.normalization is None:
             raise RewardConfigError(f"{folder} has no inference_config to normalise with: set normalize to false.")
-        self._template = read_template(Path(template), self.config.template)
+        source = "prompt_template.py from the VideoAlign repository"
+        words = read_template(Path(template), [self.config.template], SPECIAL_TOKENS, source)
         self._statistics = self.config.normalization if normalize else None
         self._dtype = getattr(torch, dtype) if dtype else None
         text = AutoConfig.from_pretrained(base).get_text_config()
-        self._tokenizer = qwen_tokenizer(base, text.vocab_size, seen=VIDEO_TOKEN, read=SPECIAL_TOKENS)
-        ids = self._tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
-        self._special_ids = torch.tensor(ids)
+        self._chat = Chat(base, text.vocab_size, words, "video", SPECIAL_TOKENS)
         state, whole = read_state(find_checkpoint(folder, step))
         if "rm_head.weight" not in state:
             raise RewardConfigError(f"{find_checkpoint(folder, step)} holds no reward head (rm_head.weight).")
         self._head = state.pop("rm_head.weight").float()
         check_adapters(state, text.num_hidden_layers, self.config)
-        self.model = _load_model(base, len(self._tokenizer), state, whole, self.config.lora_scale)
+        self.model = _load_model(base, len(self._chat.tokenizer), state, whole, self.config.lora_scale)
         if self._head.shape[0] != self.config.output_dim:
             raise RewardConfigError(
                 f"rm_head has {self._head.shape[0]} outputs, model_config.json says {self.config.output_dim}."
@@ -354,23 +269,12 @@ class VideoAlign:
 
     def prepare(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
         """Token ids padded on the right, mask, positions, patches and grid of a batch."""
-        pairs = [patchify(pixel_frames(clip, fps, self.config)) for clip in videos.to(self.device)]
-        grids = [grid for _, grid in pairs]
-        tokens = [self.tokenize(prompt, t * h * w // MERGE**2) for prompt, (t, h, w) in zip(prompts, grids)]
-        batch = {
-            **batched_ids(self._tokenizer, tokens),
-            "pixel_values_videos": torch.cat([patches for patches, _ in pairs]),
-            "video_grid_thw": torch.tensor(grids),
-        }
-        return {name: value.to(self.device) for name, value in batch.items()}
-
-    def tokenize(self, prompt: str, video_tokens: int) -> list[int]:
-        """Token ids of one sample; a prompt that holds a special token is refused."""
-        return chat_ids(self._tokenizer, self._template, prompt, VIDEO_TOKEN, video_tokens)
+        clips = [pixel_frames(clip, fps, self.config) for clip in videos.to(self.device)]
+        return {name: value.to(self.device) for name, value in self._chat.batch(prompts, clips).items()}
 
     def _read_head(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """B x 3 scores at the special tokens, in the order of the sequence."""
-        where = torch.isin(ids, self._special_ids.to(ids.device))
+        where = torch.isin(ids, self._chat.read_ids.to(ids.device))
         if not bool((where.sum(dim=1) == len(PARTS)).all()):
             raise ValueError("Every sample must hold exactly three special tokens.")
         read = hidden[where].view(ids.shape[0], len(PARTS), -1)
