@@ -16,12 +16,10 @@ from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.printing import fixed, markdown
 from sage_grpo.recipes import recipe
-from sage_grpo.rounding import fixed
-from sage_grpo.tables import markdown
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.planner import foresee
-from sage_grpo.training.planner import Planner
+from sage_grpo.training.planner import Planner, foresee
 
 
 def configurations() -> dict[str, TrainConfig]:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.lab.report import plus_minus
-from sage_grpo.rounding import fixed
+from sage_grpo.printing import fixed, markdown
 from sage_grpo.statistics import mean_interval, paired_interval
-from sage_grpo.tables import markdown
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -14,8 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from methods import base_of, read, table
 
-from sage_grpo.rounding import fixed, percent, within
-from sage_grpo.tables import markdown
+from sage_grpo.printing import fixed, markdown, percent, within
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
@@ -176,7 +175,7 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     """One number of a comparison. kind: final, difference (from the baseline), way, equal (at equal passes), equal_difference, base."""
     from sage_grpo.lab.report import percent as share
     from sage_grpo.lab.report import plus_minus
-    from sage_grpo.rounding import number as plain
+    from sage_grpo.printing import number as plain
 
     summary = summary_of(folder)
     found, key = summary.arms[arm], column or summary.suite.columns[0].key

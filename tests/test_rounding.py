@@ -21,10 +21,9 @@ from sage_grpo.lab import leaderboard, measure
 from sage_grpo.lab import report as lab_report
 from sage_grpo.lab.design import Arm, Column, Suite
 from sage_grpo.lab.summary import summarize
-from sage_grpo.rounding import fixed, number, percent, plus_minus, within
+from sage_grpo.printing import fixed, number, percent, plus_minus, within
 from sage_grpo.statistics import Interval
-from sage_grpo.study.results import to_text
-from sage_grpo.study.statistics import win_rate
+from sage_grpo.study.results import to_text, win_rate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import pages

@@ -67,7 +67,7 @@ def test_images_are_read_as_rgb(tmp_path) -> None:
 def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monkeypatch) -> None:
     from matplotlib import font_manager
 
-    from sage_grpo.captions import lettering
+    from sage_grpo.video import lettering
 
     own = lettering(["Ω naïve, Привет, سلام\nline two"])
     assert own.remark == ""
@@ -87,7 +87,7 @@ def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monk
 
 
 def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
-    from sage_grpo.captions import lettering
+    from sage_grpo.video import lettering
 
     clip = smooth_clip(2)
     sheet = read_image(contact_sheet(tmp_path / "a.png", [clip], ["word " * 60], columns=2, cell=64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ SPAN_LIMIT = 100.0
 """Equaliser weights that differ by more than this deserve a cap."""
 PROPORTION = 2.0
 """A step whose noise, or whose factor on x, is more than so many times the mean of its neighbours' deserves a look."""
+CONVERGES = 0.97
+"""A kernel whose variance tends to no more than this settles on the wrong law; one that explodes is told by its amplification."""
 CLOSE = 0.05
 """Kernels that keep the mixture exact end this close to the ODE's variance, or that is said."""
 
@@ -142,30 +145,89 @@ def warnings(kernel: Kernel, schedule: Schedule) -> list[str]:
         return [
             "No step explores (std = 0 everywhere), so there is nothing to train: raise eta, widen the window, or take more steps."
         ]
-    found = [
-        *instabilities(kernel, schedule),
-        None if kernel.leaves_noise else _out_of_proportion(kernel, step),
-        _noise_left(step, schedule),
-        _one_large_step(kernel, step),
-        _uneven(step),
-        _shrunk(kernel, schedule),
-    ]
-    return [text for text in found if text]
+    return [*instabilities(kernel, schedule), *_drawbacks(kernel, schedule, step)]
 
 
 def instabilities(kernel: Kernel, schedule: Schedule) -> list[str]:
     """Those of them that carry samples away from the data."""
-    step = transitions(kernel, schedule)
-    found = [
-        _clamped(kernel, schedule),
-        _amplified(step, schedule),
-        _negative_a(step),
-        _out_of_proportion(kernel, step) if kernel.leaves_noise else None,
-        _excess(kernel, schedule),
-        _not_converging(kernel, schedule),
-        _too_much_variance(kernel, schedule),
-    ]
-    return [text for text in found if text]
+    return list(_instabilities(kernel, schedule, transitions(kernel, schedule)))
+
+
+def _instabilities(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator[str]:
+    clamp, steps = getattr(kernel, "sigma_max", None), swallowed(kernel, schedule)
+    # They are the first of the grid. Whoever explores the step after them meant them, too; a later window does not miss them.
+    if clamp is not None and steps and any(schedule.stochastic[: steps[-1] + 2]):
+        inside = torch.zeros(schedule.num_steps, dtype=torch.bool)
+        inside[list(steps)] = True
+        yield (
+            f"The clamp sigma_max = {clamp:g} swallows {_listed(inside)}: sigma_next is above it, so std = 0 there "
+            "and nothing is learnt. Take fewer steps, a smaller shift, a larger sigma_max, or sage_exact, which needs no clamp."
+        )
+    gain = step.a + step.b / schedule.sigmas[:-1].to(torch.float64)
+    grows = gain.abs() > 1 + 1e-9
+    if bool(grows.any()):
+        yield (
+            f"Errors off the data manifold grow at {_listed(grows)} (by up to {float(gain.abs().max()):.3g} a step): the drift "
+            "correction overshoots, and more steps make it worse. Lower eta, explore in a window at high sigma only, take "
+            "fewer steps, or take sage_exact."
+        )
+    if bool((step.a < 0).any()):
+        yield (
+            f"The coefficient a of x is negative at {_listed(step.a < 0)} (down to {float(step.a.min()):.3g}): the step flips the "
+            "sign of its own input. Lower eta, or take more steps."
+        )
+    if kernel.leaves_noise:
+        yield from _out_of_proportion(kernel, step)
+    excess = _peak_excess(kernel, schedule)
+    if not excess <= 1.5:  # here and below: a figure that is not a number is told, too
+        yield (
+            f"On the way the state holds up to {excess:.3g} times the noise variance that the network was trained for. Lower eta, "
+            f"leave rollout.deterministic_last out, let the last steps be deterministic with a window, or take {EXACT}, which keep it at 1."
+        )
+    limit, found = _limit(kernel, schedule), final_variance(kernel, schedule, 1.0)
+    if not limit > CONVERGES:
+        advice = "Take sage_exact, or a smaller eta." if isinstance(kernel, Cps) else "Lower eta."
+        yield (
+            f"The variance of the data does not converge: it is {found:.3f} here and tends to {limit:.3f} with more and more "
+            f"steps, where 1 is right. Videos lose contrast and variety. {advice}"
+        )
+    if not found <= 1.1:
+        yield (
+            f"Along the data manifold the samples have {found:.3g} times the variance of the data (1 is right): the injected "
+            "noise is not removed again. Lower eta, take more steps, or make the last steps deterministic."
+        )
+
+
+def _drawbacks(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator[str]:
+    """What costs learning, and carries no sample away."""
+    if not kernel.leaves_noise:
+        yield from _out_of_proportion(kernel, step)
+    if float(schedule.sigmas[-1]) == 0 and float(step.std[-1]) > 0:
+        yield (
+            f"The last step ends at sigma = 0 and is stochastic: noise with std {float(step.std[-1]):.3g} stays in the video, "
+            f"and the reward judges it. Set deterministic_last, or take {EXACT}."
+        )
+    trained, variance = step.std > 0, step.std.square()
+    index = int(variance.argmax())
+    share = float(variance[index] / variance.sum())
+    # The coefficient-preserving kernels renew noise that is there anyway: a large share does no harm.
+    if share > 0.4 and kernel.leaves_noise and int(trained.sum()) >= 3:
+        cause = " (its diffusion is infinite at sigma = 1, so it borrows sigma_1's)" if isinstance(kernel, Flow) else ""
+        later = ", or start the window one step later" if index == 0 else ""
+        yield (
+            f"Step {index} injects {share:.0%} of all variance{cause}: exploration happens nearly at once. Lower the shift, or "
+            f"take more steps{later}."
+        )
+    sensitivity = step.sensitivity[trained]
+    span = _span(sensitivity)
+    if span is not None and not span <= SPAN_LIMIT:
+        steps = trained.nonzero()[:, 0]
+        least, most = int(steps[sensitivity.argmin()]), int(steps[sensitivity.argmax()])
+        yield (
+            f"Equaliser weights span {span:.0f}x, from step {most} up to step {least}: the loud steps then carry mostly noise. Cap "
+            f"the weights, or train a window that leaves out step {least} or step {most}."
+        )
+    yield from _shrunk(kernel, schedule)
 
 
 def _transitions(kernel: Kernel, sigmas: Tensor, stochastic: tuple[bool, ...]) -> Transition:
@@ -211,63 +273,6 @@ def _listed(flags: Tensor) -> str:
     return f"steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}"
 
 
-def _clamped(kernel: Kernel, schedule: Schedule) -> str | None:
-    clamp = getattr(kernel, "sigma_max", None)
-    if clamp is None:
-        return None
-    steps = swallowed(kernel, schedule)
-    # They are the first of the grid. Whoever explores the step after them meant them, too; a later window does not miss them.
-    if not steps or not any(schedule.stochastic[: steps[-1] + 2]):
-        return None
-    inside = torch.zeros(schedule.num_steps, dtype=torch.bool)
-    inside[steps] = True
-    return (
-        f"The clamp sigma_max = {clamp:g} swallows {_listed(inside)}: sigma_next is above it, so std = 0 there "
-        "and nothing is learnt. Take fewer steps, a smaller shift, a larger sigma_max, or sage_exact, which needs no clamp."
-    )
-
-
-def _noise_left(step: Transition, schedule: Schedule) -> str | None:
-    if float(schedule.sigmas[-1]) > 0 or float(step.std[-1]) == 0:
-        return None
-    return (
-        f"The last step ends at sigma = 0 and is stochastic: noise with std {float(step.std[-1]):.3g} stays in the video, "
-        f"and the reward judges it. Set deterministic_last, or take {EXACT}."
-    )
-
-
-def _amplified(step: Transition, schedule: Schedule) -> str | None:
-    gain = step.a + step.b / schedule.sigmas[:-1].to(torch.float64)
-    grows = gain.abs() > 1 + 1e-9
-    if not bool(grows.any()):
-        return None
-    return (
-        f"Errors off the data manifold grow at {_listed(grows)} (by up to {float(gain.abs().max()):.3g} a step): the drift "
-        "correction overshoots, and more steps make it worse. Lower eta, explore in a window at high sigma only, take "
-        "fewer steps, or take sage_exact."
-    )
-
-
-def _negative_a(step: Transition) -> str | None:
-    negative = step.a < 0
-    if not bool(negative.any()):
-        return None
-    return (
-        f"The coefficient a of x is negative at {_listed(negative)} (down to {float(step.a.min()):.3g}): the step flips the "
-        "sign of its own input. Lower eta, or take more steps."
-    )
-
-
-def _excess(kernel: Kernel, schedule: Schedule) -> str | None:
-    excess = _peak_excess(kernel, schedule)
-    if excess <= 1.5:
-        return None
-    return (
-        f"On the way the state holds up to {excess:.3g} times the noise variance that the network was trained for. Lower eta, "
-        f"leave rollout.deterministic_last out, let the last steps be deterministic with a window, or take {EXACT}, which keep it at 1."
-    )
-
-
 def proportions(step: Transition) -> list[tuple[int, str, float, float]]:
     """(step, "std" or "a", value, mean of its neighbours) wherever a value is more than PROPORTION times that mean.
 
@@ -282,66 +287,33 @@ def proportions(step: Transition) -> list[tuple[int, str, float, float]]:
     return found
 
 
-def _out_of_proportion(kernel: Kernel, step: Transition) -> str | None:
-    found = proportions(step)
-    if not found:
-        return None
+def _out_of_proportion(kernel: Kernel, step: Transition) -> Iterator[str]:
     words = {"std": "noise of std", "a": "a factor on x of"}
     listed = "; ".join(
-        f"step {i} has {words[name]} {value:.3g}, its neighbours {mean:.3g}" for i, name, value, mean in found
+        f"step {i} has {words[name]} {value:.3g}, its neighbours {mean:.3g}"
+        for i, name, value, mean in proportions(step)
     )
-    if not kernel.leaves_noise:
-        advice = "The mixture stays exact, so that this harms no clip; but members of a group part mostly there."
-    else:
+    advice = "The mixture stays exact, so that this harms no clip; but members of a group part mostly there."
+    if kernel.leaves_noise:
         advice = "Take more steps, lower eta, leave such a step out with a window, or take sage_exact."
-    return f"Out of proportion: {listed}. {advice}"
+    if listed:
+        yield f"Out of proportion: {listed}. {advice}"
 
 
-def _shrunk(kernel: Kernel, schedule: Schedule) -> str | None:
+def _shrunk(kernel: Kernel, schedule: Schedule) -> Iterator[str]:
     """Kernels that keep the mixture exact lose variance all the same where a step renews much of the noise and the velocity is that of its
     start."""
-    if kernel.leaves_noise or _not_converging(kernel, schedule):
-        return None
     found, plain = final_variance(kernel, schedule, 1.0), final_variance(Ode(), schedule, 1.0)
-    if found >= (1 - CLOSE) * plain:
-        return None
-    return (
+    if kernel.leaves_noise or not _limit(kernel, schedule) > CONVERGES or found >= (1 - CLOSE) * plain:
+        return
+    yield (
         f"Along the data manifold the samples have {found / plain:.2f} times the variance that the ODE gives on this grid: take more steps, lower "
         "eta, or let fewer steps explore."
     )
 
 
-def _one_large_step(kernel: Kernel, step: Transition) -> str | None:
-    variance = step.std.square()
-    index = int(variance.argmax())
-    share = float(variance[index] / variance.sum())
-    # The coefficient-preserving kernels renew noise that is there anyway: a large share does no harm.
-    if share <= 0.4 or not kernel.leaves_noise or int((step.std > 0).sum()) < 3:
-        return None
-    cause = " (its diffusion is infinite at sigma = 1, so it borrows sigma_1's)" if isinstance(kernel, Flow) else ""
-    later = ", or start the window one step later" if index == 0 else ""
-    return (
-        f"Step {index} injects {share:.0%} of all variance{cause}: exploration happens nearly at once. Lower the shift, or "
-        f"take more steps{later}."
-    )
-
-
-def _uneven(step: Transition) -> str | None:
-    trained = step.std > 0
-    span = _span(step.sensitivity[trained])
-    if span is None or span <= SPAN_LIMIT:
-        return None
-    steps = trained.nonzero()[:, 0]
-    least = int(steps[step.sensitivity[trained].argmin()])
-    most = int(steps[step.sensitivity[trained].argmax()])
-    return (
-        f"Equaliser weights span {span:.0f}x, from step {most} up to step {least}: the loud steps then carry mostly noise. Cap "
-        f"the weights, or train a window that leaves out step {least} or step {most}."
-    )
-
-
-def _not_converging(kernel: Kernel, schedule: Schedule) -> str | None:
-    """Every kernel is of first order, so two fine grids tell where it goes (Richardson)."""
+def _limit(kernel: Kernel, schedule: Schedule) -> float:
+    """What the variance of unit data tends to with more and more steps: every kernel is of first order, so two fine grids tell (Richardson)."""
     sigmas = schedule.sigmas.to(torch.float64)
 
     def refined(parts: int) -> float:
@@ -351,22 +323,4 @@ def _not_converging(kernel: Kernel, schedule: Schedule) -> str | None:
         return _variances(_transitions(kernel, fine, flags), fine, 1.0)[-1]
 
     parts = max(16, math.ceil(400 / schedule.num_steps))
-    limit = 2 * refined(2 * parts) - refined(parts)
-    # A kernel that explodes is reported by its amplification; this is about settling on the wrong law.
-    if limit > 0.97:
-        return None
-    advice = "Take sage_exact, or a smaller eta." if isinstance(kernel, Cps) else "Lower eta."
-    return (
-        f"The variance of the data does not converge: it is {final_variance(kernel, schedule, 1.0):.3f} here and tends to "
-        f"{limit:.3f} with more and more steps, where 1 is right. Videos lose contrast and variety. {advice}"
-    )
-
-
-def _too_much_variance(kernel: Kernel, schedule: Schedule) -> str | None:
-    found = final_variance(kernel, schedule, 1.0)
-    if found <= 1.1:
-        return None
-    return (
-        f"Along the data manifold the samples have {found:.3g} times the variance of the data (1 is right): the injected "
-        "noise is not removed again. Lower eta, take more steps, or make the last steps deterministic."
-    )
+    return 2 * refined(2 * parts) - refined(parts)

@@ -1,4 +1,5 @@
-"""Import a module, or something in one, that a user names: installed or in the current folder."""
+"""What a configuration names: a module, or something in one, to import (installed or in the current folder); and objects that a Python program
+hands to a run in the place of a name. A configuration with the name of an object says truly what was used, and cannot be loaded from alone."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from sage_grpo.hints import did_you_mean
+
+PREFIX = "object:"
+"""What the names begin with; `object:bright` is the reward `bright` of somebody's program."""
 
 
 class NoSuchModule(ValueError):
@@ -61,3 +65,26 @@ def import_named(name: str) -> ModuleType:
             file, line, text = error.filename or file, error.lineno, error.msg
         fault = f"module {name!r} does not import: {type(error).__name__}: {text} ({file}, line {line})."
     raise NoSuchModule(fault) from cause
+
+
+class ObjectNeeded(ValueError):
+    """Only the program that had the object can do this; the message says how."""
+
+
+def name_of(label: str) -> str:
+    """The name of an object in a configuration."""
+    return f"{PREFIX}{label}"
+
+
+def is_object(name: str | None) -> bool:
+    """Whether a name stands for an object."""
+    return name is not None and name.startswith(PREFIX)
+
+
+def refuse_object(name: str | None, what: str, instead: str) -> None:
+    """Refuse to load by its name what was an object; `instead` is what else can be given."""
+    if is_object(name):
+        raise ObjectNeeded(
+            f"This run got {what} as an object of a Python program ({name}), which no file holds. "
+            f"{instead}, or hand it over in Python (docs/api.md)."
+        )

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from sage_grpo.cli import COMMANDS, main
 from sage_grpo.manual import entries
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.printing import number
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rounding import number
 from sage_grpo.session import run as train
 from sage_grpo.training.config import (
     BatchConfig,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sage_grpo.objects import ObjectNeeded
+from sage_grpo.named import ObjectNeeded
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward

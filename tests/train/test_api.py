@@ -25,7 +25,7 @@ from sage_grpo.configure import ConfigError
 from sage_grpo.folder.journal import read_rows
 from sage_grpo.folder.prints import of_object, stable
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.objects import ObjectNeeded
+from sage_grpo.named import ObjectNeeded
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.session import run as run_command

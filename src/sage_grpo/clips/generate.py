@@ -14,8 +14,8 @@ from sage_grpo.flow.solvers import SolverName
 from sage_grpo.folder.settings import read_config
 from sage_grpo.folder.weights import Choice
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.printing import progress_bar
 from sage_grpo.ranges import Count, Seed, checked
-from sage_grpo.tables import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor

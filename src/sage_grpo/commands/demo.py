@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.printing import fixed
 from sage_grpo.ranges import Count, Folder, Seed, checked
-from sage_grpo.rounding import fixed
 
 
 @checked
@@ -36,7 +36,7 @@ def run(options: Options) -> int:
     from sage_grpo import session
     from sage_grpo.folder.journal import read_rows
     from sage_grpo.recipes import recipe
-    from sage_grpo.report.build import leave_report
+    from sage_grpo.report.page import leave_report
     from sage_grpo.report.picture import draw_run
 
     start, out = time.perf_counter(), Path(options.out)

@@ -18,7 +18,7 @@ from sage_grpo.clips.evaluate import EvaluateSpec, compare, measure, measure_pai
 from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import given
 from sage_grpo.inside import replace_text
-from sage_grpo.rounding import fixed, percent
+from sage_grpo.printing import fixed, percent
 from sage_grpo.statistics import LEVEL
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.inside import replacing
 from sage_grpo.inspector import KernelReport, final_variance, inspect_kernel, kernel_name
+from sage_grpo.printing import narrow_table
 from sage_grpo.ranges import Count, Positive, Range, checked
-from sage_grpo.tables import narrow_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -19,10 +19,10 @@ from sage_grpo.configure import given
 from sage_grpo.folder.settings import read_config
 from sage_grpo.folder.weights import Choice
 from sage_grpo.inside import replace_text
+from sage_grpo.printing import narrow_table, progress_bar
 from sage_grpo.probe.estimate import Effect
 from sage_grpo.probe.probe import Prober, ProbeResult, ProbeSpec
 from sage_grpo.ranges import Natural
-from sage_grpo.tables import narrow_table, progress_bar
 from sage_grpo.training.config import TrainConfig
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.printing import fixed
 from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, facts_of, needed_options, readiness
-from sage_grpo.rounding import fixed
 
 
 @dataclass(frozen=True, kw_only=True)

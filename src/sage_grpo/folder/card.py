@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sage_grpo.folder.journal import read_rows
 from sage_grpo.inside import inside, replace_text, replacing
-from sage_grpo.rounding import number
-from sage_grpo.tables import markdown
+from sage_grpo.printing import markdown, number
 
 if TYPE_CHECKING:
     from sage_grpo.training.config import TrainConfig

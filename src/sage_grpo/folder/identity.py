@@ -21,7 +21,7 @@ from sage_grpo.folder.prints import Fingerprinted, of_object, of_weights, stable
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_index, resolve
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.objects import PREFIX
+from sage_grpo.named import PREFIX
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import Given, load_sources

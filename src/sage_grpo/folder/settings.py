@@ -11,7 +11,7 @@ from sage_grpo.configure import ConfigError, parse, read_yaml
 from sage_grpo.hints import groups
 from sage_grpo.inside import inside
 from sage_grpo.models.spec import FAMILIES
-from sage_grpo.objects import is_object
+from sage_grpo.named import is_object
 from sage_grpo.rewards.spec import BUILT_IN
 from sage_grpo.secrecy import hide
 from sage_grpo.training.config import TrainConfig

@@ -15,9 +15,8 @@ from sage_grpo.lab import leaderboard, store
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.figures import draw
 from sage_grpo.lab.summary import ArmSummary, Summary, summarize
-from sage_grpo.rounding import NONE, fixed, number
+from sage_grpo.printing import NONE, fixed, markdown, number
 from sage_grpo.statistics import Interval
-from sage_grpo.tables import markdown
 
 TABLE, REPORT, NUMBERS = "table.md", "report.md", "table.json"
 

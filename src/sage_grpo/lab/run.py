@@ -23,7 +23,7 @@ from sage_grpo.lab.design import Suite
 from sage_grpo.lab.pool import Pool, Worker
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.worker import request, weights_of, write_config
-from sage_grpo.rounding import fixed
+from sage_grpo.printing import fixed
 
 Row = dict[str, Any]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from sage_grpo.effects import Content, Machine, Speed, Training, Values
 from sage_grpo.hints import did_you_mean
-from sage_grpo.named import NoSuchModule, import_named
-from sage_grpo.objects import is_object, refuse_object
+from sage_grpo.named import NoSuchModule, import_named, is_object, refuse_object
 from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, checked
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from sage_grpo.effects import Speed
-from sage_grpo.named import NoSuchModule, import_object
-from sage_grpo.objects import name_of, refuse_object
+from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
 from sage_grpo.types import Reward, RewardFacts

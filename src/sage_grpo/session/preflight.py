@@ -16,7 +16,7 @@ from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.spec import ModelError, ModelSpec, find_family
-from sage_grpo.objects import refuse_object
+from sage_grpo.named import refuse_object
 from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
 from sage_grpo.telling.metrics import find_sink
 from sage_grpo.training.config import TrainConfig

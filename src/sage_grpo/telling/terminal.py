@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sage_grpo.inside import printable
-from sage_grpo.rounding import fixed, percent
+from sage_grpo.printing import fixed, percent
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described

@@ -16,7 +16,7 @@ from sage_grpo.models.base import Explains, VelocityModel
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.objects import name_of, refuse_object
+from sage_grpo.named import name_of, refuse_object
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError

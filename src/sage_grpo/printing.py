@@ -1,4 +1,4 @@
-"""How figures are printed: rounded once, from all of their digits, and in one way on every page.
+"""How figures, tables and progress are printed. Figures are rounded once, from all of their digits, and in one way on every page.
 
 A figure that is stored, compared, ranked or subtracted keeps its digits; only what a person reads is rounded, here. Halves go away from
 zero, as `toFixed` does in the scripts of the pages: Python's own format takes them to the even digit, so that 6.25% would be 6.2% in a
@@ -8,7 +8,14 @@ terminal and 6.3% in a browser.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Context, Decimal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 NONE = "–"
 """In the place of a figure that there is not."""
@@ -52,3 +59,35 @@ def plus_minus(mean: float, half: float, *, signed: bool = False) -> str:
 
 def _digits(value: float) -> int:
     return 3 if abs(value) >= 0.1 else 4
+
+
+def narrow_table(title: str) -> Table:
+    """A table without columns yet, whose padding is narrow: eight of them fit a terminal of 80."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return [lines[0], "|---" * len(heads) + "|", *lines[1:]]
+
+
+@contextmanager
+def progress_bar(name: str, total: int, *, shown: bool, console: Console | None = None) -> Iterator[Callable[[], None]]:
+    """A bar, where it is `shown`; what it gives is called after each of so many things."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not shown) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda: progress.advance(task)
