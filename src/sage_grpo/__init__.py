@@ -23,7 +23,6 @@ _HOMES = {
     "rewards.spec": ("RewardSpec", "own_reward"),
     "rl.kl_control": ("KlCoefficient",),
     "rl.trust_region": ("TrustRegion",),
-    "sentinel.spec": ("SentinelConfig",),
     "telling.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "SentinelEvent", "StopRequest"),
     "training.config": (
         "AdvantageConfig",
@@ -35,6 +34,7 @@ _HOMES = {
         "LogConfig",
         "OptimizerConfig",
         "RolloutConfig",
+        "SentinelConfig",
         "SurrogateConfig",
         "TrainConfig",
         "UpdateConfig",
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from sage_grpo.rewards.spec import own_reward as own_reward
     from sage_grpo.rl.kl_control import KlCoefficient as KlCoefficient
     from sage_grpo.rl.trust_region import TrustRegion as TrustRegion
-    from sage_grpo.sentinel.spec import SentinelConfig as SentinelConfig
     from sage_grpo.telling.events import CheckpointEvent as CheckpointEvent
     from sage_grpo.telling.events import EvaluationEvent as EvaluationEvent
     from sage_grpo.telling.events import IterationEvent as IterationEvent
@@ -83,6 +82,7 @@ if TYPE_CHECKING:
     from sage_grpo.training.config import LogConfig as LogConfig
     from sage_grpo.training.config import OptimizerConfig as OptimizerConfig
     from sage_grpo.training.config import RolloutConfig as RolloutConfig
+    from sage_grpo.training.config import SentinelConfig as SentinelConfig
     from sage_grpo.training.config import SurrogateConfig as SurrogateConfig
     from sage_grpo.training.config import TrainConfig as TrainConfig
     from sage_grpo.training.config import UpdateConfig as UpdateConfig

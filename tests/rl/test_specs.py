@@ -6,7 +6,7 @@ import pytest
 
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.sentinel.spec import SentinelConfig
+from sage_grpo.training.config import SentinelConfig
 
 
 @pytest.mark.parametrize(

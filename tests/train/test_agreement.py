@@ -14,9 +14,9 @@ from test_runner_resume import assert_same_run, interrupt, rows
 from watching import names
 
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.sentinel.agreement import agreements, correlation
-from sage_grpo.sentinel.paired import by_prompt, shortfall
-from sage_grpo.sentinel.sentinel import MOST_LOOKS, Finding, Sentinel, Witnesses
+from sage_grpo.sentinel.figures import agreements, correlation
+from sage_grpo.sentinel.evidence import by_prompt, shortfall
+from sage_grpo.sentinel.sentinel import MOST_REMEMBERED, Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
 from sage_grpo.training.config import EvalConfig, SentinelConfig
 
@@ -223,11 +223,11 @@ def test_memory_is_bounded_and_keeps_the_start() -> None:
     sentinel = Sentinel(SentinelConfig(), witnesses=WATCHED)
     for number in range(100):
         sentinel.evaluated(number, {"total": [float(number)] * 2, "true": [0.0, 1.0]})
-    assert len(sentinel.looks) <= MOST_LOOKS
-    assert sentinel.looks[0].scores["total"][0] == 0.0
+    assert len(sentinel.remembered) <= MOST_REMEMBERED
+    assert sentinel.remembered[0].scores["total"][0] == 0.0
     without = Sentinel(SentinelConfig())
     without.evaluated(0, {"total": [1.0, 2.0]})
-    assert not without.looks
+    assert not without.remembered
 
 
 def test_a_run_logs_agreement_and_is_continued_to_the_bit(make_config, tmp_path: Path) -> None:
@@ -289,4 +289,4 @@ def test_an_evaluation_without_any_score_is_no_sign_and_no_end() -> None:
     some = {"total": [0.1, 0.2, 0.3], "true": [1.0, 1.1, 1.2]}
     for number, look in enumerate((none, some, some, none, some)):
         assert not sentinel.evaluated(number, look)
-    assert len(sentinel.looks) == 3
+    assert len(sentinel.remembered) == 3

@@ -10,8 +10,7 @@ from watching import RESULTS, healthy_row
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.sentinel.guard import sentinel_of
-from sage_grpo.sentinel.paired import change
+from sage_grpo.sentinel.evidence import change
 from sage_grpo.sentinel.parts import RewardParts
 from sage_grpo.sentinel.sentinel import Finding, Sentinel
 from sage_grpo.training.config import SentinelConfig
@@ -120,7 +119,7 @@ def test_a_continued_run_finds_the_same() -> None:
 def test_a_run_knows_what_it_is_trained_on(make_config) -> None:
     judge = RewardSpec(name="shapes", weights=WEIGHTS)
     config = make_config(rewards=[judge, RewardSpec(name="video_stats", metric_only=True, weights={"sharpness": 1.0})])
-    sentinel = sentinel_of(config, CompositeReward(config.rewards), clip=0.01)
+    sentinel = Sentinel.of(config, CompositeReward(config.rewards), clip=0.01)
     assert sentinel.parts.weights == WEIGHTS
 
 

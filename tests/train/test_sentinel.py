@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from watching import clips, curves, healthy_row, names, recorded, replay
 
-from sage_grpo.sentinel.paired import change
+from sage_grpo.sentinel.evidence import change
 from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.training.config import SentinelConfig
 

@@ -18,7 +18,7 @@ from watching import clips, healthy_row, names
 
 from sage_grpo.folder.diary import read_events
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.sentinel.paired import by_prompt, change, weighted
+from sage_grpo.sentinel.evidence import by_prompt, change, weighted
 from sage_grpo.sentinel.parts import RewardParts
 from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.sentinel.signs import EXPLODED, SIGNS, Past, robust
@@ -252,11 +252,11 @@ def test_the_best_of_a_part_has_a_scatter_of_its_own() -> None:
     parts = RewardParts({"a": 1.0, "b": 1.0}, 20)
     before = [{"reward/a": 1.0 + (-1) ** place, "reward/b": 1.0} for place in range(20)]
     for number in range(1, 21):
-        assert not parts.look(before[:number])
+        assert not parts.observe(before[:number])
     error = math.sqrt((20 / 19) / 20)
     for factor, told in ((4.9, False), (5.1, True)):
         now = [{"reward/a": 1.0 - factor * error, "reward/b": 1.0}] * 20
-        assert bool(parts.look(now)) == told
+        assert bool(parts.observe(now)) == told
 
 
 def test_sums_and_means_leave_out_what_could_not_be_scored() -> None:

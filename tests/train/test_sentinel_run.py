@@ -18,8 +18,8 @@ from sage_grpo.parallel.fsdp import Engine
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.pace import Pace
-from sage_grpo.sentinel.appearance import appearance, describe, thumbnails
-from sage_grpo.sentinel.travel import Travel
+from sage_grpo.sentinel.figures import appearance, describe, thumbnails
+from sage_grpo.sentinel.figures import Travel
 from sage_grpo.session import run
 from sage_grpo.telling.events import Hooks, SentinelEvent
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig

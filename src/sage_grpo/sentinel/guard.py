@@ -8,32 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.parallel import checkpoint
-from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rl.pace import LEAST
-from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.sentinel.sentinel import Finding
 from sage_grpo.telling.events import SentinelEvent
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.state import TrainState
-
-
-def sentinel_of(config: TrainConfig, reward: CompositeReward, clip: float) -> Sentinel:
-    """The sentinel of a run, which knows how many clips it makes and what is only measured."""
-    watched, window = reward.watching, config.rollout.window
-    judges = {title: {part: w for part, w in parts.items() if w} for title, parts in watched.items()}
-    witnesses = Witnesses(
-        scores={title: parts for title, parts in judges.items() if parts},
-        statistics=[part for parts in watched.values() for part, weight in parts.items() if not weight],
-    )
-    branches = window.branches if window.kind == "drawn" else 1
-    clips = config.batch.prompts * branches * config.batch.group_size
-    return Sentinel(
-        config.sentinel,
-        clips=clips,
-        clip=clip,
-        witnesses=witnesses,
-        trained=reward.weights,
-        deviates=any(config.objective.old_passes(config.update.updates_per_rollout)),
-    )
 
 
 @dataclass
@@ -55,37 +34,36 @@ class Guard:
 
     def see_row(self, row: Mapping[str, float]) -> dict[str, float]:
         """Look at an iteration that is done; returns the sentinel's own metrics."""
-        self._found += self.state.sentinel.observe(self.state.iteration, row)
-        return self._metrics()
+        return self._see(self.state.sentinel.observe(self.state.iteration, row))
 
     def see_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Look at an evaluation (`Evaluation.rows`)."""
-        names = rows[0]["scores"] if rows else ()
-        scores = {name: [row["scores"][name] for row in rows] for name in names}
-        if scores:
-            per_prompt = self.config.evaluate.per_prompt
-            self._found += self.state.sentinel.evaluated(self.state.iteration, scores, per_prompt)
-        return self._metrics()
+        scores = {name: [row["scores"][name] for row in rows] for name in (rows[0]["scores"] if rows else ())}
+        per_prompt = self.config.evaluate.per_prompt
+        return self._see(self.state.sentinel.evaluated(self.state.iteration, scores, per_prompt) if scores else [])
 
-    def _metrics(self) -> dict[str, float]:
+    def _see(self, found: Sequence[Finding]) -> dict[str, float]:
+        self._found += found
         sentinel = self.state.sentinel
         metrics = {"sentinel/open": float(len(sentinel.open)), "sentinel/lr_factor": sentinel.brake}
         return {} if self.config.sentinel.action == "off" else metrics
 
     def act(self) -> bool:
         """Tell what was found since the last time, and do what was chosen; returns whether the weights are others now."""
-        action, found = self.config.sentinel.action, self._found
+        config, sentinel, found = self.config.sentinel, self.state.sentinel, self._found
         self._found = []
         for finding in found:
-            if finding.new or action == "warn":  # where nothing is done about it, it is told again
+            if finding.new or config.action == "warn":  # where nothing is done about it, it is told again
                 self._say(finding.name, finding.text, "warn")
         names = " and ".join(finding.name for finding in found if finding.act)
-        if names and action == "rollback":
+        if names and config.action == "rollback":
             return self.roll_back(names)
-        if names and action == "lower_lr":
-            self._lower(names)
-        elif names and action == "stop":
-            self.stop(names, "sentinel.action is stop.")
+        if names and config.action == "lower_lr":
+            sentinel.brake = max(sentinel.brake * config.lr_factor, LEAST)
+            self.state.optimizer.pace.slow_to(sentinel.brake)
+            self._say(names, f"{names}: steps are {sentinel.brake:g} times as long from now on.", "lower_lr")
+        elif names and config.action == "stop":
+            self._stop(names, "sentinel.action is stop.")
         return False
 
     def mark(self, *, saving: bool) -> bool:
@@ -95,13 +73,9 @@ class Guard:
         """
         state, sentinel = self.state, self.state.sentinel
         evaluates = self.held_out and (self.config.evaluate.every > 0 or bool(self.config.evaluate.early))
-        looked = state.evaluated == state.iteration if evaluates else saving
-        if (
-            self.config.sentinel.action != "rollback"
-            or not looked
-            or not sentinel.sound
-            or sentinel.good == state.iteration
-        ):
+        judged = state.evaluated == state.iteration if evaluates else saving
+        wanted = self.config.sentinel.action == "rollback" and sentinel.good != state.iteration
+        if not (wanted and judged and sentinel.sound):
             return saving
         if state.iteration == 0:
             state.optimizer.materialize()  # a checkpoint has the optimizer's tensors, which the first update would make
@@ -113,11 +87,11 @@ class Guard:
         sentinel, world = self.state.sentinel, self.writer.world
         self.writer.finish()
         if sentinel.good is None:
-            return self.stop(why, "There is no good checkpoint to go back to.")
+            return self._stop(why, "There is no good checkpoint to go back to.")
         folder = self.root / f"{sentinel.good:06d}"
         fault = world.from_main((checkpoint.find_fault(folder) if world.is_main else None) or "")
         if fault:
-            return self.stop(why, f"The good checkpoint {folder} cannot be used: {fault}.")
+            return self._stop(why, f"The good checkpoint {folder} cannot be used: {fault}.")
         often = sentinel.rollbacks >= self.config.sentinel.rollbacks
         if not often:
             sentinel.rollbacks += 1
@@ -126,20 +100,11 @@ class Guard:
         text = f"{why}: back to the weights of iteration {sentinel.good} ({folder}), with steps {sentinel.brake:g} times as long."
         self._say(why, text, "rollback")
         if often:
-            reason = (
-                f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks), and shorter steps did not help."
-            )
-            self.stop(why, reason)
+            times = f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks)"
+            self._stop(why, f"{times}, and shorter steps did not help.")
         return True
 
-    def _lower(self, why: str) -> None:
-        sentinel = self.state.sentinel
-        sentinel.brake = max(sentinel.brake * self.config.sentinel.lr_factor, LEAST)
-        self.state.optimizer.pace.slow_to(sentinel.brake)
-        self._say(why, f"{why}: steps are {sentinel.brake:g} times as long from now on.", "lower_lr")
-
-    def stop(self, why: str, reason: str) -> bool:
-        """End the run here, saved."""
+    def _stop(self, why: str, reason: str) -> bool:
         self.stops = True
         self._say(why, f"{why}: the run stops. {reason}", "stop")
         return False

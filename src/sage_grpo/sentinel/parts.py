@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any
 
-from sage_grpo.sentinel.paired import Column, Scores, by_prompt, change, finite
+from sage_grpo.sentinel.evidence import Column, Scores, by_prompt, change, finite
 from sage_grpo.sentinel.signs import Row, values
 
 FALLEN = 5.0
@@ -46,7 +46,7 @@ class RewardParts:
         names = [name for name in row if self._weight(name)]
         return names if len(names) > 1 else []
 
-    def look(self, recent: Sequence[Row]) -> str:
+    def observe(self, recent: Sequence[Row]) -> str:
         """Take in the newest row, the last of `recent`; says which part is far below its best, or nothing."""
         self.rows += 1
         if len(recent) < self.window:
@@ -65,7 +65,7 @@ class RewardParts:
                 self.best[name] = now, doubt
         return "; ".join(fallen)
 
-    def look_held_out(self, scores: Scores, per_prompt: int) -> str:
+    def evaluated(self, scores: Scores, per_prompt: int) -> str:
         """Take in an evaluation, so many clips of each prompt side by side; says which part is far below its best, or nothing."""
         names = [name for name in scores if self._weight(f"reward/{name}")]
         fallen, low, self.falling = [], [], False

@@ -6,17 +6,35 @@ continued run decides as one that was never interrupted.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from sage_grpo.sentinel.paired import Change, Column, Scores, by_prompt, change, finite, shortfall, weighted
-from sage_grpo.sentinel.parting import AGREEMENT, STDERR, Remembered, Tally, evidence, in_words, tallies, tally
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.sentinel.evidence import (
+    AGREEMENT,
+    STDERR,
+    Agreement,
+    Change,
+    Column,
+    Remembered,
+    Scores,
+    agreement_of,
+    by_prompt,
+    change,
+    evidence,
+    finite,
+    in_words,
+    shortfall,
+    weighted,
+)
 from sage_grpo.sentinel.parts import RewardParts
 from sage_grpo.sentinel.signs import EXPLODED, LEAST_PAST, SIGNS, TINY, Past, Row, values
-from sage_grpo.sentinel.spec import SentinelConfig
+from sage_grpo.training.config import SentinelConfig, TrainConfig
 
 WATCHED = (
     "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_log",
@@ -26,20 +44,24 @@ WATCHED = (
 EVALUATED = ("held_out_exploded", "held_out_fell", "held_out_part_fell", "decoupled", "hacking", "video_drift")
 """What is looked for at evaluations, not in every row."""
 AT_ONCE = ("not_finite",)
-"""What needs no second look."""
+"""What need not be seen twice."""
 ONLY_TOLD = ("decoupled", "parted", "old_is_new")
 """What is a reason to look, but not to act."""
 OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new")
 """What is wrong with how steps are made; what held-out clips are worth is not in doubt. Any of these may be there all through a run."""
-LOOKS_LEFT = 3.0
+DRIFTED = 3.0
 """A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
 SURE = 1.5
 """How many times `stderrs` the evidence must have that a witness fell, or that groups no longer agree with it. More than once, because the best of many
 evaluations is partly luck, and every evaluation is another chance to be wrong."""
 TOLD = 1.25
 """The same for a witness that no longer follows, which is only told: sooner is worth being wrong more often (11 instead of 4 of 100 simulated runs)."""
-MOST_LOOKS = 16
+MOST_REMEMBERED = 16
 """Evaluations that are remembered; then every other one is."""
+
+
+STATE = ("streaks", "held_out", "falling", "good", "rollbacks", "brake", "agreement", "at_best")
+"""Attributes that a checkpoint holds as they are."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,7 @@ class Sentinel:
         self.start: list[Row] = []
         self.recent: list[Row] = []
         self.streaks: dict[str, int] = {}
-        """Consecutive looks at which a sign was there."""
+        """For how many rows, or evaluations, in a row a sign has been there."""
         self.held_out: dict[str, dict[str, Column]] = {}
         """By score: those of every clip at the `first` evaluation and at the `best`, and the total's `then` at that one."""
         self.falling = False
@@ -96,48 +118,61 @@ class Sentinel:
         self.rollbacks = 0
         self.brake = 1.0
         """Factor on the learning rate that findings have led to."""
-        self.agreement: dict[str, Tally] = {}
+        self.agreement: dict[str, Agreement] = {}
         """Of every witness with the total, within groups, over all iterations."""
-        self.looks: list[Remembered] = []
+        self.remembered: list[Remembered] = []
         """Evaluations so far, the first of them always."""
-        self.at_best: dict[str, Tally] = {}
+        self.at_best: dict[str, Agreement] = {}
         """Each witness's agreement until its best evaluation."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, reward: CompositeReward, clip: float) -> Sentinel:
+        """The sentinel of a run, which knows how many clips it makes and what is only measured."""
+        parts = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
+        return cls(
+            config.sentinel,
+            clips=config.batch.prompts * config.rollout.window.branches * config.batch.group_size,
+            clip=clip,
+            witnesses=Witnesses(
+                scores={title: weights for title, weights in parts.items() if weights},
+                statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
+            ),
+            trained=reward.weights,
+            deviates=any(config.objective.old_passes(config.update.updates_per_rollout)),
+        )
 
     @property
     def open(self) -> list[str]:
         """Findings that hold now."""
-        return [name for name, looks in self.streaks.items() if looks >= self._first(name)]
+        return [name for name, streak in self.streaks.items() if streak >= self._timing(name)[0]]
 
     def observe(self, iteration: int, row: Row) -> list[Finding]:
         """Look at the row of an iteration; returns what is new, or is to be acted on."""
         if self.config.action == "off":
             return []
         texts = {name: sign(row, self._past(name)) for name, sign in SIGNS.items()}
-        kept = {name: row[name] for name in (*WATCHED, *self._agreements, *self.parts.of(row)) if name in row}
+        agreements = [prefix + title for title in self.witnesses.scores for prefix in (AGREEMENT, STDERR)]
+        kept = {name: row[name] for name in (*WATCHED, *agreements, *self.parts.of(row)) if name in row}
         if len(self.start) < self.config.window:
             self.start.append(kept)
         self.recent = [*self.recent, kept][-2 * self.config.window :]
         for title in self.witnesses.scores:
-            self.agreement[title] = self.agreement.get(title, Tally()).plus(tally([kept], title))
+            self.agreement[title] = self.agreement.get(title, Agreement()).plus(agreement_of([kept], title))
         texts["part_lost"] = self._part_lost()
         texts["parted"] = next(filter(None, map(self._parted, self.witnesses.scores)), "")
         return self._count(iteration, texts)
 
-    @property
-    def _agreements(self) -> list[str]:
-        return [prefix + title for title in self.witnesses.scores for prefix in (AGREEMENT, STDERR)]
-
     def _part_lost(self) -> str:
         """A part of the trained reward far below its best."""
-        fallen = self.parts.look(self.recent)
+        fallen = self.parts.observe(self.recent)
         return fallen and (
             f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
             "does not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
         )
 
     def _part_fell(self, scores: Scores, per_prompt: int) -> str:
-        """The same on held-out clips, where the base is what the first look compares with."""
-        fallen = self.parts.look_held_out(scores, per_prompt)
+        """The same on held-out clips, where the first comparison is with the base."""
+        fallen = self.parts.evaluated(scores, per_prompt)
         return fallen and (
             f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
             "and does not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
@@ -146,7 +181,7 @@ class Sentinel:
     def _parted(self, title: str) -> str:
         """A witness that preferred the same clips of a group as the total, and no longer does."""
         half = len(self.recent) // 2
-        before, since = tally(self.recent[:half], title), tally(self.recent[half:], title)
+        before, since = agreement_of(self.recent[:half], title), agreement_of(self.recent[half:], title)
         drop = before.to(since)
         if (
             drop is None
@@ -204,8 +239,8 @@ class Sentinel:
             self._remember(title, now, total)
         # Where every reward failed there is nothing to compare with.
         if self.witnesses.scores and finite(total) and not exploded:
-            self.looks.append(Remembered(series, dict(self.agreement)))
-            self.looks = self.looks if len(self.looks) <= MOST_LOOKS else self.looks[::2]
+            self.remembered.append(Remembered(series, dict(self.agreement)))
+            self.remembered = self.remembered if len(self.remembered) <= MOST_REMEMBERED else self.remembered[::2]
         for name in self.witnesses.statistics:
             self.held_out.setdefault(name, {"first": list(scores[name])})
         return self._count(iteration, texts)
@@ -218,7 +253,7 @@ class Sentinel:
     @property
     def doubts(self) -> list[str]:
         """Signs, lasting or not, by which a score is not worth what it says: weights that are not to be the best, however high they score."""
-        return [name for name, looks in self.streaks.items() if looks and name not in OF_STEPS]
+        return [name for name, streak in self.streaks.items() if streak and name not in OF_STEPS]
 
     def _exploded(self, now: Column) -> str:
         """Scores of held-out prompts that are much further apart than those of the base; rows show it one iteration later."""
@@ -257,23 +292,21 @@ class Sentinel:
     def _decoupled(self, title: str, now: Column, total: Column) -> str:
         """A witness that no longer follows: the first half of the total's rise lifted it, the second half does not.
 
-        Two looks that know nothing of each other say so together: held-out clips, and the members of training's groups.
+        Two sources that know nothing of each other say so together: held-out clips, and the members of training's groups.
         """
-        if len(self.looks) < 2 or not finite(total):
+        if len(self.remembered) < 2 or not finite(total):
             return ""
-        first = self.looks[0]
+        first = self.remembered[0]
         middle = fmean(finite(total) + finite(first.scores["total"]))
-        half = min(self.looks[1:], key=lambda look: abs(fmean(finite(look.scores["total"])) - middle))
-        totals, own = [
-            [*(look.scores[name] for look in (first, half)), last] for name, last in (("total", total), (title, now))
-        ]
+        half = min(self.remembered[1:], key=lambda one: abs(fmean(finite(one.scores["total"])) - middle))
+        totals, own = [[first.scores[name], half.scores[name], last] for name, last in (("total", total), (title, now))]
         gain, later = change(own[0], own[1]), change(own[1], own[2])
         rise, short = change(totals[1], totals[2]), shortfall(totals, own)
         sure = self.config.stderrs
         if not rise.surely(2 * sure) or not gain.surely(sure / 2) or later.surely(sure / 2):
             return ""
-        before = half.agreement.get(title, Tally())
-        since = self.agreement.get(title, before).minus(before)
+        before = half.agreement.get(title, Agreement())
+        since = self.agreement.get(title, before).plus(before, -1)
         drop = before.to(since)
         if evidence(short, drop) <= TOLD * sure or not (drop is None or drop.surely(sure / 2)):
             return ""
@@ -292,8 +325,8 @@ class Sentinel:
         rise = change(known["then"], total)
         if not rise.surely(self.config.stderrs) or not lost.surely(self.config.stderrs / 2):
             return ""
-        before = self.at_best.get(title, Tally())
-        since = self.agreement.get(title, before).minus(before)
+        before = self.at_best.get(title, Agreement())
+        since = self.agreement.get(title, before).plus(before, -1)
         if evidence(lost, before.to(since)) <= SURE * self.config.stderrs:
             return ""
         if lost.by < self.config.lost / 2 * max(gain.by, 0.0):
@@ -313,7 +346,7 @@ class Sentinel:
             if len(first) < 2 or not now:
                 continue
             width = max(stdev(first), TINY)
-            if abs(fmean(now) - fmean(first)) > LOOKS_LEFT * width:
+            if abs(fmean(now) - fmean(first)) > DRIFTED * width:
                 return (
                     f"{name} of held-out clips went from {fmean(first):.3g} (+- {width:.2g} from clip to clip) to {fmean(now):.3g} while the "
                     "total rose: look at the clips; if they are worse, the reward is being hacked."
@@ -324,59 +357,46 @@ class Sentinel:
         known = self.held_out.setdefault(title, {"first": now, "best": now, "then": total})
         if change(known["best"], now).by > 0:
             known |= {"best": now, "then": total}
-            self.at_best[title] = self.agreement.get(title, Tally())
+            self.at_best[title] = self.agreement.get(title, Agreement())
 
     def _count(self, iteration: int, texts: Mapping[str, str]) -> list[Finding]:
         """Lengthen or end the streaks of these signs; a finding is told when it begins, and again whenever it is to be acted on."""
         found = []
         for name, text in texts.items():
-            looks = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
-            over = looks - self._first(name) - self._confirm(name)
-            act = name not in ONLY_TOLD and over >= 0 and over % max(1, self._again(name)) == 0
-            new = looks == self._first(name)
+            streak = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
+            told, confirmed, again = self._timing(name)
+            over = streak - told - confirmed
+            act = name not in ONLY_TOLD and over >= 0 and over % again == 0
+            new = streak == told
             if new or act:
                 found.append(Finding(name, iteration, text, act, new))
         return found
 
-    def _first(self, name: str) -> int:
-        return self.config.patience if name not in (*AT_ONCE, *EVALUATED) else 1
-
-    def _confirm(self, name: str) -> int:
-        return 0 if name in AT_ONCE else 1 if name in EVALUATED else self.config.patience
-
-    def _again(self, name: str) -> int:
-        return 1 if name in EVALUATED else self.config.window
+    def _timing(self, name: str) -> tuple[int, int, int]:
+        """How often in a row a sign must be there until it is told, how often again until it is acted on, and after how many it is acted on anew."""
+        patience, window = self.config.patience, self.config.window
+        return (1, 0, window) if name in AT_ONCE else (1, 1, 1) if name in EVALUATED else (patience, patience, window)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a continued run needs; JSON."""
-        return {
+        state = {
+            **{name: getattr(self, name) for name in STATE},
             "start": [_plain(row) for row in self.start],
             "recent": [_plain(row) for row in self.recent],
-            "streaks": dict(self.streaks),
-            "held_out": {
-                title: {key: list(column) for key, column in known.items()} for title, known in self.held_out.items()
-            },
-            "falling": self.falling,
-            "good": self.good,
-            "rollbacks": self.rollbacks,
-            "brake": self.brake,
             "parts": self.parts.state_dict(),
-            "agreement": {title: list(own) for title, own in self.agreement.items()},
-            "looks": [look.plain() for look in self.looks],
-            "at_best": {title: list(own) for title, own in self.at_best.items()},
+            "looks": [asdict(one) for one in self.remembered],
         }
+        known: dict[str, Any] = json.loads(json.dumps(state))  # a copy: the run goes on while it is written
+        return known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; a checkpoint from before there was a sentinel has none."""
-        self.start, self.recent = list(state.get("start", [])), list(state.get("recent", []))
-        self.streaks = dict(state.get("streaks", {}))
-        self.held_out = {title: dict(known) for title, known in state.get("held_out", {}).items()}
-        self.falling = bool(state.get("falling", False))
-        self.good, self.rollbacks = state.get("good"), int(state.get("rollbacks", 0))
-        self.brake = float(state.get("brake", 1.0))
+        state, begun = deepcopy(dict(state)), vars(Sentinel(self.config))
+        for name in ("start", "recent", *STATE):
+            setattr(self, name, state.get(name, begun[name]))
+        self.agreement, self.at_best = _agreements(self.agreement), _agreements(self.at_best)
+        self.remembered = [Remembered(one["scores"], _agreements(one["agreement"])) for one in state.get("looks", [])]
         self.parts.load_state_dict(state.get("parts", {}))
-        self.agreement, self.at_best = tallies(state.get("agreement", {})), tallies(state.get("at_best", {}))
-        self.looks = [Remembered(look["scores"], tallies(look["agreement"])) for look in state.get("looks", [])]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Remember what was known at a checkpoint, but not forget what was done since: else it would be done forever."""
@@ -389,3 +409,8 @@ class Sentinel:
 def _plain(row: Row) -> dict[str, float | None]:
     """JSON has no NaN."""
     return {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
+
+
+def _agreements(state: Mapping[str, Sequence[Any]]) -> dict[str, Agreement]:
+    """From JSON."""
+    return {title: Agreement(*known) for title, known in state.items()}

@@ -14,7 +14,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward, Early
 from sage_grpo.rewards.member import check_failures, describe_failures
-from sage_grpo.sentinel.agreement import agreements
+from sage_grpo.sentinel.figures import agreements
 from sage_grpo.types import VideoSpec
 
 

@@ -17,9 +17,8 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
 from sage_grpo.sentinel.sentinel import Sentinel
-from sage_grpo.sentinel.spec import SentinelConfig
 from sage_grpo.training.anchor import Anchor, Ema, Old, Reference, state_of
-from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.config import SentinelConfig, TrainConfig
 from sage_grpo.training.optim import Optimizer
 
 

@@ -22,9 +22,8 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
-from sage_grpo.sentinel.appearance import appearance
-from sage_grpo.sentinel.guard import sentinel_of
-from sage_grpo.sentinel.travel import Travel
+from sage_grpo.sentinel.figures import Travel, appearance
+from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
@@ -73,7 +72,7 @@ class Trainer:
         """The weights that made the rollout, where its updates may be taken back."""
         dims = math.prod(self.model.latent_shape())
         self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
-        self.state.sentinel = sentinel_of(config, self.reward, self.objective.clip)
+        self.state.sentinel = Sentinel.of(config, self.reward, self.objective.clip)
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(
             config=config,

@@ -1,11 +1,14 @@
-"""Paired comparisons of held-out scores: the same prompts and noises every time, so differences clip by clip count."""
+"""How sure a change is: held-out scores compared clip by clip (the same prompts and noises every time), and agreements within groups."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
+from typing import NamedTuple
+
+from sage_grpo.sentinel.signs import Row
 
 Column = Sequence[float | None]
 """The score of every clip; None where there is none."""
@@ -79,3 +82,68 @@ def weighted(scores: Scores, weights: Mapping[str, float]) -> list[float | None]
 def finite(column: Column) -> list[float]:
     """What was scored."""
     return [value for value in column if value is not None and math.isfinite(value)]
+
+
+AGREEMENT = "reward/agreement/"
+STDERR = "reward/agreement_stderr/"
+
+
+class Agreement(NamedTuple):
+    """How far a witness and the total prefer the same clips of a group, added up over some iterations."""
+
+    iterations: int = 0
+    total: float = 0.0
+    variance: float = 0.0
+
+    def plus(self, other: Agreement, times: int = 1) -> Agreement:
+        """Those of both; `times` -1 takes those of an earlier moment away."""
+        return Agreement(
+            self.iterations + times * other.iterations,
+            self.total + times * other.total,
+            self.variance + times * other.variance,
+        )
+
+    @property
+    def mean(self) -> float:
+        """Mean agreement of an iteration."""
+        return self.total / max(1, self.iterations)
+
+    @property
+    def stderr(self) -> float:
+        """Its standard error; every iteration has other prompts and noises."""
+        return math.sqrt(max(0.0, self.variance)) / self.iterations if self.iterations else math.inf
+
+    def to(self, later: Agreement) -> Change | None:
+        """How far it has dropped since; None where one of the two has no iteration."""
+        if not self.iterations or not later.iterations:
+            return None
+        return Change(self.mean - later.mean, math.hypot(self.stderr, later.stderr))
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What the sentinel remembers of an evaluation."""
+
+    scores: Mapping[str, Column]
+    """Of every clip: the total, and every witness."""
+    agreement: Mapping[str, Agreement] = field(default_factory=dict)
+    """Of the iterations until then."""
+
+
+def agreement_of(rows: Sequence[Row], title: str) -> Agreement:
+    """Add up the agreements of a witness in these rows."""
+    found = [(row.get(AGREEMENT + title), row.get(STDERR + title)) for row in rows]
+    pairs = [(mean, stderr) for mean, stderr in found if mean is not None and stderr is not None]
+    return Agreement(len(pairs), math.fsum(mean for mean, _ in pairs), math.fsum(stderr**2 for _, stderr in pairs))
+
+
+def evidence(held_out: Change, drop: Change | None) -> float:
+    """In standard errors: what held-out clips say and what training's groups say together, which share no clip; or the first alone."""
+    return held_out.sigmas if drop is None else (held_out.sigmas + drop.sigmas) / math.sqrt(2)
+
+
+def in_words(before: Agreement, since: Agreement) -> str:
+    """How the agreement changed, as the end of a sentence; empty where one of the two is not known."""
+    if not before.iterations or not since.iterations:
+        return ""
+    return f" (agreement within groups {before.mean:.2f} +- {before.stderr:.2g} before, {since.mean:.2f} +- {since.stderr:.2g} since)"
