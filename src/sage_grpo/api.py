@@ -137,7 +137,7 @@ def train(
     """
     from sage_grpo import session
     from sage_grpo.folder.journal import read_rows
-    from sage_grpo.report.build import leave_report
+    from sage_grpo.report.page import leave_report
     from sage_grpo.telling.events import Hooks
     from sage_grpo.training.config import TrainConfig
     from sage_grpo.training.inputs import adopt

@@ -16,6 +16,8 @@ from functools import cache
 
 LEVEL = 0.95
 """Coverage of all intervals."""
+Z95 = statistics.NormalDist().inv_cdf(0.5 + LEVEL / 2)
+"""Half of an interval's length in standard errors, where their number is as good as known: of many values, or of a share."""
 
 
 @dataclass(frozen=True)

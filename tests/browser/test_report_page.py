@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run, many_prompts
-from sage_grpo.report.build import write_report
+from sage_grpo.report.page import write_report
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sage_grpo.study.making import open_study
-from sage_grpo.study.statistics import wilson
+from sage_grpo.study.results import wilson
 from studies import BRIGHTNESS, ask, call, serving, small_study, vote_for
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sage_grpo.statistics import holm, mean_interval, paired_interval, t_cdf, t_quantile
+from sage_grpo.statistics import Z95, holm, mean_interval, paired_interval, t_cdf, t_quantile
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 7: 2.3646, 9: 2.2622, 15: 2.1314, 30: 2.0423, 120: 1.9799}
 """97.5% quantiles of Student's t by degrees of freedom, as printed in tables."""
@@ -152,3 +152,8 @@ def test_near_the_middle_the_distribution_is_a_line(freedom: float) -> None:
     """Its slope is the density at 0. Here the continued fraction is too slow, and the symmetry is needed."""
     density = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
     assert t_cdf(1e-3, freedom) - 0.5 == pytest.approx(1e-3 * density, rel=1e-5)
+
+
+def test_of_very_many_values_students_quantile_is_the_normal_one() -> None:
+    assert pytest.approx(1.959963984540054, abs=1e-12) == Z95
+    assert t_quantile(0.975, 1e7) == pytest.approx(Z95, abs=1e-5)

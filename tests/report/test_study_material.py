@@ -14,8 +14,7 @@ import torch
 from sage_grpo.cli import main
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.inside import CONTROL, LeadsOut
-from sage_grpo.study.making import Plan, make, open_study
-from sage_grpo.study.material import clip_file, copy_clip, find_clips
+from sage_grpo.study.making import Plan, clip_file, copy_clip, find_clips, make, open_study
 from sage_grpo.study.store import StudyError
 from sage_grpo.video import read_video, write_mp4
 from studies import created, folders, small_study, study

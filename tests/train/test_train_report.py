@@ -34,7 +34,7 @@ def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsy
     assert len(json.loads((out / "schedule.json").read_text())["sigmas"]) == config.rollout.steps + 1
     assert [event["kind"] for event in read_events(out)] == ["start", "finish"]
     # What goes wrong with the page does not touch the run.
-    monkeypatch.setattr("sage_grpo.report.build.render", lambda data: 1 / 0)
+    monkeypatch.setattr("sage_grpo.report.page.render", lambda data: 1 / 0)
     with pytest.warns(UserWarning, match="ZeroDivisionError"):
         assert run(replace(config, iterations=2)) == 0
     assert (out / ".finished").read_text().strip() == "2"

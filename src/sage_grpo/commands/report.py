@@ -34,7 +34,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Write the page, or serve it until interrupted."""
-    from sage_grpo.report.build import PAGE, write_report
+    from sage_grpo.report.page import PAGE, write_report
 
     folders = [Path(folder) for folder in options.runs]
     if not folders:

@@ -1,8 +1,10 @@
-"""One picture of a run: how the scores moved, and what the model makes now compared with before."""
+"""Pictures of a run: how its scores moved, and what the model makes now compared with before, as a picture and as videos."""
 
 from __future__ import annotations
 
+import re
 import textwrap
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.captions import Lettering, lettering
 from sage_grpo.inside import replacing
 from sage_grpo.report.run_data import RunData, read_run
-from sage_grpo.video import read_video
+from sage_grpo.statistics import Z95
+from sage_grpo.video import Lettering, lettering, read_video, write_mp4
 
 COLOURS = {"total": "#1d1f23", "TA": "#1368aa", "MQ": "#00805a", "VQ": "#c4511d", "drift": "#8540ad"}
 SPARE = ("#96700a", "#c22f70", "#4b6478", "#12807f", "#6b7280")
@@ -36,6 +38,9 @@ STYLE = {
     "figure.facecolor": "white",
 }
 """Large enough to be read when the picture is shown 480 lines high."""
+WRITTEN = "[0-9][0-9]-*.mp4"
+GUTTER = 0.02
+"""Width of the gap as a share of a clip's width."""
 
 
 def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
@@ -102,7 +107,7 @@ def _curve(axis: Any, rows: Sequence[Any], names: Sequence[str], title: str, uni
     ]
     if errors and "eval/total" in names:
         x, y, half = zip(*errors)
-        low, high = ([v + sign * 1.96 * h for v, h in zip(y, half)] for sign in (-1, 1))
+        low, high = ([v + sign * Z95 * h for v, h in zip(y, half)] for sign in (-1, 1))
         axis.fill_between(x, low, high, color=COLOURS["total"], alpha=0.1, lw=0, label="total, 95% interval")
     if log:
         axis.set_yscale("log")
@@ -159,3 +164,35 @@ def strip(frames: Tensor) -> Tensor:
     gap = torch.full((frames.shape[1], max(2, frames.shape[2] // 16), 3), 255, dtype=torch.uint8)
     pieces = [piece for frame in frames for piece in (frame, gap)]
     return torch.cat(pieces[:-1], dim=1)
+
+
+def write_pairs(run: RunData, folder: Path, *, most: int = 8) -> list[Path]:
+    """Pair the clips of the last evaluation with those before training; returns the files, none where nothing pairs."""
+    if len(run.clips) < 2 or 0 not in run.clips:
+        return []  # and what an earlier end of the run has left stays
+    files = []
+    for place, (prompt, left, right) in enumerate(run.pairs(0, most)):
+        (base, fps), (tuned, _) = read_video(left), read_video(right)
+        files.append(write_mp4(folder / f"{place:02d}-{slug(prompt)}.mp4", side_by_side(base, tuned), fps))
+    for old in folder.glob(WRITTEN):
+        if old not in files:  # of an earlier end of this run
+            old.unlink()
+    return files
+
+
+def side_by_side(left: Tensor, right: Tensor) -> Tensor:
+    """Two clips of one size in one frame, with a white gap; the shorter one stands still at its end."""
+    frames, height, width = max(len(left), len(right)), left.shape[1], left.shape[2]
+    gap = max(2, round(GUTTER * width / 2) * 2)
+    if (2 * width + gap) % 2:  # 4:2:0 needs an even width
+        gap += 1
+    held = [torch.cat([clip, clip[-1:].expand(frames - len(clip), -1, -1, -1)]) for clip in (left, right)]
+    return torch.cat([held[0], torch.full((frames, height, gap, 3), 255, dtype=torch.uint8), held[1]], dim=2)
+
+
+def slug(prompt: str, *, most: int = 48) -> str:
+    """A prompt as part of a file name, in any script."""
+    words = re.sub(r"[^\w]+", "-", unicodedata.normalize("NFKC", prompt)).strip("-_").lower()
+    while len(words.encode()) > 2 * most:  # a file system counts bytes
+        words = words[:-1]
+    return words[:most].strip("-_") or "clip"

@@ -148,16 +148,17 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
         return None
     import torch
 
-    from sage_grpo.flow.kernels import KernelSpec
+    from sage_grpo.flow.kernels import KernelSpec, find_kernel
     from sage_grpo.flow.schedule import Schedule
     from sage_grpo.inspector import inspect_kernel
+    from sage_grpo.ranges import type_hints
 
     try:
         schedule, spec = Schedule(torch.tensor(sigmas), tuple(stochastic)), KernelSpec(**run.config["kernel"])
         if ":" in spec.name:
             return None  # code of its own, which the folder of a run does not start here
-        if spec.name == "linear" and run.schedule.get("offset"):
-            return None  # its law needs the second sigma of the run's own grid, which a group with another beginning does not have
+        if "second" in type_hints(find_kernel(spec.name)) and run.schedule.get("offset"):
+            return None  # a law that needs the second sigma of the run's own grid, which a group with another beginning does not have
         found = inspect_kernel(spec.build(schedule), schedule).to_dict()
     except (KeyError, TypeError, ValueError):  # a run of another version, or a file that someone changed
         return None

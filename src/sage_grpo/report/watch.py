@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.inside import is_inside
-from sage_grpo.report.build import read_runs
-from sage_grpo.report.page import as_script, describe, render
+from sage_grpo.report.page import as_script, describe, read_runs, render
 
 CHUNK = 1 << 16
 

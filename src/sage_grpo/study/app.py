@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Positive, Seconds, checked
-from sage_grpo.study.material import clip_file
+from sage_grpo.study.making import clip_file
 from sage_grpo.study.results import results, to_csv
 from sage_grpo.study.store import ANSWERS, NoSuchTask, OtherVote, Store
 from sage_grpo.web import Refused, check_installed

@@ -1,8 +1,15 @@
-"""A new study: its videos are checked and copied, its database is written, and the folder appears when all is done."""
+"""A new study: its videos are found, checked and copied under names that tell nothing, its database is written, and the folder appears when
+all is done.
+
+Copies hold the video stream alone: no title, comment or date of the original, no sound. They all carry the same time stamp.
+The study does not change any more when the folders do, and the server has one folder to serve from.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,7 +19,6 @@ from pathlib import Path
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.hints import did_you_mean
 from sage_grpo.inside import inside
-from sage_grpo.study.material import clip_file, copy_clip, find_clips, spoil_clip, unequal
 from sage_grpo.study.pairs import Shown, check_count, comparisons, deal, spoilt_pool
 from sage_grpo.study.store import Store, Study, StudyError
 
@@ -25,6 +31,11 @@ DIMENSIONS = {
 """The dimensions of the paper's user study."""
 PAPER_PROMPTS = 32
 LONGEST_NAME, LONGEST_PROMPT = 80, 8000
+SUFFIXES = (".mp4", ".webm")
+PLAYED = {".mp4": ("h264", "vp9", "av1"), ".webm": ("vp8", "vp9", "av1")}
+"""What every browser plays."""
+NAMED_AT_ONCE = 10
+"""Missing clips that an error names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,3 +167,140 @@ def invite(store: Store) -> tuple[int, str]:
         rng=random.Random(f"{study.seed} rater {len(store.progress()) + 1}"),
     )
     return store.add_rater(tasks)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a clip looks from outside."""
+
+    width: int
+    height: int
+    seconds: float
+
+
+def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[str, list[Path]]:
+    """Method -> its clip of every prompt. The error names what is missing.
+
+    A prompt file's column `file` names the clip in each folder. Without it the clip of the k-th prompt, counted from 0, is the one
+    whose name begins with that number (0007-a-cat.mp4), as `sage-grpo generate` writes them.
+    """
+    found: dict[str, list[Path]] = {}
+    faults = []
+    for method, folder in folders.items():
+        if not folder.is_dir():
+            raise StudyError(f"Method {method!r}: {folder} is no folder.")
+        root = folder.resolve()
+        there = sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES)
+        found[method] = []
+        for place, prompt in enumerate(prompts):
+            clip = _clip_of(there, root, place, prompt)
+            if isinstance(clip, Path):
+                found[method].append(clip)
+            else:
+                faults.append(f"{method}: prompt {place + 1} ({prompt.text[:60]!r}): {clip}")
+    if faults:
+        more = f"\n... and {len(faults) - NAMED_AT_ONCE} more" if len(faults) > NAMED_AT_ONCE else ""
+        listed = "\n".join(f"  {fault}" for fault in faults[:NAMED_AT_ONCE])
+        raise StudyError(f"Every method needs one clip of every prompt:\n{listed}{more}")
+    return found
+
+
+def _clip_of(there: Sequence[Path], root: Path, place: int, prompt: Prompt) -> Path | str:
+    """The clip of a prompt, or what is wrong. The real file must lie in the folder: a link must not lead out of it."""
+    name = str(prompt.metadata.get("file") or "")
+    if name:
+        path = root / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"file {name!r} must be a name inside the method's folder."
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
+            near = did_you_mean(name, [path.name for path in there])
+            return f"there is no video {name} ({' or '.join(SUFFIXES)}) in {root}.{near}"
+    else:
+        fitting = [path for path in there if (number := re.match(r"\d+", path.name)) and int(number.group()) == place]
+        if len(fitting) != 1:
+            several = f"several clips begin with {place} ({', '.join(path.name for path in fitting[:3])})"
+            return (
+                f"{several if fitting else f'no clip in {root} begins with {place:04d}'}; name it in a column `file`."
+            )
+        path = fitting[0]
+    real = path.resolve()
+    return real if real.is_file() and real.is_relative_to(root) else f"{path} leads out of its folder, to {real}."
+
+
+def clip_file(folder: Path, name: str) -> Path | None:
+    """A copy in the study's folder by the name that the database has; None where it is missing, or is or leads to anything else."""
+    path = folder / name
+    is_name = Path(name).name == name and path.suffix in SUFFIXES
+    return path if is_name and path.is_file() and not path.is_symlink() else None
+
+
+def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
+    """Copy a video's pictures as they are into the folder, under a random name; StudyError when browsers cannot play it."""
+    import av
+
+    suffix = source.suffix.lower()
+    name = f"{secrets.token_hex(16)}{suffix}"
+    target = folder / name
+    try:
+        with av.open(str(source)) as old, av.open(str(target), "w", format=suffix[1:]) as new:
+            if not old.streams.video:
+                raise StudyError(f"{source} holds no video stream.")
+            stream = old.streams.video[0]
+            codec, pixels = stream.codec_context.name, str(stream.codec_context.pix_fmt)
+            codec = {"libdav1d": "av1", "libaom-av1": "av1", "libvpx-vp9": "vp9", "libvpx": "vp8"}.get(codec, codec)
+            if codec not in PLAYED[suffix] or not pixels.startswith("yuv420p"):
+                raise StudyError(
+                    f"{source} is {codec} with {pixels} pixels, which not every browser plays: write it as H.264 with "
+                    "yuv420p (even width and height)."
+                )
+            copy = new.add_stream_from_template(stream)
+            copy.metadata.clear()
+            for packet in old.demux(stream):
+                if packet.dts is not None:
+                    packet.stream = copy
+                    new.mux(packet)
+            seconds = float((stream.duration or 0) * stream.time_base) if stream.time_base else 0.0
+            kind = Kind(stream.width, stream.height, round(seconds, 2))
+    except av.error.FFmpegError as error:
+        raise StudyError(f"{source} cannot be read as a video: {error}.") from error
+    return _settled(target), kind
+
+
+def spoil_clip(source: Path, folder: Path) -> str:
+    """A copy that anybody who looks finds worse: coarse blocks, and a third of the frames, each held."""
+    import torch
+
+    from sage_grpo.video import read_video, write_mp4
+
+    clip, fps = read_video(source)
+    frames, height, width, _ = clip.shape
+    block = max(2, min(height, width) // 12)
+    rows, columns = (torch.arange(size) // block * block for size in (height, width))
+    held = torch.arange(frames) // 3 * 3
+    spoilt = clip[held][:, rows][:, :, columns]
+    target = write_mp4(folder / f"{secrets.token_hex(16)}.mp4", spoilt, fps)
+    return _settled(target)
+
+
+def _settled(file: Path) -> str:
+    """On the disk, and with a time stamp that does not tell which method was copied first."""
+    os.utime(file, (0, 0))
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return file.name
+
+
+def unequal(kinds: Mapping[tuple[int, str], Kind], prompts: int) -> list[str]:
+    """What tells methods apart without a look at the picture: sizes or lengths that differ for one prompt."""
+    told = []
+    for place in range(prompts):
+        here = {method: kind for (prompt, method), kind in kinds.items() if prompt == place}
+        if len(set(here.values())) > 1:
+            looks = ", ".join(
+                f"{method} {kind.width} x {kind.height}, {kind.seconds:g} s" for method, kind in here.items()
+            )
+            told.append(f"prompt {place + 1}: {looks}")
+    return told
