@@ -19,7 +19,7 @@ from job import PROMPT, Job, choose_level
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.models.families import hunyuan15
+from sage_grpo.models import family
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
@@ -124,7 +124,7 @@ def literal(text: str) -> Any:
 
 def build_trainer(config: TrainConfig, pipeline: Any = None) -> Trainer:
     """A trainer that is ready to step, with a pipeline in place of the checkpoint's files where one is given."""
-    with mock.patch.object(hunyuan15, "open_pipeline", return_value=pipeline):
+    with mock.patch.object(family, "load_pipeline", return_value=pipeline):
         trainer = Trainer(config, build(config))
     trainer.encode_prompts()
     return trainer

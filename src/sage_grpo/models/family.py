@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,19 +21,76 @@ from sage_grpo.models import lora
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.checkpoints import export
 from sage_grpo.models.checkpoints.cache import EncodingCache, default_folder, digest, image_digest
-from sage_grpo.models.checkpoints.checkpoint import fingerprint, left_out, load_component, read_defaults
-from sage_grpo.models.devices import DTYPES, Home, choose_device
+from sage_grpo.models.checkpoints.checkpoint import (
+    check_components,
+    fingerprint,
+    has_component,
+    load_component,
+    load_pipeline,
+    read_defaults,
+    read_index,
+    resolve,
+)
+from sage_grpo.models.devices import DTYPES, Home, choose_device, load_dtypes
 from sage_grpo.models.distilled import find_distilled
-from sage_grpo.models.guidance import Guidance, read_guidance, runs_together
+from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, runs_together
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_uint8
 from sage_grpo.models.network.gradients import one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
-from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
+from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep
+from sage_grpo.types import Conditioning, Keep, VideoSpec
+
+IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
+"""What models of images make unless told otherwise."""
+JOINT_ATTENTION = (
+    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+"""Attention of two streams that attend together: modules that a LoRA adapts."""
+CROSS_ATTENTION = (
+    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+)
+"""Attention of the video to itself and then to the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The constants of a family."""
+
+    pipelines: tuple[str, ...]
+    """Classes of diffusers pipelines whose checkpoints the family runs."""
+    components: tuple[str, ...]
+    """What a checkpoint must have besides transformer, VAE and scheduler."""
+    video: VideoSpec
+    """Clip format where neither the spec nor the checkpoint names one."""
+    guidance_scale: float
+    """Guidance where neither the spec nor the checkpoint names one."""
+    blocks: Mapping[str, str]
+    """Names of the transformer's lists of repeated blocks, in order, each with what its config calls their number."""
+    lora_targets: tuple[str, ...]
+    """Modules that a LoRA adapts unless told otherwise."""
+    encoders: tuple[str, ...]
+    """Components that only encoding needs; they load on demand."""
+    text_tokens: int = 0
+    """Tokens of a prompt, where the costs of training are known: as many as it is padded to, or a long one's."""
+    ragged: tuple[tuple[str, int], ...] = ()
+    """Inputs of a block (name, dimension) whose length differs between prompts."""
+    padded: bool = False
+    """The network attends to its text's padding, so that encodings hold it and all have one length."""
+    even_sigmas: bool = False
+    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
+    dynamic_shift: bool = False
+    """The pipeline hands its scheduler a shift that grows with the number of tokens."""
+    embeds_guidance: bool = False
+    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none unless asked for."""
+    options: Mapping[str, float | None] = field(default_factory=dict)
+    """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""
+    whole: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Those that are whole numbers, with the least and the most."""
 
 
 class FamilyModel(ABC):
@@ -42,6 +101,33 @@ class FamilyModel(ABC):
 
     traits: Traits
 
+    @classmethod
+    def load(cls, spec: ModelSpec, device: str | torch.device | None = None) -> Self:
+        """Load the checkpoint of a spec; what can be refused is refused before weights are read."""
+        import diffusers
+
+        folder, traits = resolve(spec), cls.traits
+        index = read_index(folder)
+        name = index["_class_name"]
+        if name not in traits.pipelines:
+            raise ModelError(
+                f'"{folder}" holds a {name}, but this family serves {", ".join(traits.pipelines)}. Leave model.family out to '
+                "read it from the checkpoint."
+            )
+        check_components(folder, index, ["transformer", "vae", "scheduler", *traits.components], ["transformer", "vae"])
+        check_scheduler(folder, index, even=traits.even_sigmas, dynamic=traits.dynamic_shift)
+        check_guidance(spec, folder, index)
+        for option, (least, most) in traits.whole.items():
+            value = spec.options.get(option, least)
+            if not least <= value <= most or value != int(value):
+                end = "" if most == math.inf else f" to {most}"
+                raise ModelError(f"model.options {option} is a whole number from {least}{end}, got {value:g}.")
+        cls._check(folder, index)
+        encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
+        dtypes = load_dtypes(spec, device, trained=_trained(spec, index))
+        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
+        return cls(spec, folder, index, pipe, device=device)
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -49,26 +135,26 @@ class FamilyModel(ABC):
         index: Mapping[str, Any],
         pipe: Any,
         *,
-        component: str = "transformer",
-        network: nn.Module | None = None,
-        others: Sequence[nn.Module] = (),
-        takes_images: bool = False,
         device: str | torch.device | None = None,
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
-        self.component, self.others = component, list(others)
+        self.options = spec.family_options(self.traits.options)
+        self.choices: dict[str, str] = {}
+        """What was decided while loading and why, for people."""
         self.boundary: float | None = index.get("boundary_ratio")
         """Wan 2.2 with two experts: the noise level at which the second takes over."""
-        self.takes_images = takes_images or self.image_to_video
-        self.transformer: Any = getattr(pipe, component)
-        self.network = self.transformer if network is None else network
+        experts = ("transformer",) if self.boundary is None else ("transformer", "transformer_2")
+        self.component = _trained(spec, index)
+        self.transformer: Any = getattr(pipe, self.component)
+        self.network: Any = self.transformer
+        self.others = [getattr(pipe, name) for name in experts if name != self.component]
+        self._prepare()
         self.device = choose_device(spec.device if device is None else device)
         self.dtype = DTYPES[spec.dtype]
         defaults = read_defaults(folder)
         self.video = choose_video(spec, defaults, self.traits.video)
         self.grid = self._grid()
         self.grid.check(self.video)
-        self.options = spec.family_options(self.traits.options)
         own = scheduler_shift(pipe.scheduler.config, self.tokens)
         self.shift = float(first_given(spec.shift, defaults.get("shift"), own, 1.0))
         self.num_train_timesteps = float(pipe.scheduler.config.num_train_timesteps)
@@ -81,8 +167,6 @@ class FamilyModel(ABC):
         self._prepare_training()
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
-        self.choices: dict[str, str] = {}
-        """What was decided while loading and why, for people."""
         self._set_attention()
         self._warn_if_distilled()
         if spec.compile:
@@ -122,6 +206,18 @@ class FamilyModel(ABC):
     @abstractmethod
     def _to_vae(self, latents: Tensor) -> Tensor:
         """Latents as the VAE's decoder expects them: its own scaling, exactly once."""
+
+    @classmethod  # noqa: B027 - most families refuse nothing more
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        """Refuse what more this family cannot run."""
+
+    @classmethod
+    def _pipeline(cls, index: Mapping[str, Any]) -> str:
+        """The pipeline class that runs a checkpoint: its own, or another that can do more with the same weights."""
+        return str(index["_class_name"])
+
+    def _prepare(self) -> None:  # noqa: B027 - or leave them as they are
+        """Change the stock modules before anything else looks at them: their attention, or the network that runs them."""
 
     def _instruct(self, prompt: str) -> str:
         """What is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
@@ -194,6 +290,11 @@ class FamilyModel(ABC):
         """Whether every sample needs an image."""
         return "ImageToVideo" in self.index["_class_name"]
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether a sample may have an image."""
+        return self.image_to_video
+
     def _open_cache(self) -> EncodingCache:
         if self.spec.cache is None:
             return EncodingCache(None, "")
@@ -231,8 +332,11 @@ class FamilyModel(ABC):
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""
-        shift = self.shift if shift is None else shift
-        return SchedulerSolver(prepared(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas))
+        return SchedulerSolver(self._scheduler(num_steps, self.shift if shift is None else shift))
+
+    def _scheduler(self, num_steps: int, shift: float) -> Any:
+        """A scheduler on the grid of the stock pipeline."""
+        return prepared(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
 
     def velocity(
         self,
@@ -361,7 +465,7 @@ class FamilyModel(ABC):
             module.requires_grad_(False)
             module.eval()
         if self.spec.lora is not None:
-            names = lora.match_targets(self.transformer, self._lora_targets, self.traits.blocks, dead)
+            names = lora.match_targets(self.transformer, self.lora_targets, self.traits.blocks, dead)
             lora.add_lora(self.transformer, self.spec.lora, names, self._expert, dead)
             if not self.spec.train:
                 self.transformer.requires_grad_(False)
@@ -377,7 +481,8 @@ class FamilyModel(ABC):
         return [block for name in self.traits.blocks for block in getattr(transformer, name)]
 
     @property
-    def _lora_targets(self) -> list[str]:
+    def lora_targets(self) -> list[str]:
+        """Modules that a LoRA adapts: the spec's, or the family's."""
         given = self.spec.lora.targets if self.spec.lora is not None else []
         return given or list(self.traits.lora_targets)
 
@@ -431,18 +536,7 @@ class FamilyModel(ABC):
             export.save_folder(self.folder, folder, self.component, state, self.dtype)
         else:
             lora.save_lora(folder, self.transformer, given, self._expert)
-        card = export.Card(
-            spec=self.spec,
-            video=self.video,
-            pipeline=self.index["_class_name"],
-            whole=whole,
-            component=self.component,
-            targets=self._lora_targets,
-            guidance_scale=self.guidance_scale,
-            shift=self.shift,
-            left_out=left_out(type(self.pipe), self.index),
-        )
-        export.write_card(folder, card)
+        export.write_card(folder, self, whole=whole)
 
     # ---- checks
 
@@ -453,3 +547,19 @@ class FamilyModel(ABC):
                 f"Latents have shape {tuple(latents.shape)}, but {self.video.frames} frames of {self.video.height} x "
                 f"{self.video.width} need (batch, {', '.join(map(str, expected))}). Build them from latent_shape()."
             )
+
+
+class ImageModel(FamilyModel):
+    """A VelocityModel of one-frame clips whose VAE is Stable Diffusion's: it knows no frames, and states how latents are scaled and shifted."""
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        config = self.pipe.vae.config
+        return (latents / config.scaling_factor) + config.shift_factor
+
+    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
+        return [pixels[:, :, None] for pixels in super()._pixels(z[:, :, 0])]
+
+
+def _trained(spec: ModelSpec, index: Mapping[str, Any]) -> str:
+    """The component that is trained: of Wan 2.2's two experts the spec's."""
+    return "transformer_2" if index.get("boundary_ratio") is not None and spec.expert == "low" else "transformer"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sage_grpo.inside import replace_text, replacing
-from sage_grpo.models.checkpoints.checkpoint import has_component, read_index
+from sage_grpo.models.checkpoints.checkpoint import has_component, left_out, read_index
 from sage_grpo.models.checkpoints.files import WEIGHTS
-from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.types import VideoSpec
+from sage_grpo.models.spec import ModelError
+
+if TYPE_CHECKING:
+    from sage_grpo.models.family import FamilyModel
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""
@@ -114,34 +116,9 @@ def is_leftover(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts) or path.name.endswith(LEFTOVERS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """What a model card says."""
-
-    spec: ModelSpec
-    video: VideoSpec
-    pipeline: str
-    """Class of the diffusers pipeline that loads it."""
-    component: str
-    """The network that was trained."""
-    guidance_scale: float
-    shift: float
-    targets: Sequence[str]
-    """Modules that a LoRA adapts."""
-    whole: bool
-    """A whole checkpoint; otherwise a LoRA."""
-    left_out: Sequence[str] = ()
-    """Components that the checkpoint does without; diffusers wants to be told so by whoever loads it."""
-
-
-def write_card(folder: Path, card: Card) -> None:
-    """A README.md that says what this is and how to load it."""
-    replace_text(folder / "README.md", text_of(card))
-
-
-def text_of(card: Card) -> str:
-    """The text of a model card."""
-    spec, video, whole = card.spec, card.video, card.whole
+def write_card(folder: Path, model: FamilyModel, *, whole: bool) -> None:
+    """A README.md that says what this is, a whole checkpoint or a LoRA, and how to load it."""
+    spec, video = model.spec, model.video
     base, local = spec.path or "the checkpoint that sage-grpo carries", False
     if spec.path is not None and Path(spec.path).exists():
         # A local path says nothing to a reader of the card, and may say too much.
@@ -159,22 +136,23 @@ def text_of(card: Card) -> str:
     lines += [f"Base: {base}" + (f", revision {spec.revision}" if spec.revision else "") + "."]
     size = f"{video.height} x {video.width}"
     clips = f"clips of {video.frames} frames, {size}, {video.fps:g} fps" if video.frames > 1 else f"images of {size}"
-    lines += [f"Trained on {clips}, guidance {card.guidance_scale:g}, shift {card.shift:g}."]
+    lines += [f"Trained on {clips}, guidance {model.guidance_scale:g}, shift {model.shift:g}."]
     if not whole and spec.lora is not None:
         alpha = spec.lora.alpha or spec.lora.rank
-        lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(card.targets)}."]
-    lines += ["", "```python", *_usage(card, base), "```", ""]
-    return "\n".join(lines)
+        lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(model.lora_targets)}."]
+    lines += ["", "```python", *_usage(model, base, whole=whole), "```", ""]
+    replace_text(folder / "README.md", "\n".join(lines))
 
 
-def _usage(card: Card, base: str) -> list[str]:
-    pipeline = card.pipeline
+def _usage(model: FamilyModel, base: str, *, whole: bool) -> list[str]:
+    pipeline = model.index["_class_name"]
     start = [f"from diffusers import {pipeline}", ""]
-    without = "".join(f", {name}=None" for name in card.left_out)
-    if card.whole:
+    # diffusers wants to be told of components that the checkpoint does without.
+    without = "".join(f", {name}=None" for name in left_out(type(model.pipe), model.index))
+    if whole:
         return [*start, f'pipe = {pipeline}.from_pretrained("path/to/this/folder"{without})']
     lines = [*start, f'pipe = {pipeline}.from_pretrained("{base}"{without})']
-    if card.component == "transformer_2":
+    if model.component == "transformer_2":
         return [*lines, 'pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)']
     if "HunyuanVideo15" in pipeline:
         lines.insert(1, "from sage_grpo.models.lora import load_lora")

@@ -19,7 +19,7 @@ from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
 from sage_grpo.models.families.flux import Flux
 from sage_grpo.models.families.hunyuan import Hunyuan
 from sage_grpo.models.families.hunyuan15 import Hunyuan15
-from sage_grpo.models.families.ltx import Ltx, class_of
+from sage_grpo.models.families.ltx import Ltx, LtxCondition
 from sage_grpo.models.families.qwen_image import QwenImage
 from sage_grpo.models.families.sana_video import SanaVideo
 from sage_grpo.models.families.sd3 import Sd3
@@ -29,16 +29,9 @@ from sage_grpo.models.spec import ModelError, ModelSpec
 
 Build = Callable[[str, Mapping[str, Any]], Any]
 """A network of a component ("transformer", "vae") and its configuration."""
-FAMILIES: Mapping[str, type[FamilyModel]] = {
-    "hunyuan15": Hunyuan15,
-    "wan": Wan,
-    "ltx": Ltx,
-    "hunyuan": Hunyuan,
-    "sana_video": SanaVideo,
-    "flux": Flux,
-    "sd3": Sd3,
-    "qwen_image": QwenImage,
-}
+KINDS: tuple[type[FamilyModel], ...] = (Hunyuan15, Wan, Ltx, LtxCondition, Hunyuan, SanaVideo, Flux, Sd3, QwenImage)
+CLASSES = {pipeline: kind for kind in KINDS for pipeline in kind.traits.pipelines}
+"""Which class runs which pipeline."""
 COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "hunyuan15": ("HunyuanVideo15Pipeline", "HunyuanVideo15Transformer3DModel", "AutoencoderKLHunyuanVideo15"),
     "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
@@ -87,13 +80,11 @@ def weightless(spec: ModelSpec, folder: Path) -> FamilyModel:
     parameters), as the loaded one does, and runs nothing."""
     index = read_index(folder)
     name = str(index["_class_name"])
-    family = spec.family or PIPELINES.get(name, "")
-    if family not in FAMILIES:
-        raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
-    kind = class_of(name) if family == "ltx" else FAMILIES[family]
+    if name not in CLASSES or spec.family not in (None, PIPELINES[name]):
+        raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(CLASSES)}.')
     asked = replace(spec, path=None, revision=None, family=None, cache=None, train=True, lora=None)
     asked = replace(asked, compile=False, attention="auto", deterministic=False, vae_tiling=False)
-    return _assembled(kind, asked, folder, _empty, torch.device("meta"))
+    return _assembled(CLASSES[name], asked, folder, _empty, torch.device("meta"))
 
 
 def _empty(name: str, config: Mapping[str, Any]) -> Any:
@@ -130,7 +121,7 @@ def random_model(
 
     with tempfile.TemporaryDirectory() as folder:
         Configs(family=family, transformer={**plain(transformer), **fewer}, vae=plain(vae)).write(Path(folder))
-        model = _assembled(FAMILIES[family], spec, Path(folder), build, place)
+        model = _assembled(CLASSES[COMPONENTS[family][0]], spec, Path(folder), build, place)
     width = model.transformer.config[WIDTHS[family]]
 
     def encode(prompt: str, image: Tensor | None) -> dict[str, Tensor]:

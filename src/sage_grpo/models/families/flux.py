@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
 from sage_grpo.models.distilled import is_schnell
-from sage_grpo.models.families.image import ImageModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, ImageModel, Traits
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
-from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
-PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
 TEXT_TOKENS = 512
 """Of T5, to which the pipeline's call pads a prompt; the network attends to the padding."""
 SCHNELL_TEXT_TOKENS = 256
 """The same for schnell: no file of the checkpoint says so, its authors' code and diffusers' documentation do."""
 
 
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Flux:
-    """Load the checkpoint of a spec."""
-    folder, index = open_folder(spec, Flux.traits, ["FluxPipeline"], PARTS)
-    return Flux(spec, folder, index, open_pipeline(spec, Flux.traits, folder, index, device), device)
-
-
 class Flux(ImageModel):
     """FLUX.1 as a VelocityModel of one-frame clips."""
 
     traits = Traits(
+        pipelines=("FluxPipeline",),
+        components=("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"),
         video=IMAGE,
         guidance_scale=3.5,
         blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
@@ -46,12 +37,10 @@ class Flux(ImageModel):
         whole={"text_tokens": (1, TEXT_TOKENS)},
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        given, known = spec.options.get("text_tokens"), is_schnell(pipe.transformer.config, pipe.scheduler.config)
+    def _prepare(self) -> None:
+        given = self.options["text_tokens"]
+        known = is_schnell(self.transformer.config, self.pipe.scheduler.config)
         self.text_tokens = int(given or (SCHNELL_TEXT_TOKENS if known else TEXT_TOKENS))
-        super().__init__(spec, folder, index, pipe, device=device)
         why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
         self.choices["text tokens"] = f"{self.text_tokens} ({why})"
 
@@ -98,3 +87,6 @@ class Flux(ImageModel):
             return_dict=False,
         )[0]
         return unpack(tokens, x, SIDE)
+
+
+load = Flux.load

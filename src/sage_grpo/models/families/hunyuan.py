@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,11 @@ from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideo
 from torch import Tensor, nn
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid
-from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.traits import JOINT_ATTENTION, Traits
+from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
-
-PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
-
-
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan:
-    """Load the checkpoint of a spec."""
-    folder, index = open_folder(spec, Hunyuan.traits, ["HunyuanVideoPipeline"], PARTS)
-    if read_config(folder, "transformer").get("image_condition_type") is not None:
-        raise ModelError(
-            f'"{folder}" is an image-to-video HunyuanVideo, which is not supported. Use the text-to-video one.'
-        )
-    return Hunyuan(spec, folder, index, open_pipeline(spec, Hunyuan.traits, folder, index, device), device)
 
 
 class Unmasked(HunyuanVideoAttnProcessor2_0):
@@ -50,6 +37,8 @@ class Hunyuan(FamilyModel):
     """HunyuanVideo as a VelocityModel."""
 
     traits = Traits(
+        pipelines=("HunyuanVideoPipeline",),
+        components=("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"),
         video=VideoSpec(frames=129, height=720, width=1280, fps=24.0),
         guidance_scale=6.0,
         blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
@@ -60,13 +49,17 @@ class Hunyuan(FamilyModel):
         embeds_guidance=True,
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        for blocks in Hunyuan.traits.blocks:
-            for block in getattr(pipe.transformer, blocks):
-                block.attn.set_processor(Unmasked())
-        super().__init__(spec, folder, index, pipe, device=device)
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        if read_config(folder, "transformer").get("image_condition_type") is not None:
+            raise ModelError(
+                f'"{folder}" is an image-to-video HunyuanVideo, which is not supported. Use the text-to-video one.'
+            )
+
+    def _prepare(self) -> None:
+        block: Any
+        for block in self.blocks():
+            block.attn.set_processor(Unmasked())
 
     @staticmethod
     def _trial(network: Any, image_to_video: bool) -> Tensor:
@@ -116,3 +109,6 @@ class Hunyuan(FamilyModel):
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         return latents / self.pipe.vae.config.scaling_factor
+
+
+load = Hunyuan.load

@@ -13,34 +13,16 @@ from torch.nn import functional as F
 
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid
-from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.traits import JOINT_ATTENTION, Traits
+from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
 
-PARTS = ("guider", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
 LAYERS_TO_SKIP = 2
 """The text embedding is the hidden state this many layers before the last."""
-
-
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Hunyuan15:
-    """Load the checkpoint of a spec."""
-    folder, index = open_folder(spec, Hunyuan15.traits, None, PARTS)
-    if "ImageToVideo" in index["_class_name"]:
-        check_components(folder, index, ["image_encoder", "feature_extractor"], [])
-    if read_config(folder, "transformer").get("use_meanflow"):
-        raise ModelError(
-            f'"{folder}" is a MeanFlow model (use_meanflow in transformer/config.json: distilled to few steps, as the step_distilled and '
-            "super-resolution checkpoints of HunyuanVideo-1.5 are), which is not supported: what it predicts is the mean velocity from here to "
-            "where the step ends, and exploration needs the velocity here. Use the base checkpoint, or the one that was distilled to no "
-            "guidance only (..._distilled, without step)."
-        )
-    return Hunyuan15(spec, folder, index, open_pipeline(spec, Hunyuan15.traits, folder, index, device), device)
 
 
 class PackedTransformer(nn.Module):
@@ -102,6 +84,8 @@ class Hunyuan15(FamilyModel):
     """HunyuanVideo-1.5 as a VelocityModel."""
 
     traits = Traits(
+        pipelines=("HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline"),
+        components=("guider", "tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"),
         video=VideoSpec(frames=81, height=480, width=848, fps=24.0),
         guidance_scale=6.0,
         blocks={"transformer_blocks": "num_layers"},
@@ -114,15 +98,25 @@ class Hunyuan15(FamilyModel):
         whole={"pad_text": (0, math.inf)},
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        if spec.options.get("pad_text") and not spec.packed:
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        if "ImageToVideo" in index["_class_name"]:
+            check_components(folder, index, ["image_encoder", "feature_extractor"], [])
+        if read_config(folder, "transformer").get("use_meanflow"):
+            raise ModelError(
+                f'"{folder}" is a MeanFlow model (use_meanflow in transformer/config.json: distilled to few steps, as the step_distilled and '
+                "super-resolution checkpoints of HunyuanVideo-1.5 are), which is not supported: what it predicts is the mean velocity from here to "
+                "where the step ends, and exploration needs the velocity here. Use the base checkpoint, or the one that was distilled to no "
+                "guidance only (..._distilled, without step)."
+            )
+
+    def _prepare(self) -> None:
+        if self.options["pad_text"] and not self.spec.packed:
             raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
-        _pack(pipe.transformer)
-        for block in vae_attention(pipe.vae):
+        _pack(self.transformer)
+        self.network = PackedTransformer(self.transformer)
+        for block in vae_attention(self.pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
-        super().__init__(spec, folder, index, pipe, network=PackedTransformer(pipe.transformer), device=device)
 
     @staticmethod
     def _trial(network: Any, image_to_video: bool) -> Tensor:
@@ -314,3 +308,6 @@ def _pad(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
     mask = torch.zeros(len(tokens), length, dtype=torch.int64, device=tokens.device)
     mask[:, : tokens.shape[1]] = 1
     return F.pad(tokens, (0, 0, 0, length - tokens.shape[1])), mask
+
+
+load = Hunyuan15.load

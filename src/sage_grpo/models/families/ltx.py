@@ -11,18 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.solvers import Solver
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.files import read_json
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, pack, seen_tokens, unpack
-from sage_grpo.models.schedulers import BENT, TAKES_MU, SchedulerSolver
+from sage_grpo.models.schedulers import BENT, TAKES_MU
 from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 CONDITION = "LTXConditionPipeline"
@@ -31,24 +28,12 @@ MIXED, INJECTED = 0, 1
 """Seeds of the noise that decoding mixes into latents (decode_noise_scale), and of that which the decoder of 0.9.1 adds in its layers."""
 
 
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
-    """Load the checkpoint of a spec."""
-    kind = class_of(str(read_index(resolve(spec))["_class_name"]))
-    folder, index = open_folder(spec, kind.traits, ["LTXPipeline", CONDITION], ["tokenizer", "text_encoder"])
-    if kind is LtxCondition:
-        check_condition_scheduler(folder, index)
-    return kind(spec, folder, index, open_pipeline(spec, kind.traits, folder, index, device), device)
-
-
-def class_of(pipeline: str) -> type[Ltx]:
-    """Which class runs a pipeline."""
-    return LtxCondition if pipeline == CONDITION else Ltx
-
-
 class Ltx(FamilyModel):
     """LTX-Video as a VelocityModel."""
 
     traits = Traits(
+        pipelines=("LTXPipeline",),
+        components=("tokenizer", "text_encoder"),
         video=VideoSpec(frames=161, height=512, width=704, fps=25.0),
         guidance_scale=3.0,
         blocks={"transformer_blocks": "num_layers"},
@@ -61,16 +46,13 @@ class Ltx(FamilyModel):
         options={"guidance_rescale": 0.0, "decode_timestep": 0.0, "decode_noise_scale": None},
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        self.takes_timestep = bool(pipe.vae.config.timestep_conditioning)
-        if not self.takes_timestep and any(name.startswith("decode") for name in spec.options):
+    def _prepare(self) -> None:
+        self.takes_timestep = bool(self.pipe.vae.config.timestep_conditioning)
+        if not self.takes_timestep and any(name.startswith("decode") for name in self.spec.options):
             raise ModelError(
-                f'model.options: the VAE of "{folder}" takes no timestep, so decode_timestep and decode_noise_scale mean nothing to '
+                f'model.options: the VAE of "{self.folder}" takes no timestep, so decode_timestep and decode_noise_scale mean nothing to '
                 "it. Leave them out."
             )
-        super().__init__(spec, folder, index, pipe, device=device)
 
     @staticmethod
     def _trial(network: Any, image_to_video: bool) -> Tensor:
@@ -153,24 +135,36 @@ class LtxCondition(Ltx):
     """LTX-Video as its newer pipeline runs it, from text: conditioning pictures and clips are refused (`encode` takes none)."""
 
     # The pipeline spaces its sigmas itself and passes no shift.
-    traits = replace(Ltx.traits, even_sigmas=True, dynamic_shift=False)
+    traits = replace(Ltx.traits, pipelines=(CONDITION,), dynamic_shift=False)
+
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        # The pipeline tells the network its own timesteps and lets the scheduler bend the sigmas: only an unbent grid is one grid.
+        name = index["scheduler"][1]
+        if name not in TAKES_MU:
+            raise ModelError(
+                f'The scheduler of "{folder}" is a {name}; supported with an {CONDITION} is {", ".join(TAKES_MU)}. Save the pipeline with it.'
+            )
+        config = read_json(folder / "scheduler" / "scheduler_config.json")
+        bent = [f"{key} to {config[key]!r}" for key in BENT if config.get(key)]
+        bent += [f"shift to {config['shift']!r}"] if config.get("shift", 1.0) != 1 else []
+        if bent:
+            raise ModelError(
+                f'scheduler/scheduler_config.json of "{folder}" sets {" and ".join(bent)}: an {CONDITION} then steps on other sigmas than it '
+                "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
+            )
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         """The grid of the stock pipeline: linear at first, then quadratic."""
-        return self._prepared(num_steps, shift).sigmas.to(torch.float32).cpu()
+        return self._scheduler(num_steps, self.shift if shift is None else shift).sigmas.to(torch.float32).cpu()
 
-    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
-        """The checkpoint's scheduler, fresh for one sampling."""
-        return SchedulerSolver(self._prepared(num_steps, shift))
-
-    def _prepared(self, num_steps: int, shift: float | None) -> Any:
-        """The scheduler with LTXConditionPipeline's sigmas."""
+    def _scheduler(self, num_steps: int, shift: float) -> Any:
         from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
 
         if num_steps < 1:
             raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
         own = self.pipe.scheduler
-        scheduler = type(own).from_config(own.config, shift=self.shift if shift is None else shift)
+        scheduler = type(own).from_config(own.config, shift=shift)
         scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
         return scheduler
 
@@ -184,18 +178,7 @@ class LtxCondition(Ltx):
         return {"video_coords": coordinates}
 
 
-def check_condition_scheduler(folder: Path, index: Mapping[str, Any]) -> None:
-    """The pipeline tells the network its own timesteps and lets the scheduler bend the sigmas: only an unbent grid is one grid."""
-    name = index["scheduler"][1]
-    if name not in TAKES_MU:
-        raise ModelError(
-            f'The scheduler of "{folder}" is a {name}; supported with an {CONDITION} is {", ".join(TAKES_MU)}. Save the pipeline with it.'
-        )
-    config = read_json(folder / "scheduler" / "scheduler_config.json")
-    bent = [f"{key} to {config[key]!r}" for key in BENT if config.get(key)]
-    bent += [f"shift to {config['shift']!r}"] if config.get("shift", 1.0) != 1 else []
-    if bent:
-        raise ModelError(
-            f'scheduler/scheduler_config.json of "{folder}" sets {" and ".join(bent)}: an {CONDITION} then steps on other sigmas than it '
-            "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
-        )
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
+    """Load the checkpoint of a spec with the class of its pipeline."""
+    kind = LtxCondition if read_index(resolve(spec))["_class_name"] == CONDITION else Ltx
+    return kind.load(spec, device)

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
-from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
+from sage_grpo.models.spec import ModelError
 
 TEXT_TOKENS = 512
 """To which the pipeline's call cuts a prompt."""
-
-
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> QwenImage:
-    """Load the checkpoint of a spec."""
-    folder, index = open_folder(spec, QwenImage.traits, ["QwenImagePipeline"], ["tokenizer", "text_encoder"])
-    config = read_config(folder, "transformer")
-    for name in ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
-        if config.get(name):
-            raise ModelError(
-                f'transformer/config.json of "{folder}" sets {name}, as Qwen-Image does not: not supported.'
-            )
-    return QwenImage(spec, folder, index, open_pipeline(spec, QwenImage.traits, folder, index, device), device=device)
 
 
 class QwenImage(FamilyModel):
     """Qwen-Image as a VelocityModel of one-frame clips."""
 
     traits = Traits(
+        pipelines=("QwenImagePipeline",),
+        components=("tokenizer", "text_encoder"),
         video=IMAGE,
         guidance_scale=4.0,
         blocks={"transformer_blocks": "num_layers"},
@@ -46,6 +35,15 @@ class QwenImage(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
     )
+
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        config = read_config(folder, "transformer")
+        for name in ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
+            if config.get(name):
+                raise ModelError(
+                    f'transformer/config.json of "{folder}" sets {name}, as Qwen-Image does not: not supported.'
+                )
 
     @staticmethod
     def _trial(network: Any, image_to_video: bool) -> Tensor:
@@ -90,3 +88,6 @@ class QwenImage(FamilyModel):
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         return wan_latents(self.pipe.vae, latents)
+
+
+load = QwenImage.load

@@ -5,40 +5,25 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, seen_tokens
-from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
+from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
 
 VAES = ("AutoencoderKLWan", "AutoencoderKLLTX2Video")
 """Of the published 480p and 720p checkpoints."""
 SCORED = re.compile(r"motion score: \d+\.?\s*$", re.IGNORECASE)
 """A prompt that ends in a motion score already."""
-
-
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> SanaVideo:
-    """Load the checkpoint of a spec."""
-    folder, index = open_folder(spec, SanaVideo.traits, ["SanaVideoPipeline"], ["tokenizer", "text_encoder"])
-    config = read_config(folder, "transformer")
-    _check_vae(folder, index["vae"][1])
-    if config.get("guidance_embeds") or config.get("out_channels", 16) != config.get("in_channels", 16):
-        raise ModelError(
-            f'"{folder}" has a guidance input or predicts variances, which its pipeline does not use here.'
-        )
-    return SanaVideo(spec, folder, index, open_pipeline(spec, SanaVideo.traits, folder, index, device), device)
 
 
 def _check_vae(folder: Path, name: str) -> None:
@@ -65,6 +50,8 @@ class SanaVideo(FamilyModel):
     """SANA-Video as a VelocityModel. Sizes are taken as given: the pipeline's snapping to known aspect ratios is left out."""
 
     traits = Traits(
+        pipelines=("SanaVideoPipeline",),
+        components=("tokenizer", "text_encoder"),
         video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
         guidance_scale=6.0,
         blocks={"transformer_blocks": "num_layers"},
@@ -75,10 +62,16 @@ class SanaVideo(FamilyModel):
         whole={"motion_score": (1, math.inf)},
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        super().__init__(spec, folder, index, pipe, device=device)
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        config = read_config(folder, "transformer")
+        _check_vae(folder, index["vae"][1])
+        if config.get("guidance_embeds") or config.get("out_channels", 16) != config.get("in_channels", 16):
+            raise ModelError(
+                f'"{folder}" has a guidance input or predicts variances, which its pipeline does not use here.'
+            )
+
+    def _prepare(self) -> None:
         score = self.options["motion_score"]
         self.choices["motion score"] = (
             'none, as the pipeline; published prompts end in " motion score: 30." (model.options motion_score)'
@@ -156,3 +149,6 @@ def _is_wan(vae: Any) -> bool:
 def _motion(score: float) -> str:
     """What published prompts end in; the network was trained with it."""
     return f" motion score: {int(score)}."
+
+
+load = SanaVideo.load

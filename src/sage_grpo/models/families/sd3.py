@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.families.image import ImageModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, ImageModel, Traits
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid
-from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
-
-PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2")
-"""What every checkpoint has; the third encoder may be left out, as in the pipeline, which then has zeros in its place."""
-
-
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Sd3:
-    """Load the checkpoint of a spec."""
-    folder, index = open_folder(spec, Sd3.traits, ["StableDiffusion3Pipeline"], PARTS)
-    if has_component(index, "text_encoder_3"):
-        check_components(folder, index, ["tokenizer_3"], [])
-    return Sd3(spec, folder, index, open_pipeline(spec, Sd3.traits, folder, index, device), device=device)
 
 
 class Sd3(ImageModel):
     """Stable Diffusion 3.5 as a VelocityModel of one-frame clips."""
 
     traits = Traits(
+        pipelines=("StableDiffusion3Pipeline",),
+        # The third encoder may be left out, as in the pipeline, which then has zeros in its place.
+        components=("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2"),
         video=IMAGE,
         guidance_scale=7.0,
         blocks={"transformer_blocks": "num_layers"},
@@ -39,6 +29,11 @@ class Sd3(ImageModel):
         padded=True,
         dynamic_shift=True,
     )
+
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        if has_component(index, "text_encoder_3"):
+            check_components(folder, index, ["tokenizer_3"], [])
 
     @staticmethod
     def _trial(network: Any, image_to_video: bool) -> Tensor:
@@ -76,3 +71,6 @@ class Sd3(ImageModel):
             return_dict=False,
         )[0]
         return v[:, :, None]
+
+
+load = Sd3.load

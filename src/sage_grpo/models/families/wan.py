@@ -13,45 +13,24 @@ from torch.nn import functional as F
 
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
-from sage_grpo.models.checkpoints.opening import open_folder, open_pipeline
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid
-from sage_grpo.models.spec import ModelError, ModelSpec
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
+from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512
 """Length to which the pipelines pad text; also hard-coded in the transformer's image attention."""
 
 
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Wan:
-    """Load the checkpoint of a spec."""
-    require_ftfy()
-    folder, index = open_folder(spec, Wan.traits, None, ["tokenizer", "text_encoder"])
-    two = index.get("boundary_ratio") is not None
-    if two:
-        check_components(folder, index, ["transformer_2"], ["transformer_2"])
-    if read_config(folder, "transformer").get("pos_embed_seq_len") is not None:
-        raise ModelError(
-            f'"{folder}" is a Wan first-and-last-frame model (FLF2V), which is not supported: it needs two images per '
-            "prompt. Use the image-to-video checkpoint (I2V)."
-        )
-    if index["_class_name"] == "WanImageToVideoPipeline" and read_config(folder, "transformer").get("image_dim"):
-        check_components(folder, index, ["image_encoder", "image_processor"], [])  # 2.2 does without both
-    # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
-    name = "WanImageToVideoPipeline" if index.get("expand_timesteps") else None
-    trained = "transformer_2" if two and spec.expert == "low" else "transformer"
-    pipe = open_pipeline(spec, Wan.traits, folder, index, device, pipeline=name, trained=trained)
-    return Wan(spec, folder, index, pipe, device)
-
-
 class Wan(FamilyModel):
     """Wan as a VelocityModel. With two experts the spec's `expert` is trained and both are used."""
 
     traits = Traits(
+        pipelines=("WanPipeline", "WanImageToVideoPipeline"),
+        components=("tokenizer", "text_encoder"),
         video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
         guidance_scale=5.0,
         blocks={"blocks": "num_layers"},
@@ -60,23 +39,37 @@ class Wan(FamilyModel):
         text_tokens=TEXT_TOKENS,
     )
 
-    def __init__(
-        self, spec: ModelSpec, folder: Path, index: dict[str, Any], pipe: Any, device: str | torch.device | None
-    ) -> None:
-        self.expand_timesteps = bool(index.get("expand_timesteps"))
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        require_ftfy()
+        config = read_config(folder, "transformer")
+        if index.get("boundary_ratio") is not None:
+            check_components(folder, index, ["transformer_2"], ["transformer_2"])
+        if config.get("pos_embed_seq_len") is not None:
+            raise ModelError(
+                f'"{folder}" is a Wan first-and-last-frame model (FLF2V), which is not supported: it needs two images per '
+                "prompt. Use the image-to-video checkpoint (I2V)."
+            )
+        if index["_class_name"] == "WanImageToVideoPipeline" and config.get("image_dim"):
+            check_components(folder, index, ["image_encoder", "image_processor"], [])  # 2.2 does without both
+
+    @classmethod
+    def _pipeline(cls, index: Mapping[str, Any]) -> str:
+        # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
+        return "WanImageToVideoPipeline" if index.get("expand_timesteps") else super()._pipeline(index)
+
+    def _prepare(self) -> None:
+        self.expand_timesteps = bool(self.index.get("expand_timesteps"))
         self._sequence: SequenceSplit | None = None
-        boundary = index.get("boundary_ratio")
-        low = boundary is not None and spec.expert == "low"
-        others = [] if boundary is None else [pipe.transformer if low else pipe.transformer_2]
-        component = "transformer_2" if low else "transformer"
-        for network in (getattr(pipe, component), *others):
+        for network in (self.transformer, *self.others):
             for block in network.blocks:
                 block.attn1.set_processor(PlainAttention())
                 block.attn2.set_processor(PlainAttention())
-        takes_images = self.expand_timesteps
-        super().__init__(
-            spec, folder, index, pipe, component=component, others=others, takes_images=takes_images, device=device
-        )
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether a sample may have an image."""
+        return self.image_to_video or self.expand_timesteps
 
     @staticmethod
     def _trial(network: Any, image_to_video: bool) -> Tensor:
@@ -208,3 +201,6 @@ def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> N
     network.proj_out.register_forward_hook(lambda module, arguments, tokens: sequence.merge(tokens, total))
     for block in network.blocks:
         block.attn1.processor.sequence = sequence
+
+
+load = Wan.load
