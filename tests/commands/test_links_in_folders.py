@@ -18,14 +18,12 @@ from sage_grpo.commands.evaluate import Options as EvaluateOptions
 from sage_grpo.commands.evaluate import defaults
 from sage_grpo.configure import ConfigError, parse
 from sage_grpo.folder.card import complete
-from sage_grpo.folder.lock import FolderLock
-from sage_grpo.folder.owned import KEPT, owned
-from sage_grpo.folder.settings import read_config
-from sage_grpo.folder.weights import Choice, find_checkpoint
+from sage_grpo.folder.lock import ENTRIES, FolderLock, owned
+from sage_grpo.folder.saved import Choice, find_checkpoint, read_config
 from sage_grpo.inside import CONTROL, LeadsOut
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.world import World
-from sage_grpo.report.build import leave_report, write_report
+from sage_grpo.report.page import leave_report, write_report
 from sage_grpo.report.run_data import read_run
 from sage_grpo.report.watch import Watcher
 from sage_grpo.telling.terminal import Terminal
@@ -162,7 +160,7 @@ def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path, private: Path) ->
     assert private.read_bytes() == SECRET
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_a_run_does_not_start_where_it_would_write_elsewhere(tmp_path: Path, private: Path, name: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
