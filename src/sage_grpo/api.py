@@ -238,7 +238,7 @@ def generate(
     """
     import torch
 
-    from sage_grpo.clips.generate import GenerateSpec, load, plan, sample
+    from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
     from sage_grpo.data.prompts import prompts_of
     from sage_grpo.training.inputs import check_model
 
@@ -252,8 +252,8 @@ def generate(
         start = GenerateSpec.of_run(str(run), trust=bool(options.get("trust_run", False)))
     options.setdefault("progress", False)
     chosen = replace(start, prompts=prompts if isinstance(prompts, str) else "", **options)
-    clips = plan(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
-    loaded = load(chosen, thing)
+    clips = clips_of(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
+    loaded = chosen.find(chosen.model).load(thing)
     videos = torch.cat([batch for _, batch in sample(chosen, loaded, clips)])
     return Clips(
         videos=videos,

@@ -17,7 +17,7 @@ from sage_grpo.cli import main
 from sage_grpo.clips import bench, generate
 from sage_grpo.commands.generate import Options, run
 from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.folder.weights import Found
+from sage_grpo.folder.saved import Weights
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.video import read_video
 
@@ -129,8 +129,8 @@ def test_the_average_and_the_weights_themselves_are_not_mixed(wan, tmp_path) -> 
     given, checkpoint = options(wan, tmp_path), tmp_path / "000004"
     checkpoint.mkdir()
     (checkpoint / "weights.safetensors").write_bytes(b"both")
-    claim = partial(bench._claim, tmp_path / "out", given, bench.plan(given))
-    average = Found(given.model, checkpoint=checkpoint, ema=True)
+    claim = partial(bench._claim, tmp_path / "out", given, bench.clips_of(given))
+    average = Weights(given.model, checkpoint=checkpoint, ema=True)
     claim({"tuned": average})
     claim({"tuned": average})
     with pytest.raises(ValueError, match=r"other settings:\n  weights\.tuned"):
@@ -144,10 +144,10 @@ def test_what_was_tuned_is_known_after_the_base_alone(wan, tmp_path) -> None:
     given, folder = options(wan, tmp_path), tmp_path / "lora"
     folder.mkdir()
     (folder / "weights.safetensors").write_bytes(b"first")
-    claim = partial(bench._claim, tmp_path / "out", given, bench.plan(given))
+    claim = partial(bench._claim, tmp_path / "out", given, bench.clips_of(given))
     both = {
-        "base": Found(given.model),
-        "tuned": Found(replace(given.model, lora=LoraSpec(path=str(folder)))),  # as a run exported it
+        "base": Weights(given.model),
+        "tuned": Weights(replace(given.model, lora=LoraSpec(path=str(folder)))),  # as a run exported it
     }
     claim(both)
     claim({"base": both["base"]})
@@ -161,7 +161,7 @@ def test_what_was_tuned_is_known_after_the_base_alone(wan, tmp_path) -> None:
 def test_the_record_says_what_the_model_was_given(wan, tmp_path) -> None:
     (tmp_path / "long.txt").write_text("a cat\na dog, much longer\n")
     given = options(wan, tmp_path, rewrites=str(tmp_path / "long.txt"))
-    record = bench._claim(tmp_path / "out", given, bench.plan(given), {})
+    record = bench._claim(tmp_path / "out", given, bench.clips_of(given), {})
     assert [(clip["prompt"], clip.get("given")) for clip in record["clips"]] == [
         ("a cat", None),
         ("a dog", "a dog, much longer"),
@@ -176,7 +176,7 @@ def test_clips_from_other_pictures_are_not_mixed(wan, tmp_path) -> None:
     def claim(image: str) -> None:
         (tmp_path / "p.csv").write_text(f"prompt,image\na cat,{image}\n")
         given = options(wan, tmp_path, prompts=str(tmp_path / "p.csv"))
-        bench._claim(tmp_path / "out", given, bench.plan(given), {})
+        bench._claim(tmp_path / "out", given, bench.clips_of(given), {})
 
     claim("a.png")
     claim("same/a.png")  # the picture counts, not its place
@@ -211,7 +211,7 @@ def test_rewrites_and_videophys_table(wan, tmp_path, written) -> None:
 
 def test_a_lists_own_seeds_win(wan, tmp_path) -> None:
     (tmp_path / "p.csv").write_text("prompt,seed\na cat,70\na dog,\na bird,0\n")
-    seeds = [clip.seed for clip in bench.plan(options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv")))]
+    seeds = [clip.seed for clip in bench.clips_of(options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv")))]
     assert seeds == [70, 71, 72, 73, 74, 10, 11, 12, 13, 14, 0, 1, 2, 3, 4]
 
 

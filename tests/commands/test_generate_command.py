@@ -10,7 +10,7 @@ from PIL import Image
 
 import double
 import tiny
-from sage_grpo.clips.generate import _policy, plan
+from sage_grpo.clips.generate import _policy, clips_of
 from sage_grpo.commands.generate import Options, run
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
@@ -82,16 +82,16 @@ def test_images_reach_their_prompts(tmp_path, written) -> None:
         a, b = (written[tmp_path / out / name] for out in ("out", "swapped"))
         assert (a != b).float().mean() > 0.02  # measured: 0.05 and 0.10
     with pytest.raises(ValueError, match="one per prompt"):
-        plan(options(folder, tmp_path, prompts=["a", "b", "c"], images=images))
+        clips_of(options(folder, tmp_path, prompts=["a", "b", "c"], images=images))
 
 
 def test_prompts_and_seeds(wan, tmp_path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "A cat!", "seed": 7}\n{"prompt": "猫"}\n')
-    clips = plan(options(wan, tmp_path, prompts=str(tmp_path / "p.jsonl"), per_prompt=2, seed=100))
+    clips = clips_of(options(wan, tmp_path, prompts=str(tmp_path / "p.jsonl"), per_prompt=2, seed=100))
     assert [clip.seed for clip in clips] == [7, 8, 102, 103]
     assert [clip.file for clip in clips][1:3] == ["0001-a-cat.mp4", "0002-clip.mp4"]
     with pytest.raises(ValueError, match="nothing to generate"):
-        plan(Options())
+        clips_of(Options())
     with pytest.raises(ValueError, match="steps must be at least 1"):
         Options(steps=0)
 
@@ -106,9 +106,9 @@ def test_a_name_of_a_file_is_no_prompt(wan, tmp_path, monkeypatch) -> None:
         ("words", "unknown kind"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=says):
-            plan(options(wan, tmp_path, prompts=name))
+            clips_of(options(wan, tmp_path, prompts=name))
     for text in ("a cat " * 100, "a cat.", "Mr.Smith", "words of love"):
-        assert [clip.prompt for clip in plan(options(wan, tmp_path, prompts=text))] == [text]
+        assert [clip.prompt for clip in clips_of(options(wan, tmp_path, prompts=text))] == [text]
 
 
 def test_command_line(wan, tmp_path, capsys) -> None:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from sage_grpo.hints import did_you_mean
 from sage_grpo.inside import replace_text, replacing
 
 if TYPE_CHECKING:
-    from sage_grpo.folder.weights import Found
+    from sage_grpo.folder.saved import Weights
 
 FLICKER = "temporal_flickering"
 """The dimension of VBench for which still clips are left out afterwards, so that it takes 25 clips of a prompt."""
@@ -144,30 +144,15 @@ def _vbench2(entry: Entry) -> Iterator[tuple[str, ...]]:
             yield dimension, f"{entry.prompt.text[:180]}-{index}.mp4"
 
 
-def _evalcrafter(entry: Entry) -> Iterator[tuple[str, ...]]:
-    yield (f"{entry.prompt.metadata.get('id', f'{entry.number:04d}')}.mp4",)
-
-
-def _t2v_compbench(entry: Entry) -> Iterator[tuple[str, ...]]:
-    yield re.sub(r"^\d+_", "", entry.source), f"{entry.number + 1:04d}.mp4"
-
-
-def _phygenbench(entry: Entry) -> Iterator[tuple[str, ...]]:
-    yield (f"output_video_{entry.number + 1}.mp4",)
-
-
-def _videophy(entry: Entry) -> Iterator[tuple[str, ...]]:
-    yield (f"{entry.number + 1:04d}.mp4",)
-
-
-NAMES: dict[str, Callable[[Entry], Iterator[tuple[str, ...]]]] = {
+NAMES: dict[str, Callable[[Entry], Iterable[tuple[str, ...]]]] = {
     "vbench": _vbench,
     "vbench2": _vbench2,
-    "evalcrafter": _evalcrafter,
-    "t2v_compbench": _t2v_compbench,
-    "phygenbench": _phygenbench,
-    "videophy": _videophy,
+    "evalcrafter": lambda entry: [(f"{entry.prompt.metadata.get('id', f'{entry.number:04d}')}.mp4",)],
+    "t2v_compbench": lambda entry: [(re.sub(r"^\d+_", "", entry.source), f"{entry.number + 1:04d}.mp4")],
+    "phygenbench": lambda entry: [(f"output_video_{entry.number + 1}.mp4",)],
+    "videophy": lambda entry: [(f"{entry.number + 1:04d}.mp4",)],
 }
+"""Folder and file name of every clip that a suite wants of a prompt."""
 SEVERAL = ("vbench", "vbench2", "t2v_compbench")
 """Suites whose prompts come in several lists."""
 
@@ -190,7 +175,7 @@ AT_ONCE = 1024
 
 def make(options: GenerateSpec, out: Path) -> Iterator[str]:
     """Make the clips that are not there yet; a sentence about those of the base, and then of the tuned model."""
-    made = plan(options)
+    made = clips_of(options)
     clips, models = list(made), _models(options)
     record = _claim(out, options, made, models)
     for name, found in models.items():
@@ -202,7 +187,7 @@ def make(options: GenerateSpec, out: Path) -> Iterator[str]:
         yield f"{name}: {len(clips)} clips in {out / name}" + (f", {len(kept)} of them from before" if kept else "")
 
 
-def plan(options: GenerateSpec) -> dict[Clip, str]:
+def clips_of(options: GenerateSpec) -> dict[Clip, str]:
     """Every clip of the suite and the prompt that it is named after. The first clip has the options' seed, the next ones the next; a list's own
     seeds win."""
     assert options.bench is not None
@@ -220,20 +205,23 @@ def plan(options: GenerateSpec) -> dict[Clip, str]:
     return clips
 
 
-def _models(options: GenerateSpec) -> dict[str, Found]:
+def _models(options: GenerateSpec) -> dict[str, Weights]:
     models = {"base": options.base().find(options.model)}
     if options.tunes:
         models["tuned"] = options.find(options.model)
     return models
 
 
-def _claim(out: Path, options: GenerateSpec, clips: Mapping[Clip, str], models: Mapping[str, Found]) -> dict[str, Any]:
+def _claim(
+    out: Path, options: GenerateSpec, clips: Mapping[Clip, str], models: Mapping[str, Weights]
+) -> dict[str, Any]:
     """What the clips of this folder are made with; refuses a folder of other clips."""
     from sage_grpo.effects import MEANING, affects
     from sage_grpo.folder.identity import differences, plain
     from sage_grpo.training.config import TrainConfig
 
-    rows = [[clip.file, clip.prompt, clip.seed, _content(clip.image)] for clip in clips]
+    images = {clip: "" if clip.image is None else hashlib.sha256(clip.image.read_bytes()).hexdigest() for clip in clips}
+    rows = [[clip.file, clip.prompt, clip.seed, images[clip]] for clip in clips]  # wherever the images lie
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
     settings = {
         **{name: plain(value) for name, value in dataclasses.asdict(options).items() if name in names},
@@ -266,16 +254,11 @@ def _claim(out: Path, options: GenerateSpec, clips: Mapping[Clip, str], models: 
     return record
 
 
-def _content(image: Path | None) -> str:
-    """A fingerprint of a picture, wherever it lies; nothing where there is none."""
-    return "" if image is None else hashlib.sha256(image.read_bytes()).hexdigest()
-
-
 def _write_record(out: Path, record: Mapping[str, Any]) -> None:
     replace_text(out / "bench.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
-def _print_of(found: Found) -> list[str]:
+def _print_of(found: Weights) -> list[str]:
     """Fingerprints of the weights, wherever they lie."""
     from sage_grpo.folder.identity import of_base
     from sage_grpo.models.checkpoints.checkpoint import fingerprint
@@ -286,7 +269,7 @@ def _print_of(found: Found) -> list[str]:
 
 
 def _make(
-    options: GenerateSpec, found: Found, folder: Path, clips: Sequence[Clip], record: dict[str, Any], out: Path
+    options: GenerateSpec, found: Weights, folder: Path, clips: Sequence[Clip], record: dict[str, Any], out: Path
 ) -> None:
     from sage_grpo.video import write_mp4
 

@@ -16,8 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 from sage_grpo.documents import finite
-from sage_grpo.folder.settings import read_config
-from sage_grpo.folder.weights import Choice
+from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.inside import replace_text
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.ranges import Count, Share, checked

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
-from sage_grpo.folder.settings import read_config
-from sage_grpo.folder.weights import Choice
+from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.printing import progress_bar
 from sage_grpo.ranges import Count, Seed, checked
@@ -93,11 +92,6 @@ class Clip:
     file: str
 
 
-def load(options: GenerateSpec, model: VelocityModel | None = None) -> VelocityModel:
-    """The model with the weights that the options choose; a model that is there gets a run's weights."""
-    return options.find(options.model).load(model)
-
-
 def sample(
     options: GenerateSpec, model: VelocityModel, clips: Sequence[Clip]
 ) -> Iterator[tuple[Sequence[Clip], Tensor]]:
@@ -116,7 +110,7 @@ def sample(
             yield some, _sample(options, model, some, conditions[first : first + options.batch], advance)
 
 
-def plan(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
+def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
     """Which clips, from which seeds, into which files; of the prompts that the options name, or of others."""
     prompts = _prompts(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
@@ -142,14 +136,10 @@ def _prompts(options: GenerateSpec) -> list[Prompt]:
     blank = [place for place, text in enumerate(given, 1) if not text.strip()]
     if blank:
         raise ValueError(f"Prompt {blank[0]} of {len(given)} is empty: write what is to be seen, or leave it out.")
-    if len(given) == 1 and (given[0] in SETS or _names_a_file(given[0])):
+    # the name of a file, of whatever kind, must not become a clip
+    if len(given) == 1 and (given[0] in SETS or Path(given[0]).suffix.lower() in MEANT or os.path.isfile(given[0])):
         return load_prompts(given[0])
     return [Prompt(text) for text in given]
-
-
-def _names_a_file(text: str) -> bool:
-    """Whether a file is meant, of whatever kind: its name must not become a clip."""
-    return Path(text).suffix.lower() in MEANT or os.path.isfile(text)
 
 
 def _policy(options: GenerateSpec, model: VelocityModel) -> Policy:

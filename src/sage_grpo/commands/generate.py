@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_grpo.clips.generate import GenerateSpec, load, plan, sample
+from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
 from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import given
-from sage_grpo.folder.weights import refuse_own
+from sage_grpo.folder.saved import refuse_own
 from sage_grpo.ranges import Folder
 
 
@@ -40,10 +40,10 @@ def run(options: Options) -> int:
         return 0
     from sage_grpo.video import contact_sheet, write_mp4
 
-    clips, videos = plan(options), []
+    clips, videos = clips_of(options), []
     if options.run is not None:
         refuse_own(out, Path(options.run))
-    model = load(options)
+    model = options.find(options.model).load()
     for some, batch in sample(options, model, clips):
         for clip, video in zip(some, batch):
             write_mp4(out / clip.file, video, model.video.fps)

@@ -59,23 +59,17 @@ def share_out(
     bounds = [len(members) * rank // world_size for rank in range(world_size + 1)]
     # A rank without a share (fewer clips than ranks) still keeps in step, on a filler.
     shares = [members[start:stop] for start, stop in pairwise(bounds)]
-    pieces = [_by_group(share) if apart or world_size > 1 else [share] for share in shares]
-    dealt = [[chunk for piece in part for chunk in _chunks(piece, micro_batch)] for part in pieces]
+    dealt: list[list[MicroBatch]] = []
+    for share in shares:
+        by_group = [list(some) for _, some in groupby(share, key=lambda member: member.group)]
+        pieces = by_group if apart or world_size > 1 else [share]
+        chunks = [tuple(piece[at : at + micro_batch]) for piece in pieces for at in range(0, len(piece), micro_batch)]
+        dealt.append([MicroBatch(chunk) for chunk in chunks])
     rounds = max(map(len, dealt))
-    return tuple(_filled(chunks, members[:1], rounds) for chunks in dealt)
-
-
-def _by_group(share: list[Member]) -> list[list[Member]]:
-    return [list(members) for _, members in groupby(share, key=lambda member: member.group)]
-
-
-def _chunks(share: list[Member], micro_batch: int) -> list[MicroBatch]:
-    return [MicroBatch(tuple(share[start : start + micro_batch])) for start in range(0, len(share), micro_batch)]
-
-
-def _filled(chunks: list[MicroBatch], spare: list[Member], rounds: int) -> tuple[MicroBatch, ...]:
-    filler = MicroBatch(chunks[-1].members if chunks else tuple(spare), filler=True)
-    return (*chunks, *[filler] * (rounds - len(chunks)))
+    for batches in dealt:
+        filler = MicroBatch(batches[-1].members if batches else tuple(members[:1]), filler=True)
+        batches += [filler] * (rounds - len(batches))
+    return tuple(map(tuple, dealt))
 
 
 def split_updates(steps: list[int], updates: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ import csv
 import io
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -46,7 +46,7 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
     """
     if not str(source).strip():
         raise ValueError(f"The name of the prompt file is empty: give a file, or one of {', '.join(names)}.")
-    path = set_file(str(source)) if str(source) in SETS else Path(source)
+    path = Path(__file__).parent / "prompt_sets" / f"{source}.csv" if str(source) in SETS else Path(source)
     if not path.is_file():
         raise FileNotFoundError(
             f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file, or one of {', '.join(names)}."
@@ -91,11 +91,6 @@ def text_of(path: Path) -> str:
     return text
 
 
-def set_file(name: str) -> Path:
-    """The file of one of the package's own sets."""
-    return Path(__file__).parent / "prompt_sets" / f"{name}.csv"
-
-
 def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
     """The rows of a JSON document, with what errors call them: a list, or an object whose keys become `id`."""
     try:
@@ -109,9 +104,13 @@ def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
     else:
         raise ValueError(f"{path} must hold a list of prompts, or an object from ids to prompts.")
     for where, row, value in pairs:
-        if not isinstance(value, (str, dict)):
-            raise ValueError(f"{where}: expected an object with a prompt, or a string, got {shown(value)}.")
-        yield where, {**row, **({"prompt": value} if isinstance(value, str) else value)}
+        yield where, {**row, **_row_of(value, where)}
+
+
+def _row_of(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, (str, dict)):
+        raise ValueError(f"{where}: expected an object with a prompt, or a string, got {shown(value)}.")
+    return {"prompt": value} if isinstance(value, str) else value
 
 
 def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
@@ -119,7 +118,8 @@ def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     if path.suffix == ".jsonl":
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                yield number, _from_json(line, path, number)
+                where = f"{path}, line {number}"
+                yield number, _row_of(parse_json(line, where), where)
         return
     # strict: a quote that is never closed would take all rows after it into one prompt
     reader = csv.DictReader(io.StringIO(text, newline="\n"), skipinitialspace=True, strict=True)
@@ -142,13 +142,6 @@ def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         raise ValueError(
             f"{path}, in the row from line {start} on: {error}. A prompt in quotes ends with a quote; a quote inside it is written twice."
         ) from error
-
-
-def _from_json(line: str, path: Path, number: int) -> dict[str, Any]:
-    row = parse_json(line, f"{path}, line {number}")
-    if not isinstance(row, (str, dict)):
-        raise ValueError(f"{path}, line {number}: expected an object with a prompt, or a string, got {shown(row)}.")
-    return {"prompt": row} if isinstance(row, str) else row
 
 
 def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
@@ -272,20 +265,15 @@ def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Promp
             f"{what} must be rows, got a {type(rows).__name__} with the keys {', '.join(map(str, rows))[:200]}: choose a split, "
             "such as dataset['train']."
         )
-    prompts = [_prompt(row, f"{what}, row {number}") for number, row in enumerate(_rows(rows, what))]
+    try:
+        given = iter(rows) if not isinstance(rows, Frame) else (dict(row) for _, row in rows.iterrows())
+    except TypeError as error:
+        raise ValueError(f"{what} must be rows, got a {type(rows).__name__}, which gives none.") from error
+    prompts = [_prompt(row, f"{what}, row {number}") for number, row in enumerate(given)]
     if not prompts:
         raise ValueError(f"{what}: there is no row.")
     warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, what)
     return prompts
-
-
-def _rows(rows: Iterable[Row] | Frame, what: str) -> Iterator[Any]:
-    if isinstance(rows, Frame):
-        return (dict(row) for _, row in rows.iterrows())
-    try:
-        return iter(rows)
-    except TypeError as error:
-        raise ValueError(f"{what} must be rows, got a {type(rows).__name__}, which gives none.") from error
 
 
 def _prompt(row: Any, where: str) -> Prompt:
