@@ -26,8 +26,8 @@ from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import checkpoint, heartbeat
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard

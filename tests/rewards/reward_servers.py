@@ -14,8 +14,9 @@ from pathlib import Path
 
 import uvicorn
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.serving.server import ServerLimits, composite_scorer, create_app
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.web import guarded_config
 
 

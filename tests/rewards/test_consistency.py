@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from tiny_reward_checkpoints import write_clip, write_dino
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.consistency import (
     BackgroundConsistency,
     SubjectConsistency,
@@ -19,6 +19,7 @@ from sage_grpo.rewards.built_in.consistency import (
     short_edge,
 )
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
 
 
 @pytest.fixture(scope="module")

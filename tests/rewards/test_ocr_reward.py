@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.ocr import OcrReward, edit_distance, quoted_text, reading_order, text_score
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
 
 WORDS = {10: "OPEN", 20: "OPEM", 30: "nothing alike"}
 

@@ -17,10 +17,11 @@ from authors_layouts import (
 from safetensors.torch import load_file, save_file
 from tiny_reward_checkpoints import write_clip
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.clip import Hpsv2, clip_pixels
 from sage_grpo.rewards.built_in.imagereward import ImageReward
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
 
 PROMPTS = ["a red ball", "two squares that move"]
 CHOSEN = [2, 6]  # 8 frames at 8 fps: the centres of two slices of half a second

@@ -11,14 +11,10 @@ import toy_rewards
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_grpo.rewards.base import (
-    CompositeReward,
-    RewardFailure,
-    RewardSpec,
-    check_failures,
-    load_reward,
-)
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import RewardFailure, check_failures
+from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Reward
 
 FPS = 8.0

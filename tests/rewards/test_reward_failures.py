@@ -8,9 +8,10 @@ import pytest
 import torch
 import toy_rewards
 
-from sage_grpo.rewards.base import SMALL, CompositeReward, FailureReport, RewardSpec
+from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import Failure, RewardFailure, check_failures, describe_failures
+from sage_grpo.rewards.member import Failure, FailureReport, RewardFailure, check_failures, describe_failures
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import VideoSpec
 
 FPS = 8.0

@@ -9,9 +9,10 @@ import pytest
 import torch
 import toy_rewards
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.frames import stretch
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
 
 FPS = 8.0
 LEVELS = torch.arange(5).float() * 10 + 5

@@ -13,11 +13,12 @@ import torch
 import toy_rewards
 from reward_servers import call, free_port, process_server, thread_server, wait_until_up
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.serving.remote import RemoteReward
 from sage_grpo.rewards.serving.server import ServerLimits, check_binding
 from sage_grpo.rewards.serving.wire import encode_request
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.web import is_loopback
 
 FPS = 8.0

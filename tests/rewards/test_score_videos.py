@@ -15,7 +15,7 @@ import torch
 
 from sage_grpo.clips.files import read_prompts, read_video, score_videos, summarize
 from sage_grpo.commands.evaluate import print_scores
-from sage_grpo.rewards.base import RewardSpec
+from sage_grpo.rewards.spec import RewardSpec
 
 
 def write_video(path: Path, levels: list[int], fps: Fraction | int, size: int = 32) -> None:

@@ -20,7 +20,7 @@ from tiny_reward_checkpoints import (
     write_videoalign,
 )
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.qwen import patchify, read_template
 from sage_grpo.rewards.built_in.qwen import target_size as qwen_size
 from sage_grpo.rewards.built_in.videoalign import (
@@ -34,6 +34,7 @@ from sage_grpo.rewards.built_in.videoalign import (
 )
 from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
 
 TOLERANCE = 2e-4
 target_size = partial(qwen_size, min_pixels=MIN_PIXELS)

@@ -17,7 +17,7 @@ import torch
 from judge_server import Reply, completion, judge_server
 from PIL import Image
 
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.endpoint import (
     Endpoint,
@@ -30,6 +30,7 @@ from sage_grpo.rewards.judge.endpoint import (
     retry_after,
 )
 from sage_grpo.rewards.judge.vlm import Unreadable, VlmJudge, read_answer
+from sage_grpo.rewards.spec import RewardSpec
 
 KEY = "sk-very-secret-0123456789"
 QUICK = {"backoff": 0.001, "max_wait": 1.0, "retries": 2, "timeout": 5.0}

@@ -46,7 +46,8 @@ def test_both_are_rewards() -> None:
 
 @pytest.mark.parametrize("name", ["shapes", "shapes_proxy"])
 def test_a_prompt_outside_the_grammar_is_named(name: str, batch: SceneBatch, clean: Tensor) -> None:
-    from sage_grpo.rewards.base import CompositeReward, RewardSpec
+    from sage_grpo.rewards.base import CompositeReward
+    from sage_grpo.rewards.spec import RewardSpec
 
     prompts = [batch.texts(1)[0], "a large red unicorn moves right", "a red circle"]
     reward = CompositeReward([RewardSpec(name=name)], require_weights=False)

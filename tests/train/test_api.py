@@ -22,12 +22,12 @@ import sage_grpo
 from sage_grpo import StopRequest, evaluate, evaluate_pairs, generate, own_reward
 from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
+from sage_grpo.folder.identity import of_object, stable
 from sage_grpo.folder.journal import read_rows
-from sage_grpo.folder.prints import of_object, stable
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.named import ObjectNeeded
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.session import run as run_command
 from sage_grpo.training.config import DataConfig, EvalConfig, TrainConfig
 from sage_grpo.training.inputs import adopt, build

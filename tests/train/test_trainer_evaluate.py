@@ -14,8 +14,8 @@ from trainer_helpers import plan_of, same, weights_of
 from double import CLOSE
 from sage_grpo.cli import main
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.rewards.base import RewardFailure
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig

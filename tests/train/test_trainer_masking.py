@@ -13,7 +13,7 @@ from trainer_helpers import plan_of, same, weights_of
 from double import CLOSE
 from sage_grpo.cli import main
 from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.advantage import group_advantage
 from sage_grpo.rl.trust_region import TrustRegion

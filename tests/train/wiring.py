@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.session import run as train
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build

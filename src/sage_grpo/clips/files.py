@@ -17,8 +17,9 @@ from torch import Tensor
 from sage_grpo.data.prompts import Prompt, lines_of, prompt_of, read_rows, text_of
 from sage_grpo.documents import finite, parse_json, shown
 from sage_grpo.inside import replace_text
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.video import read_video
 

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from sage_grpo.commands import starting
 from sage_grpo.configure import given
-from sage_grpo.folder.settings import read_config
-from sage_grpo.folder.weights import Choice
+from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.inside import replace_text
 from sage_grpo.printing import narrow_table, progress_bar
 from sage_grpo.probe.estimate import Effect
@@ -60,7 +59,7 @@ def run(options: Options) -> int:
     from rich.console import Console
 
     from sage_grpo.probe.probe import prepare, probe
-    from sage_grpo.rewards.base import RewardFailure
+    from sage_grpo.rewards.member import RewardFailure
 
     console = Console(quiet=options.probe.json, highlight=False)
     shown = options.log.progress and not options.probe.json

@@ -7,8 +7,9 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from sage_grpo.ranges import Range, checked
-from sage_grpo.rewards.base import CompositeReward, RewardSpec
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.serving.server import ServerLimits, check_binding, composite_scorer, create_app
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.web import check_installed, check_port, serve
 
 

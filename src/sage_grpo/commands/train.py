@@ -23,7 +23,7 @@ def run(options: Options) -> int:
     from sage_grpo.parallel.checkpoint import SaveFailed
     from sage_grpo.parallel.world import RankLost
     from sage_grpo.report.page import leave_report
-    from sage_grpo.rewards.base import RewardFailure
+    from sage_grpo.rewards.member import RewardFailure
     from sage_grpo.telling.terminal import outliving_output
     from sage_grpo.training.update import Diverged
 

@@ -25,7 +25,7 @@ from sage_grpo.folder.identity import identify, of_code, plain
 from sage_grpo.forecast.passes import references
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.unfinished import Unfinished
-from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling.events import SentinelEvent, StopRequest
 from sage_grpo.training.config import TrainConfig

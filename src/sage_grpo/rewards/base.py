@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import ClipBatch, Failure, FailureReport, Member, Outcome, RewardFailure, check_failures
+from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome, check_failures
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Reward, Scores, VideoSpec
 
@@ -59,16 +59,6 @@ def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
     seconds = sum(outcome.seconds for outcome in outcomes)
     return Outcome({part: torch.cat(pieces) for part, pieces in values.items()}, failures, remarks, seconds)
 
-
-__all__ = [
-    "CompositeReward",
-    "Failure",
-    "FailureReport",
-    "RewardFailure",
-    "RewardSpec",
-    "check_failures",
-    "load_reward",
-]
 
 SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
 """Format of the clip on which rewards are tried out; every reward that ships can score it."""

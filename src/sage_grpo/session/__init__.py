@@ -11,14 +11,14 @@ from pathlib import Path
 import yaml
 
 from sage_grpo.folder import identity, journal
-from sage_grpo.folder.found import FINISHED, Found, look_around
-from sage_grpo.folder.owned import by_main, owned
+from sage_grpo.folder.identity import FINISHED, Found, find_run
+from sage_grpo.folder.lock import by_main, owned
 from sage_grpo.forecast.show import opening
 from sage_grpo.inside import replace_text
 from sage_grpo.models.base import Explains
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import RankLost, World, start
-from sage_grpo.rewards.base import RewardFailure
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.session.preflight import preflight
 from sage_grpo.telling.clock import Clock
@@ -72,9 +72,7 @@ def run(
     world, own, out = world or World(), own or Given(), Path(config.out)
     with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
-        found = Found(
-            **json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(look_around(config, own, out)))))
-        )
+        found = Found(**json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, own, out))))))
         for text in found.notes:
             terminal.say(text, style="yellow")
         if found.finished is not None:
@@ -190,7 +188,7 @@ def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: i
     coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
     replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
     replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
-    rows, notice = journal.reopen(out / journal.NAME, _recorded(trainer, out, found))
+    rows, notice = journal.reopen(out / journal.METRICS, _recorded(trainer, out, found))
     if notice:
         terminal.say(notice, style="yellow")
     kind, texts = ("start" if resumed is None else "resume"), [notice, *found.notes]
@@ -204,9 +202,9 @@ def _recorded(trainer: Trainer, out: Path, found: Found) -> bytes | None:
     """The rows that belong to the checkpoint."""
     if not found.checkpoint:
         return None
-    copy = out / "checkpoints" / found.checkpoint / journal.NAME
+    copy = out / "checkpoints" / found.checkpoint / journal.METRICS
     if copy.is_file():
         return copy.read_bytes()
     state, points = trainer.state, trainer.config.evaluate.points(trainer.config.iterations)
     missing = bool(trainer.held_out) and state.iteration in points and state.evaluated < state.iteration
-    return journal.rows_until(out / journal.NAME, state.iteration, evaluated=not missing)
+    return journal.rows_until(out / journal.METRICS, state.iteration, evaluated=not missing)
