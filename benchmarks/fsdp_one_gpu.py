@@ -29,7 +29,7 @@ from sage_grpo.models.families.hunyuan15 import PackedTransformer, _pack
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.network.gradients import one_after_another
 from sage_grpo.parallel import checkpoint, fsdp
-from sage_grpo.parallel.memory import Job, Memory, Network, memory
+from sage_grpo.parallel.formulas import Job, Memory, Network, memory
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World, start
 from sage_grpo.training.anchor import Anchor
@@ -195,7 +195,7 @@ def one(
 
 
 def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> dict[str, float]:
-    """What sage_grpo.parallel.memory says of the same network in bfloat16 on one process."""
+    """What sage_grpo.parallel.formulas says of the same network in bfloat16 on one process."""
     network = Network(
         blocks=options.layers,
         width=options.width,

@@ -5,7 +5,7 @@
     PYTHONPATH=src python benchmarks/full_size.py train /tmp/hunyuan15 --out full_size_train.json
 
 `measure` times one forward pass (diffusers' own, packed, compiled), and takes the peak memory of two backward passes as an update does
-them, with a LoRA and with all weights, plain and sharded by FSDP over one process, beside the formula of sage_grpo.parallel.memory; then the
+them, with a LoRA and with all weights, plain and sharded by FSDP over one process, beside the formula of sage_grpo.parallel.formulas; then the
 VAE's decoder. `train` runs one iteration of the recipe hunyuan15_lora/sage twice, in a plain process and under FSDP, and compares
 what they logged. The transformer and the VAE have their real size; the text encoders are small, for want of a checkpoint.
 """
@@ -148,7 +148,7 @@ def speed(options: argparse.Namespace, report: dict[str, Any]) -> None:
 def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool, compiled: bool = False) -> bool:
     """Two backward passes with guidance and gradient checkpointing, plain and under FSDP; returns whether they agree."""
     from sage_grpo.models.spec import LoraSpec
-    from sage_grpo.parallel.memory import HUNYUAN15, Job, memory
+    from sage_grpo.parallel.formulas import HUNYUAN15, Job, memory
     from sage_grpo.parallel.spec import ParallelSpec
     from sage_grpo.training.placing import distribute
 

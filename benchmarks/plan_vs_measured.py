@@ -5,7 +5,7 @@
 HunyuanVideo-1.5 and Wan 2.1 1.3B with a LoRA of rank 32, each at two lengths, each with `sage` (all steps explore, anchor) and with `branch`: one
 iteration of two clips and two steps by the trainer itself, with its own clock and its own peaks, after a warm-up. No file of weights
 is read or written. Prints predicted and measured seconds and GiB of every phase; `--out` also has the factors that would make the
-formulas exact for every case (`fit`), from which the constants in sage_grpo/parallel/memory.py and speed.py are refitted. About 180 s on an H200.
+formulas exact for every case (`fit`), from which the constants in sage_grpo/parallel/formulas.py are refitted. About 180 s on an H200.
 `--small` runs tiny networks on any machine, to try the command itself.
 """
 
@@ -28,7 +28,7 @@ from sage_grpo.forecast.costs import Forecast, choose_levels, forecast
 from sage_grpo.forecast.measure import fitted
 from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.parallel.memory import GIB
+from sage_grpo.parallel.formulas import GIB
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from sage_grpo.parallel.memory import COMPUTE, GIB, HUNYUAN15, MASTER, Job, Network, memory, tokens, trainable
+from sage_grpo.parallel.formulas import COMPUTE, GIB, HUNYUAN15, MASTER, Job, Network, memory, tokens, trainable
 from sage_grpo.parallel.spec import Layout
 
 

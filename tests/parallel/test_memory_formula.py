@@ -15,7 +15,7 @@ from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedTransformer, _p
 from sage_grpo.models.lora import add_lora, match_targets
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.parallel.memory import (
+from sage_grpo.parallel.formulas import (
     GIB,
     HUNYUAN15,
     Job,

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from sage_grpo.parallel.parent import end_with_parent
+from sage_grpo.parallel.heartbeat import end_with_parent
 
 def save(number, frame):
     Path(sys.argv[1], "saved").touch()

@@ -21,8 +21,8 @@ from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.measure import fitted, measured
 from sage_grpo.models.network.blocks import KEEP
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
-from sage_grpo.parallel import speed
-from sage_grpo.parallel.memory import GIB, HUNYUAN15, Job, decoding_memory, memory, sampling_memory, trainable
+from sage_grpo.parallel import formulas
+from sage_grpo.parallel.formulas import GIB, HUNYUAN15, Job, decoding_memory, memory, sampling_memory, trainable
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
@@ -89,12 +89,15 @@ def test_passes_and_peaks_that_were_measured() -> None:
     plain, compiled = real["backward_lora"]["plain"], replace(job, compiled=True)
     rates = H200.rates
     for said, measured_seconds in (
-        (speed.forward_seconds(HUNYUAN15, job, rates), plain["forward_seconds"]),
-        (speed.forward_seconds(HUNYUAN15, compiled, rates), real["backward_lora_compiled"]["plain"]["forward_seconds"]),
+        (formulas.forward_seconds(HUNYUAN15, job, rates), plain["forward_seconds"]),
+        (
+            formulas.forward_seconds(HUNYUAN15, compiled, rates),
+            real["backward_lora_compiled"]["plain"]["forward_seconds"],
+        ),
         (_guided(job), plain["seconds"]),
         (_guided(full), real["backward_full"]["plain"]["seconds"]),
-        (speed.decode_seconds(HUNYUAN15, job, rates), real["decode"]["seconds"]),
-        (speed.decode_seconds(HUNYUAN15, replace(job, vae_tiling=True), rates), real["decode_tiled"]["seconds"]),
+        (formulas.decode_seconds(HUNYUAN15, job, rates), real["decode"]["seconds"]),
+        (formulas.decode_seconds(HUNYUAN15, replace(job, vae_tiling=True), rates), real["decode_tiled"]["seconds"]),
     ):
         assert said == pytest.approx(measured_seconds, rel=0.2)
     frozen = replace(job, lora_rank=0)
@@ -112,14 +115,14 @@ def test_passes_and_peaks_that_were_measured() -> None:
 def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> None:
     found = json.loads((RESULTS / "same_bits_h200.json").read_text())["attention"]["hunyuan15 480x848x81"]
     assert found["true"]["differ"] == 0, "or the setting does nothing there"
-    assert found["true"]["seconds"] / found["false"]["seconds"] == pytest.approx(speed.IN_ORDER_BACKWARD, rel=0.02)
+    assert found["true"]["seconds"] / found["false"]["seconds"] == pytest.approx(formulas.IN_ORDER_BACKWARD, rel=0.02)
 
     job, rates = Job(checkpointing=False), H200.rates
     ordered = replace(job, same_bits=True)
-    attention = HUNYUAN15.blocks * speed.operations(HUNYUAN15, job).attention / rates.attention
+    attention = HUNYUAN15.blocks * formulas.operations(HUNYUAN15, job).attention / rates.attention
     more = (
-        speed.forward_seconds(HUNYUAN15, ordered, rates) - speed.forward_seconds(HUNYUAN15, job, rates),
-        speed.backward_seconds(HUNYUAN15, ordered, rates) - speed.backward_seconds(HUNYUAN15, job, rates),
+        formulas.forward_seconds(HUNYUAN15, ordered, rates) - formulas.forward_seconds(HUNYUAN15, job, rates),
+        formulas.backward_seconds(HUNYUAN15, ordered, rates) - formulas.backward_seconds(HUNYUAN15, job, rates),
     )
     assert more == pytest.approx((0.77 * attention, 2.21 * 2.5 * attention))
 
@@ -139,7 +142,7 @@ def test_a_plan_knows_what_a_fixed_order_costs() -> None:
 
 def _guided(job: Job) -> float:
     rates = H200.rates
-    return 2 * (speed.forward_seconds(HUNYUAN15, job, rates) + speed.backward_seconds(HUNYUAN15, job, rates))
+    return 2 * (formulas.forward_seconds(HUNYUAN15, job, rates) + formulas.backward_seconds(HUNYUAN15, job, rates))
 
 
 def test_an_iteration_that_was_measured() -> None:
@@ -167,14 +170,14 @@ def test_an_iteration_that_was_measured() -> None:
 def test_keeping_more_costs_memory_and_saves_time() -> None:
     jobs = [Job(keep=((level, 54),)) for level in KEEP]
     sizes = [memory(HUNYUAN15, job).activations for job in jobs]
-    times = [speed.backward_seconds(HUNYUAN15, job, H200.rates) for job in jobs]
+    times = [formulas.backward_seconds(HUNYUAN15, job, H200.rates) for job in jobs]
     assert sizes == sorted(sizes)
     assert times == sorted(times, reverse=True)
     assert len({*sizes}) == len({*times}) == len(KEEP)
     assert memory(HUNYUAN15, Job()) == memory(HUNYUAN15, jobs[0])
     none = Job(checkpointing=False)
     assert memory(HUNYUAN15, none) == memory(HUNYUAN15, jobs[-1])
-    assert speed.backward_seconds(HUNYUAN15, none, H200.rates) == times[-1]
+    assert formulas.backward_seconds(HUNYUAN15, none, H200.rates) == times[-1]
     half = Job(keep=(("attention", 27),))
     assert sizes[0] < memory(HUNYUAN15, half).activations < sizes[1]
 
@@ -357,9 +360,9 @@ def test_a_family_whose_costs_are_not_known_still_has_a_plan(kind, passes, check
 def test_factors_of_a_measurement_make_the_formulas_exact() -> None:
     network, job = HUNYUAN15, Job(guidance=False)
     rates = fitted(network, job, H200.rates, forward=0.05, backward=0.2, decode=7.0)
-    assert speed.forward_seconds(network, job, rates) == pytest.approx(54 * 0.05)
-    assert speed.backward_seconds(network, job, rates) == pytest.approx(54 * 0.2)
-    assert speed.decode_seconds(network, job, rates) == pytest.approx(7.0)
+    assert formulas.forward_seconds(network, job, rates) == pytest.approx(54 * 0.05)
+    assert formulas.backward_seconds(network, job, rates) == pytest.approx(54 * 0.2)
+    assert formulas.decode_seconds(network, job, rates) == pytest.approx(7.0)
 
 
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])

@@ -12,14 +12,13 @@ from test_runner_resume import assert_same_run, interrupt, rows
 from trainer_helpers import same, weights_of
 
 import sage_grpo.sentinel.sentinel as sentinel_module
-from sage_grpo.folder.diary import read_events
+from sage_grpo.folder.journal import read_events
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.fsdp import Engine
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.pace import Pace
-from sage_grpo.sentinel.figures import appearance, describe, thumbnails
-from sage_grpo.sentinel.figures import Travel
+from sage_grpo.sentinel.figures import Travel, appearance, describe, thumbnails
 from sage_grpo.session import run
 from sage_grpo.telling.events import Hooks, SentinelEvent
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
@@ -242,7 +241,7 @@ def test_looks_do_not_depend_on_which_process_has_a_clip() -> None:
 
 def test_travel_is_the_relative_distance_and_the_share_that_moved() -> None:
     p = torch.nn.Parameter(torch.tensor([3.0, 4.0, 0.0, 0.0]))
-    travel = Travel({"p": p}, Engine())
+    travel = Travel({"p": p})
     assert travel.measure(World()) == {"weights/distance": 0.0, "weights/moved": 0.0}
     with torch.no_grad():
         p[2] = 1.0
@@ -258,7 +257,7 @@ def test_weights_in_bfloat16_whose_steps_are_rounded_away_are_found(make_config,
         with torch.no_grad():
             for p in params.values():
                 p.copy_(p.bfloat16())
-        trainer.travel = Travel(params, trainer.engine)
+        trainer.travel = Travel(params)
 
         def rounded(update, step=step, params=params, dtype=dtype):
             rate = step(update)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sage_grpo.doctor.check import TEXTS, Check, graded, relative
 from sage_grpo.doctor.sampling import Sample
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.parallel.agreement import disagreeing, local
+from sage_grpo.parallel.fsdp import disagreeing, local
 from sage_grpo.parallel.world import World
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Item, accumulate, replay, with_anchor, with_old

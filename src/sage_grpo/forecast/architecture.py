@@ -22,7 +22,7 @@ from sage_grpo.models.families.wan import Wan
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import first_given
 from sage_grpo.models.spec import FAMILIES, ModelError, ModelSpec
-from sage_grpo.parallel.memory import HUNYUAN15, Network, Vae
+from sage_grpo.parallel.formulas import HUNYUAN15, Network, Vae
 from sage_grpo.types import VideoSpec
 
 WAN_1_3B = {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}

@@ -18,8 +18,8 @@ from sage_grpo.forecast.hardware import Hardware, here
 from sage_grpo.forecast.passes import Counts, Guiding, Kind, Passes, count, evaluation, evaluations, kinds, references
 from sage_grpo.models.base import Explains, VelocityModel
 from sage_grpo.models.guidance import TOGETHER
-from sage_grpo.parallel import speed
-from sage_grpo.parallel.memory import (
+from sage_grpo.parallel import formulas
+from sage_grpo.parallel.formulas import (
     COMPUTE,
     GIB,
     MASTER,
@@ -258,7 +258,7 @@ class Forecast:
             )
         return [
             Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
-            Phase("decode", decoded * speed.decode_seconds(network, job, rates), decoding),
+            Phase("decode", decoded * formulas.decode_seconds(network, job, rates), decoding),
             Phase("reward", decoded * self._reward_seconds, reward),
             Phase("update", statistics.fmean(s["update"] for s in seconds), update),
         ]
@@ -283,9 +283,9 @@ class Forecast:
     def _pass(self, passes: Passes, *, backward: bool = False) -> float:
         network, job, rates = self.network, self.job, self.hardware.rates
         assert network is not None
-        seconds = speed.forward_seconds(network, job, rates)
+        seconds = formulas.forward_seconds(network, job, rates)
         if backward:
-            seconds += speed.backward_seconds(network, job, rates)
+            seconds += formulas.backward_seconds(network, job, rates)
         shards, sp = self.layout.weight_shards, self.layout.sequence
         times = (3 if job.levels(network).get("input") else 2) if backward else 1
         weights = COMPUTE * network.parameters * (shards - 1) / shards
@@ -324,7 +324,7 @@ class Forecast:
         if self.network is None or not self.held_out:
             return 0.0
         clips = -(-self.held_out * self.config.evaluate.per_prompt // self.layout.processes)
-        decode = speed.decode_seconds(self.network, self.job, self.hardware.rates) + self._reward_seconds
+        decode = formulas.decode_seconds(self.network, self.job, self.hardware.rates) + self._reward_seconds
         return max(map(self._pass, self.evaluation)) + clips * decode
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.hints import did_you_mean
-from sage_grpo.parallel.speed import Rates
+from sage_grpo.parallel.formulas import Rates
 
 Origin = str
 """Where figures come from, in words for a table."""

@@ -14,9 +14,8 @@ from sage_grpo.forecast.hardware import Hardware
 from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import ModelError
-from sage_grpo.parallel import speed
-from sage_grpo.parallel.memory import Job, Network
-from sage_grpo.parallel.speed import Rates
+from sage_grpo.parallel import formulas
+from sage_grpo.parallel.formulas import Job, Network, Rates
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, same_bits
 
@@ -75,13 +74,13 @@ def fitted(network: Network, job: Job, rates: Rates, *, forward: float, backward
     """Rates with which the formulas give the seconds of one block's passes, and of a decode."""
     one = replace(network, blocks=1)
     rates = replace(rates, forward=1.0, backward=1.0, decode=1.0, launch=0.0)
-    rates = replace(rates, forward=forward / speed.forward_seconds(one, job, rates))
-    single = speed.backward_seconds(one, job, rates)
-    plain = speed.backward_seconds(one, job, replace(rates, backward=2.0)) - single
+    rates = replace(rates, forward=forward / formulas.forward_seconds(one, job, rates))
+    single = formulas.backward_seconds(one, job, rates)
+    plain = formulas.backward_seconds(one, job, replace(rates, backward=2.0)) - single
     rates = replace(rates, backward=max(0.1, (backward - (single - plain)) / plain))
     if decode is None:
         return rates
-    return replace(rates, decode=decode / speed.decode_seconds(network, job, rates))
+    return replace(rates, decode=decode / formulas.decode_seconds(network, job, rates))
 
 
 def _block_times(model: FamilyModel) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from sage_grpo.forecast.costs import forecast as make_forecast
 from sage_grpo.forecast.hardware import here
 from sage_grpo.forecast.passes import PHASES, Passes, evaluations
 from sage_grpo.models.distilled import find_distilled
-from sage_grpo.parallel.memory import GIB, tokens, trainable
+from sage_grpo.parallel.formulas import GIB, tokens, trainable
 from sage_grpo.printing import narrow_table
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan

@@ -49,19 +49,39 @@ class Engine:
         clip_grads_with_norm_(params, max_norm, norm)
         return float(norm)
 
-    def local(self, tensor: Tensor) -> Tensor:
-        """What this process has of a tensor."""
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Unsharded copies in the main process's CPU memory, one tensor at a time; empty on the others."""
         result = {}
         for name, tensor in tensors.items():
-            held = tensor.detach()
-            full = held.full_tensor() if isinstance(held, DTensor) else held
+            full = whole(tensor)
             if self.world.is_main:
                 result[name] = full.to("cpu", copy=True)
         return result
+
+
+@torch.no_grad()
+def disagreeing(tensors: Mapping[str, Tensor], world: World) -> list[int]:
+    """The processes whose tensors are not those of the first; all of them call this. Shards are put together, one tensor at a time."""
+    own = torch.tensor([_digest(tensor) for tensor in tensors.values()], dtype=torch.float64).reshape(1, -1)
+    table = world.gather(own)
+    return [number for number, row in enumerate(table) if not torch.equal(row, table[0])]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _digest(tensor: Tensor) -> list[float]:
+    """Sum and sum of squares in float64: equal bits have equal ones, and a change of one value is not lost."""
+    numbers = whole(tensor).double()
+    return [float(numbers.sum()), float(numbers.square().sum())]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, detached; every process that has a part of it calls this."""
+    held = tensor.detach()
+    return held.full_tensor() if isinstance(held, DTensor) else held
 
 
 def shard(

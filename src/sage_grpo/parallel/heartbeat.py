@@ -1,8 +1,10 @@
-"""A sign of life in the rendezvous store, so that the ranks that are left can name the one that is missing."""
+"""Who is still there: signs of life in the rendezvous store, so that the ranks that are left can name the one that is missing, and the
+launcher, with which its ranks end."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,6 +18,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 INTERVAL = 1.0
 """Seconds between signs of life."""
+LOOK = 0.5
+"""Seconds between looks at the launcher."""
 STILL = 5.0
 """Seconds after which a process of this machine that is stopped or dead counts as lost."""
 SILENT = 60.0
@@ -203,3 +207,23 @@ def condition_of(place: str) -> str | None:
 def _leave(message: str) -> NoReturn:
     print(f"sage-grpo train stopped: {message}", file=sys.stderr, flush=True)
     os._exit(1)  # the main thread may wait in a collective for the rank that is gone
+
+
+def end_with_parent(grace: float | None = None) -> None:
+    """From a thread, watch the process that started this one. When it is gone, stop as for SIGTERM (finish the iteration, save,
+    leave); whoever is still here after `grace` seconds (the launcher's) ends at once.
+
+    A process whose parent ends gets another one, on every POSIX system.
+    """
+    if grace is None:
+        grace = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    threading.Thread(target=_watch_parent, args=(os.getppid(), grace), name="parent", daemon=True).start()
+
+
+def _watch_parent(parent: int, grace: float) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    print(f"sage-grpo: the launcher (process {parent}) is gone: saving and leaving.", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace)
+    os._exit(1)

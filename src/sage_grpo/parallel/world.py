@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from sage_grpo.parallel.heartbeat import Heartbeat
-from sage_grpo.parallel.parent import end_with_parent
+from sage_grpo.parallel.heartbeat import Heartbeat, end_with_parent
 from sage_grpo.parallel.spec import Layout, ParallelSpec, lay_out
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sage_grpo.data.groups import Member
-from sage_grpo.parallel.fsdp import Engine
+from sage_grpo.parallel.fsdp import local
 from sage_grpo.parallel.world import World
 from sage_grpo.sentinel.evidence import AGREEMENT, STDERR
 
@@ -102,9 +102,9 @@ MOST = 1 << 18
 class Travel:
     """Remembers every n-th trainable weight as the run begins. Nothing is saved: a continued run begins with the same weights."""
 
-    def __init__(self, params: Mapping[str, nn.Parameter], engine: Engine) -> None:
-        self.params, self.engine = dict(params), engine
-        self.stride = -(-sum(engine.local(p).numel() for p in self.params.values()) // MOST) or 1
+    def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
+        self.params = dict(params)
+        self.stride = -(-sum(local(p).numel() for p in self.params.values()) // MOST) or 1
         self.start = self._sample()
 
     def measure(self, world: World) -> dict[str, float]:
@@ -118,7 +118,7 @@ class Travel:
 
     @torch.no_grad()
     def _sample(self) -> Tensor:
-        parts = [self.engine.local(p).detach().flatten()[:: self.stride] for p in self.params.values()]
+        parts = [local(p).detach().flatten()[:: self.stride] for p in self.params.values()]
         if not parts:
             return torch.zeros(0, dtype=torch.float64)
         return torch.cat(parts).to("cpu", torch.float64)  # one copy: each would wait for the GPU

@@ -61,7 +61,7 @@ class Trainer:
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
-        self.travel = Travel(params, self.engine)
+        self.travel = Travel(params)
         spec, old = config.objective, None
         if any(spec.old_passes(config.update.updates_per_rollout)):
             old = Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload)
