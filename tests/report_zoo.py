@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from sage_grpo.folder import diary, identity
+from sage_grpo.folder import identity, journal
 from sage_grpo.recipes import recipe
 from sage_grpo.telling.samples import Samples
 
@@ -82,9 +82,9 @@ def fake_run(folder: Path, *, seed: int = 0, iterations: int = 4, every: int = 2
     (folder / "schedule.json").write_text(
         json.dumps({"sigmas": sigmas, "stochastic": [True, True, True, False], "offset": 0})
     )
-    diary.note(folder, "start", 0, "")
-    diary.note(folder, "resume", 2, "changed: <b>keep</b>")
-    diary.note(folder, "sentinel", 3, "lr halved")
+    journal.note(folder, "start", 0, "")
+    journal.note(folder, "resume", 2, "changed: <b>keep</b>")
+    journal.note(folder, "sentinel", 3, "lr halved")
     (folder / ".finished").write_text(f"{iterations}\n")
     return folder
 

@@ -161,7 +161,7 @@ def test_train_alone_means_the_embedded_world_and_a_model_means_the_papers_setti
 
 
 def test_written_config_reads_back_as_the_same_run(finished: Path) -> None:
-    from sage_grpo.folder.settings import read_config
+    from sage_grpo.folder.saved import read_config
 
     written = yaml.safe_load((finished / "config.yaml").read_text())
     assert json.loads(json.dumps(asdict(read_config(finished)))) == written

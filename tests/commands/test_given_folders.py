@@ -12,7 +12,7 @@ import yaml
 from sage_grpo.cli import main
 from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import ConfigError, parse
-from sage_grpo.folder.settings import read_config
+from sage_grpo.folder.saved import read_config
 from sage_grpo.report.run_data import noise_picture, read_run
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 from sage_grpo.cli import main
 from sage_grpo.clips.evaluate import EvaluateSpec
-from sage_grpo.folder.settings import read_config
-from sage_grpo.folder.weights import Choice
+from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sage_grpo.commands import export as command
-from sage_grpo.folder import settings
+from sage_grpo.folder import saved
 from sage_grpo.models.lora import FILE, load_lora
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
 
@@ -176,7 +176,7 @@ def exported(checkpoint, tmp_path, monkeypatch):
         spec = ModelSpec(path=str(checkpoint("wan_t2v")), cache=None, device="cpu", **fields)
         source = tmp_path / "run"
         (source / "checkpoints" / "000001").mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(settings, "read_config", lambda folder, **options: TrainConfig(model=spec))
+        monkeypatch.setattr(saved, "read_config", lambda folder, **options: TrainConfig(model=spec))
         monkeypatch.setattr(checkpoints, "newest_good", lambda root: root / "000001")
         monkeypatch.setattr(checkpoints, "find_fault", lambda folder: None)
         torch.manual_seed(0)

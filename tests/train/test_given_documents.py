@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.folder.diary import read_events
 from sage_grpo.folder.identity import differences
-from sage_grpo.folder.journal import read_rows
-from sage_grpo.folder.weights import Choice
+from sage_grpo.folder.journal import read_events, read_rows
+from sage_grpo.folder.saved import Choice
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.checkpoint import CheckpointError, continuing, read_meta

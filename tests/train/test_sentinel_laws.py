@@ -16,7 +16,7 @@ from test_parts import evaluation, judged_by, rows_of, two
 from trainer_helpers import same, weights_of
 from watching import clips, healthy_row, names
 
-from sage_grpo.folder.diary import read_events
+from sage_grpo.folder.journal import read_events
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.evidence import by_prompt, change, weighted
 from sage_grpo.sentinel.parts import RewardParts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.commands.train import run
-from sage_grpo.folder.diary import read_events
+from sage_grpo.folder.journal import read_events
 from sage_grpo.training.config import EvalConfig
 
 

@@ -42,8 +42,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Export."""
-    from sage_grpo.folder.settings import read_config
-    from sage_grpo.folder.weights import find_checkpoint, refuse_own
+    from sage_grpo.folder.saved import find_checkpoint, read_config, refuse_own
     from sage_grpo.training.state import load_weights
 
     _check_push(options)

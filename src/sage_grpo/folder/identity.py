@@ -7,21 +7,29 @@ refused unless `allow_changes` names it. Fields that affect something else (wher
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from sage_grpo.configure import ConfigError, leaves
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.effects import MEANING, affects
-from sage_grpo.folder.prints import Fingerprinted, of_object, of_weights, stable
 from sage_grpo.hints import did_you_mean
+from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_index, resolve
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.named import PREFIX
+from sage_grpo.parallel import checkpoint
+from sage_grpo.rewards.functions import FunctionReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import Given, load_sources
@@ -37,24 +45,32 @@ CONTENT = {
 """What has a fingerprint: its name in `allow_changes` and what it is."""
 OUTSIDE = ("commands", "recipes", "report", "lab", "api.py", "cli.py", "__init__.py", "__main__.py", "inspector.py")
 """Parts of the package that a run does not compute with."""
+SAMPLE = 1024
+"""Numbers of a frozen tensor that go into its fingerprint."""
+LIBRARIES = ("builtins", "abc", "typing", "torch", "sage_grpo")
+"""Classes from here are not a user's code; versions of the package have a fingerprint of their own."""
+FINISHED = ".finished"
+"""Holds the iteration whose weights are in final/: written last, so that a run that was killed before is not taken for done."""
 
 
-def identify(config: TrainConfig, own: Given | None = None) -> dict[str, str]:
+def identify(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
     """Fingerprints of everything that the configuration only names, and of what a program hands over in its place."""
-    own = own or Given()
-    prompts, held_out = load_sources(config, own)
+    given = given or Given()
+    prompts, held_out = load_sources(config, given)
     return {
         "prompts": _of_prompts(prompts),
         "eval_prompts": _of_prompts(held_out),
-        "weights": of_base(config.model) if own.model is None else of_weights(own.model),
+        "weights": of_base(config.model) if given.model is None else of_weights(given.model),
         "code": of_code(),
-        "plugins": _of_plugins(config, own),
+        "plugins": _of_plugins(config, given),
     }
 
 
-def unsure(own: Given) -> list[str]:
+def unsure(given: Given) -> list[str]:
     """What a continued run cannot know about the objects that it is handed, for people."""
-    names = [name.removeprefix(PREFIX) for name, reward in own.rewards.items() if not isinstance(reward, Fingerprinted)]
+    names = [
+        name.removeprefix(PREFIX) for name, reward in given.rewards.items() if not isinstance(reward, Fingerprinted)
+    ]
     if not names:
         return []
     return [
@@ -160,7 +176,7 @@ def of_code() -> str:
     return f"{__version__}/{sha.hexdigest()}"
 
 
-def _of_plugins(config: TrainConfig, own: Given) -> str:
+def _of_plugins(config: TrainConfig, given: Given) -> str:
     names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
     names += [config.model.family] if config.model.family and "." in config.model.family else []
     names += [config.kernel.name.partition(":")[0]] if ":" in config.kernel.name else []
@@ -168,8 +184,8 @@ def _of_plugins(config: TrainConfig, own: Given) -> str:
     for name in sorted(set(names)):
         file = _source(name)
         sha.update(name.encode() + (b"" if file is None else file.read_bytes()))
-    objects: list[tuple[str | None, Any]] = [*own.rewards.items()]
-    objects += [] if own.model is None else [(config.model.family, own.model)]
+    objects: list[tuple[str | None, Any]] = [*given.rewards.items()]
+    objects += [] if given.model is None else [(config.model.family, given.model)]
     for called, thing in objects:
         sha.update(f"{called} {of_object(thing)}".encode())
     return sha.hexdigest()
@@ -182,3 +198,139 @@ def _source(module: str) -> Path | None:
     except (ImportError, ValueError):
         return None
     return None if spec is None or spec.origin is None or not Path(spec.origin).is_file() else Path(spec.origin)
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A reward or a model that knows what makes it the same: weights, settings, versions."""
+
+    def fingerprint(self) -> str:
+        """Equal for equal objects, in any process."""
+        ...
+
+
+def of_object(thing: object) -> str:
+    """An object's own fingerprint, or that of its code: what it does, not where it stands.
+
+    The code's does not reach what it refers to: globals, closures, attributes.
+    """
+    if isinstance(thing, Fingerprinted):
+        return thing.fingerprint()
+    target = thing.function if isinstance(thing, FunctionReward) else thing
+    sha = hashlib.sha256()
+    for text in _code(target):
+        sha.update(text.encode())
+    return sha.hexdigest()
+
+
+def of_weights(model: VelocityModel) -> str:
+    """Fingerprint of a model's weights: all names and shapes, and numbers of what is not trained.
+
+    What is trained is in the checkpoint, which replaces it.
+    """
+    sha = hashlib.sha256()
+    trained = {id(parameter) for parameter in model.trainable().values()}
+    for module in (model.network, *model.others):
+        for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
+            sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            if id(tensor) not in trained and tensor.numel():
+                flat = tensor.detach().flatten()
+                some = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to("cpu", torch.float64)
+                sha.update(some.contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def stable(value: Any) -> str:
+    """A text that is the same in every process; of objects that are not plain data only the type."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{stable(key)}: {stable(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(stable, value)) + "]"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(stable, value))) + "}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    return f"<{type(value).__qualname__}>"
+
+
+def _code(target: Any) -> Iterator[str]:
+    if isinstance(target, CodeType):
+        yield f"{target.co_code.hex()} {target.co_names} {target.co_varnames}"
+        for constant in target.co_consts:
+            yield from _code(constant) if isinstance(constant, CodeType) else (stable(constant),)
+    elif inspect.isfunction(target) or inspect.ismethod(target):
+        yield from _code(inspect.unwrap(target).__code__)
+        function = target.__func__ if inspect.ismethod(target) else target
+        yield stable([function.__defaults__, function.__kwdefaults__])
+    elif inspect.isclass(target):
+        for kind in target.__mro__:
+            if kind.__module__.partition(".")[0] not in LIBRARIES:
+                yield from _members(kind)
+    elif isinstance(target, functools.partial):
+        yield from _code(target.func)
+        yield stable([target.args, target.keywords])
+    elif not inspect.isroutine(target):
+        yield from _code(type(target))
+
+
+def _members(kind: type) -> Iterator[str]:
+    """Methods, and constants of the class; its docstring and line number change without any change of meaning."""
+    for name, member in sorted(vars(kind).items()):
+        if isinstance(member, (staticmethod, classmethod)):
+            member = member.__func__
+        functions = [member.fget, member.fset] if isinstance(member, property) else [member]
+        for function in functions:
+            if inspect.isfunction(function):
+                yield name
+                yield from _code(function)
+        if not name.startswith("__") and isinstance(member, (int, float, str, bytes, tuple, list, dict)):
+            yield f"{name} {stable(member)}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run finds in its folder."""
+
+    checkpoint: str
+    """Name of the checkpoint that it continues from; empty for none."""
+    identity: dict[str, str]
+    """Fingerprints of what it trains on."""
+    changed: list[str]
+    """Harmless or allowed changes since then."""
+    notes: list[str]
+    finished: int | None
+    """The iteration at which it is already done."""
+
+
+def find_run(config: TrainConfig, given: Given, out: Path) -> Found:
+    """What is in the folder and whether this run may continue it; refuses before anything heavy is loaded."""
+    check_names(config.allow_changes)
+    root, mode = out / "checkpoints", config.resume
+    if mode == "never" and root.is_dir() and any(root.iterdir()):
+        raise ValueError(
+            f"{out} holds checkpoints of another run. Choose another `out`, or resume: auto to continue it."
+        )
+    notes = checkpoint.recover(root)
+    folder = checkpoint.newest_good(root)
+    if folder is None and checkpoint.folders(root):
+        # Starting anew would overwrite the metrics of a run whose checkpoints someone may still be able to repair.
+        raise checkpoint.CheckpointError(
+            f"{root} has checkpoints, but every checkpoint there is damaged (see the warnings). Restore one from a copy, or "
+            "choose another `out` to start anew."
+        )
+    if mode == "must" and folder is None:
+        raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
+    prints = identify(config, given)
+    found = Found("", prints, [], notes, None)
+    if folder is not None:
+        meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
+        changed = check(config, prints, meta, out)
+        notes += unsure(given)
+        done = int(meta["iteration"]) if int(meta["iteration"]) >= config.iterations and _is_final(out, meta) else None
+        found = replace(found, checkpoint=folder.name, changed=changed, finished=done)
+    return found
+
+
+def _is_final(out: Path, meta: dict[str, Any]) -> bool:
+    marker = out / FINISHED
+    return (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(meta["iteration"])

@@ -1,7 +1,10 @@
-"""metrics.jsonl: one row per iteration, and one per evaluation. The truth; loggers are views of it.
+"""The rows that a run writes: its figures, and what happened to it.
 
-Every checkpoint carries a copy of the rows up to its moment, under its checksum. A run that continues compares: a file
+metrics.jsonl has one row per iteration, and one per evaluation. It is the truth; loggers are views of it. Every checkpoint carries a copy of the rows up to its moment, under its checksum. A run that continues compares: a file
 that begins with those rows is whole, and what follows them is computed again; any other is moved aside and written anew.
+
+events.jsonl is for people: starts, resumes, failed rewards, stops, interventions. Rows are only ever added, also by a run that continues from an
+earlier checkpoint: what is computed again was done twice.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +22,9 @@ from typing import Any
 from sage_grpo.documents import is_number, parse_json, shown
 from sage_grpo.inside import replacing
 
-NAME = "metrics.jsonl"
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+LONGEST = 2000
+"""Characters of an event's text; a reward's traceback does not belong here."""
 
 
 class Journal:
@@ -150,3 +156,30 @@ def _count(rows: list[dict[str, Any]]) -> str:
 def _number(value: float) -> float | None:
     """JSON has no NaN."""
     return float(value) if math.isfinite(value) else None
+
+
+def note(out: Path, kind: str, iteration: int, text: str) -> None:
+    """Add an event. `kind` is one word: start, resume, failed, best, stop, finish, diverged, sentinel."""
+    row = {"time": round(time.time(), 3), "kind": kind, "iteration": iteration, "text": text[:LONGEST]}
+    with (out / EVENTS).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def read_events(out: Path) -> list[dict[str, Any]]:
+    """All events in order; a line that a kill cut short is left out."""
+    file, rows = out / EVENTS, []
+    for line in file.read_bytes().splitlines() if file.is_file() else []:
+        try:
+            row = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and is_number(row.get("iteration")) and isinstance(row.get("kind"), str):
+            rows.append(
+                {
+                    "time": row.get("time") if is_number(row.get("time")) else None,
+                    "kind": row["kind"],
+                    "iteration": int(row["iteration"]),
+                    "text": str(row.get("text", "")),
+                }
+            )
+    return rows

@@ -1,4 +1,4 @@
-"""One process at a time works in the folder of a run."""
+"""One run at a time works in a folder, and what its main process finds out there all processes know."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.documents import parse_json
-from sage_grpo.inside import NO_LINKS
+from sage_grpo.inside import NO_LINKS, check
 from sage_grpo.parallel.heartbeat import own_place
+from sage_grpo.parallel.world import World
 
 try:
     import fcntl
@@ -164,3 +166,47 @@ def _owner(stream: IO[str]) -> dict[str, Any]:
     except ValueError:
         return {"place": "?"}  # half written: watch it
     return owner if isinstance(owner, dict) else {"place": "?"}
+
+
+ENTRIES = (
+    "config.yaml", "schedule.json", "metrics.jsonl", ".metrics.jsonl.partial", "events.jsonl", ".finished", "checkpoints", "final", "best", "videos",
+    "tensorboard", "profile", "report.html", "report_clips", "before_after",
+)  # fmt: skip
+"""What a run writes into its folder. None of it may lead out: the folder may be somebody else's, whose links would decide what is overwritten."""
+
+
+@contextmanager
+def owned(out: Path, world: World) -> Iterator[None]:
+    """The run's folder, for this run alone."""
+    lock = FolderLock(out)
+
+    def acquire() -> str:
+        lock.acquire()
+        try:
+            check(out, ENTRIES)
+        except ValueError:
+            lock.release()
+            raise
+        return ""
+
+    by_main(world, acquire)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def by_main(world: World, answer: Callable[[], str]) -> str:
+    """What the main process found out, on all; what it refuses is refused by all."""
+    said, refused = "", None
+    if world.is_main:
+        try:
+            said = f"={answer()}"
+        except (ValueError, FileNotFoundError) as error:
+            said, refused = f"!{error}", error
+    said = world.from_main(said)
+    if refused is not None:
+        raise refused
+    if said.startswith("!"):
+        raise ConfigError(said[1:])
+    return said[1:]

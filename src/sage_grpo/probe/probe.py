@@ -20,7 +20,7 @@ from sage_grpo.flow.kernels import unfit_eta
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.folder.weights import Choice
+from sage_grpo.folder.saved import Choice
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel.world import World

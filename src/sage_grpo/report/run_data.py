@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.documents import DocumentError, demand, is_number, read_json, shown
-from sage_grpo.folder.diary import read_events
-from sage_grpo.folder.journal import read_rows
+from sage_grpo.folder.journal import read_events, read_rows
 from sage_grpo.inside import inside
 from sage_grpo.secrecy import hide_inside
 

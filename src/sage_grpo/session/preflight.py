@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.folder.prints import stable
+from sage_grpo.folder.identity import stable
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths

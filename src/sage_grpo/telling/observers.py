@@ -1,4 +1,4 @@
-"""Who watches a run of `sage-grpo train`: its journal and loggers, the terminal, the diary, videos, the best weights, a profile, callbacks.
+"""Who watches a run of `sage-grpo train`: its journal and loggers, the terminal, events.jsonl, videos, the best weights, a profile, callbacks.
 
 They stand in this order (`observers_of`), so that what one adds to a row the next ones see. A run can do without most of them: what fails is
 named, and the run goes on.
@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sage_grpo.folder import diary, journal
+from sage_grpo.folder import journal
 from sage_grpo.parallel import checkpoint
 from sage_grpo.telling import profiler
 from sage_grpo.telling.events import (
@@ -35,10 +35,10 @@ from sage_grpo.training.trainer import Trainer
 
 
 def note(trainer: Trainer, kind: str, text: str) -> None:
-    """Write an event into the run's diary; a run can do without."""
+    """Write an event into the run's events.jsonl; a run can do without."""
     out = Path(trainer.config.out)
     if trainer.world.is_main:
-        attempt(f"Writing to {out / diary.NAME}", lambda: diary.note(out, kind, trainer.state.iteration, text))
+        attempt(f"Writing to {out / journal.EVENTS}", lambda: journal.note(out, kind, trainer.state.iteration, text))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Numbers(Observer):
 
 @dataclass(frozen=True)
 class Words(Observer):
-    """The terminal, and the diary (events.jsonl)."""
+    """The terminal, and events.jsonl."""
 
     trainer: Trainer
     terminal: Terminal
@@ -249,7 +249,7 @@ class Checkpoints:
 
     def save(self, *, needed: bool) -> Path:
         """Write a checkpoint, and delete those that are too many."""
-        folder = self.trainer.save(self.root, {"identity": self.identity}, {journal.NAME: self.metrics.rows})
+        folder = self.trainer.save(self.root, {"identity": self.identity}, {journal.METRICS: self.metrics.rows})
         self.prune()
         return folder
 

@@ -1,13 +1,80 @@
-"""A model with any of the weights that a run has left in its folder."""
+"""What a run has left in its folder, which may come from somebody else: its configuration, and a model with any of its weights."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from sage_grpo.configure import ConfigError, parse, read_yaml
+from sage_grpo.hints import groups
 from sage_grpo.inside import inside, whole
+from sage_grpo.models.spec import FAMILIES
+from sage_grpo.named import is_object
 from sage_grpo.ranges import Natural
+from sage_grpo.rewards.spec import BUILT_IN
+from sage_grpo.secrecy import hide
+from sage_grpo.training.config import TrainConfig
+
+
+def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> TrainConfig:
+    """The configuration that a run was started with.
+
+    A folder may come from somebody else: it does not decide which code runs here, nor where data and tokens are sent, unless
+    `trust` says so. `rewards` is whether the caller will load the run's rewards too.
+    """
+    file = inside(run, "config.yaml")
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
+        )
+    _check_sections(file)
+    config = parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
+    foreign = [] if trust else _foreign(config, rewards=rewards)
+    if foreign:
+        raise ValueError(
+            f"{file} names {' and '.join(foreign)}. A run's folder does not decide what runs on this machine: if the run is yours, "
+            "or you know what this does, add --trust_run true."
+        )
+    # Nor where files are written: encoded prompts go to the user's own cache, unless the command line says --model.cache.
+    if config.model.cache not in (None, "auto"):
+        warnings.warn(
+            f"{file}: model.cache {config.model.cache} is not used; encoded prompts are kept in your own cache folder. --model.cache names another.",
+            stacklevel=2,
+        )
+        config = replace(config, model=replace(config.model, cache="auto"))
+    return config
+
+
+def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
+    """What a configuration would load that the package does not carry, and servers that it would send clips and a token to."""
+    found = []
+    family = config.model.family
+    if family is not None and family not in FAMILIES and not is_object(family):  # objects are refused by who needs them
+        found.append(f"the code {config.model.family} (model.family)")
+    if ":" in config.kernel.name:
+        found.append(f"the code {config.kernel.name} (kernel.name)")
+    for spec in config.rewards if rewards else []:
+        if spec.name == "remote":
+            found.append(hide(f"the reward server {spec.options.get('urls')}"))
+        elif spec.name == "vlm_judge":
+            found.append(hide(f"the judge at {spec.options.get('url')}"))
+        elif spec.name not in BUILT_IN and not is_object(spec.name):
+            found.append(f"the code {spec.name} (rewards)")
+    return found
+
+
+def _check_sections(file: Path) -> None:
+    """A run writes its whole configuration into one file; the parser would also open others that are named in it."""
+    content = read_yaml(file)
+    for section in groups(TrainConfig):
+        value: Any = content
+        for part in section.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, dict | None):
+            raise ConfigError(f"{file}: {section} must be a group of options, got {str(value)[:100]!r}.")
+
 
 if TYPE_CHECKING:
     from sage_grpo.models.base import VelocityModel
@@ -69,7 +136,7 @@ class Choice:
         """The weights before training."""
         return Choice(run=self.run, weights=None if self.run is None else "base")
 
-    def find(self, spec: ModelSpec) -> Found:
+    def find(self, spec: ModelSpec) -> Weights:
         """Where these weights are; everything that can be refused without loading a model is refused here."""
         self._check(spec)
         if self.lora is not None and Path(self.lora).is_dir():
@@ -77,21 +144,21 @@ class Choice:
 
             read_header(self.lora)
         if self.lora is not None:  # it takes the place of the adapter that the run trained
-            return Found(spec if self.run is None else replace(spec, lora=None, train=False), lora=self.lora)
+            return Weights(spec if self.run is None else replace(spec, lora=None, train=False), lora=self.lora)
         if self.run is None or self.weights == "base":
-            return Found(spec)
+            return Weights(spec)
         run = Path(self.run)
         if self.checkpoint is not None:
-            return Found(spec, checkpoint=find_checkpoint(run, self.checkpoint), ema=self.ema)
+            return Weights(spec, checkpoint=find_checkpoint(run, self.checkpoint), ema=self.ema)
         if not _numbers(run):
-            return Found(self._exported(spec, run, "it has no checkpoint"), exported=True)
+            return Weights(self._exported(spec, run, "it has no checkpoint"), exported=True)
         newest = find_checkpoint(run)
         number, ending = self._number(newest)
         if number == int(newest.name):
-            return Found(spec, checkpoint=newest, ema=self.ema)
+            return Weights(spec, checkpoint=newest, ema=self.ema)
         if number in _numbers(run):
-            return Found(spec, checkpoint=find_checkpoint(run, number), ema=self.ema)
-        return Found(self._exported(spec, run, ending), exported=True)
+            return Weights(spec, checkpoint=find_checkpoint(run, number), ema=self.ema)
+        return Weights(self._exported(spec, run, ending), exported=True)
 
     def _number(self, newest: Path) -> tuple[int, str]:
         """The iteration of the weights by name, and what the newest checkpoint knows about where the run stands."""
@@ -142,7 +209,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class Weights:
     """A model and the place of its weights."""
 
     spec: ModelSpec
