@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -11,7 +12,7 @@ import toy_rewards
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import Failure, FailureReport, RewardFailure, check_failures, describe_failures
-from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import VideoSpec
 
 FPS = 8.0
@@ -153,3 +154,26 @@ def test_the_limit_of_failures_is_the_one_that_was_given():
         with pytest.raises(RewardFailure, match=r"None of 8 clips could be scored\.\nwhy\n") as stopped:
             check_failures(8, 8, limit, "why")
         assert "fraction" not in str(stopped.value)
+
+
+def _line_of(function: object, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+def test_what_a_users_reward_raises_names_its_file_line_and_source() -> None:
+    report = CompositeReward([RewardSpec(name="toy_rewards:lost_in_torch")]).score(clips(2), ["a", "b"], 8.0)[1]
+    line = _line_of(toy_rewards.lost_in_torch, "torch.stack")
+    for failure in report.failures:  # torch's own frames are not the place to look at
+        assert f"{toy_rewards.__file__}, line {line}: return torch.stack([torch.zeros(2)" in failure.reason
+
+
+def test_a_wrong_return_names_the_function_that_gave_it() -> None:
+    report = CompositeReward([RewardSpec(name="toy_rewards:too_few")]).score(clips(2), ["a", "b"], 8.0)[1]
+    assert f"({toy_rewards.__file__}, line {_line_of(toy_rewards.too_few, 'def ')})" in report.failures[0].reason
+
+
+def test_a_users_class_that_cannot_be_set_up_names_the_line() -> None:
+    line = _line_of(toy_rewards.NeedsAFile, "raise")
+    with pytest.raises(RewardConfigError, match=rf"cannot be set up: OSError: .*toy_rewards.py, line {line}: raise"):
+        load_reward(RewardSpec(name="toy_rewards:NeedsAFile"))

@@ -264,3 +264,20 @@ class Picky:
         if videos.shape[1] != self.frames:
             raise ValueError(f"needs {self.frames} frames")
         return {"picky": videos.float().std(dim=(1, 2, 3, 4))}
+
+
+def lost_in_torch(videos, prompts, fps):
+    """Raises inside torch, because of a line of its own."""
+    return torch.stack([torch.zeros(2), torch.zeros(3)])
+
+
+class NeedsAFile:
+    """Cannot be set up here."""
+
+    names = ("file",)
+
+    def __init__(self):
+        raise OSError("there is no such file")
+
+    def __call__(self, videos, prompts, fps):
+        return {"file": torch.zeros(len(prompts))}

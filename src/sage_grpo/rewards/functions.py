@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +38,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for a misspelt name: the nearest known one, and the whole list."""
     known = sorted(known)
     return f"{did_you_mean(name, known, 0.4)} Known: {', '.join(known) or '(none)'}."
+
+
+def where_raised(error: BaseException) -> str:
+    """File, line and source line of the user's code in which an exception came up: the last place that is neither ours nor a library's."""
+    ours, *libraries = str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    own = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
+    if not frames:
+        return ""
+    frame = own[-1] if own else frames[0]  # a reward that is installed is where we left our own code
+    return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
 
 
 def finish(result: Any) -> Any:

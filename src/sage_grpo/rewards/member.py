@@ -23,6 +23,7 @@ from sage_grpo.rewards.functions import (
     check_return,
     finish,
     nearest,
+    where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.types import PartScores, Reward
@@ -139,10 +140,11 @@ class Member:
         self.weights = _weights(spec, reward, require_weights=require_weights)
         self.device = check_device(spec) or device
         function = reward.function if isinstance(reward, FunctionReward) else type(reward).__call__
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        self._defined = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
         asynchronous = inspect.iscoroutinefunction(function)
         self._takes_metadata = "metadata" in inspect.signature(reward.__call__).parameters
-        # code that is not ours may write through numpy, which nothing notices: it gets a copy of its own
-        self._copies = ":" in spec.name
+        self._is_users = ":" in spec.name
         facts = facts_of(spec.name)
         self.asks_others = facts is not None and bool(facts.network)
         self._isolates = not (self.asks_others or asynchronous)
@@ -215,8 +217,8 @@ class Member:
         try:
             videos = clips.videos[chunk.start : chunk.stop]
             own = videos.to(self.device)
-            if self._copies and own.device == videos.device:
-                own = own.clone()
+            if self._is_users and own.device == videos.device:
+                own = own.clone()  # users' code may write through numpy, which nothing notices
             version = own._version
             extra = (
                 {"metadata": copy.deepcopy([dict(clips.metadata[i]) for i in chunk])} if self._takes_metadata else {}
@@ -234,7 +236,9 @@ class Member:
         """Keep one call's scores, and a Failure for every clip that has none."""
         about = partial(Failure, self.spec.title)
         if isinstance(result, Exception):
-            reason = str(result) if isinstance(result, BadReturn) else f"{type(result).__name__}: {result}"
+            reason = str(result) if isinstance(result, BadReturn) else f"{type(result).__name__}: {str(result)[:300]}"
+            if self._is_users:
+                reason += self._defined if isinstance(result, BadReturn) else where_raised(result)
             reason += f" (in a call of {len(chunk)} clips)" if len(chunk) > 1 else ""
             outcome.failures += [about(index, clips.prompts[index], reason, raised=True) for index in chunk]
             return

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
-from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest
+from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest, where_raised
 from sage_grpo.types import Reward, RewardFacts
 
 BUILT_IN: Mapping[str, str] = {
@@ -156,7 +156,16 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
         variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if parameter.default is parameter.empty and not variable and name not in options:
             raise RewardConfigError(f"Reward {spec.name!r} needs the option {name!r}.")
-    reward = target(**options)
+    try:
+        reward = target(**options)
+    except RewardConfigError:
+        raise
+    except Exception as error:  # users' code may raise anything
+        if ":" not in spec.name:
+            raise
+        raise RewardConfigError(
+            f"Reward {spec.name!r} cannot be set up: {type(error).__name__}: {error}{where_raised(error)}"
+        ) from error
     if not isinstance(reward, Reward):
         raise RewardConfigError(
             f"{spec.name!r} is no reward: it needs `names` and __call__(videos, prompts, fps); see docs/rewards.md."
