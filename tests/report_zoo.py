@@ -13,7 +13,7 @@ import yaml
 
 from sage_grpo.folder import identity, journal
 from sage_grpo.recipes import recipe
-from sage_grpo.telling.samples import Samples
+from sage_grpo.telling.observers import Samples
 
 PROMPTS = (
     "a red circle moves left",

@@ -18,7 +18,7 @@ import torch
 import needs
 from sage_grpo.folder.journal import Journal, read_rows
 from sage_grpo.telling.metrics import Metrics, ShownClips, TensorBoard
-from sage_grpo.telling.samples import Samples
+from sage_grpo.telling.observers import Samples
 from sage_grpo.training.config import LogConfig
 
 

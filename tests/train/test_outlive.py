@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trainer_toys
 
-import sage_grpo.telling.samples as samples_module
+import sage_grpo.telling.observers as samples_module
 from sage_grpo.folder.journal import read_rows
 from sage_grpo.session import run as train
 from sage_grpo.telling.metrics import TensorBoard

@@ -13,9 +13,8 @@ import torch
 from torch.profiler import profile
 
 from sage_grpo.session import run as train
-from sage_grpo.telling.clock import Clock
+from sage_grpo.telling.clock import Clock, Recorder
 from sage_grpo.telling.observers import Profile
-from sage_grpo.telling.profiler import Recorder
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.update import Diverged
 

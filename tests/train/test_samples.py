@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo.telling.samples import Samples
+from sage_grpo.telling.observers import Samples
 
 
 def clips(count: int, seed: int) -> torch.Tensor:

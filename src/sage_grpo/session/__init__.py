@@ -24,8 +24,7 @@ from sage_grpo.session.preflight import preflight
 from sage_grpo.telling.clock import Clock
 from sage_grpo.telling.events import Ended, Hooks, StopRequest
 from sage_grpo.telling.metrics import Metrics
-from sage_grpo.telling.observers import Checkpoints, export, note, observers_of
-from sage_grpo.telling.samples import Samples
+from sage_grpo.telling.observers import Checkpoints, Samples, export, note, observers_of
 from sage_grpo.telling.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import Given, build

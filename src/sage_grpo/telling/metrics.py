@@ -57,7 +57,7 @@ class Sink(Protocol):
         ...
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Scalars, and clips as animated pictures (its own video summary needs another package).
 
     Written here and now, not by the usual writer: that one writes from a thread, and when the disk is full it fails later
@@ -70,14 +70,12 @@ class TensorBoard:
         self._stream: IO[bytes] | None = None
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log scalars."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._put(step=iteration, summary=Summary(value=values))
 
     def show(self, iteration: int, clips: ShownClips) -> None:
-        """Log clips side by side as one animation."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         strip = torch.cat(list(clips.pixels), dim=2)
@@ -119,19 +117,18 @@ class TensorBoard:
         return f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
 
     def close(self) -> None:
-        """Close the file."""
         if self._stream is not None:
             self._stream.close()
 
 
-class Wandb:
+class Wandb(Sink):
     """Weights & Biases; offline where there is no key to log in with, or no way there."""
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
         self._wandb = wandb
-        start: dict[str, Any] = {"project": project, "dir": str(folder), "config": dict(config), "id": _run_id(folder)}
+        start: dict[str, Any] = {"project": project, "dir": str(folder), "config": dict(config), "id": folder.name}
         try:
             # With nobody to ask for a key it says that there is none.
             with open(os.devnull) as nobody, _stdin(nobody):
@@ -145,7 +142,6 @@ class Wandb:
             self._run = wandb.init(**start, mode="offline")
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log scalars."""
         self._run.log({**metrics, "iteration": iteration})
 
     def show(self, iteration: int, clips: ShownClips) -> None:
@@ -156,28 +152,25 @@ class Wandb:
             self._run.log({clips.name: videos, "iteration": iteration})
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
-class Trackio:
+class Trackio(Sink):
     """trackio, the local-first tracker."""
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
         import trackio
 
         self._trackio = trackio
-        trackio.init(project=project, name=_run_id(folder), config=dict(config), resume="allow")
+        trackio.init(project=project, name=folder.name, config=dict(config), resume="allow")
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log scalars."""
         self._trackio.log(dict(metrics), step=iteration)
 
     def show(self, iteration: int, clips: ShownClips) -> None:
         """Videos stay in the run's folder."""
 
     def close(self) -> None:
-        """Finish the run."""
         self._trackio.finish()  # type: ignore[no-untyped-call]
 
 
@@ -207,12 +200,14 @@ class Metrics:
         if log.tensorboard:
             # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
             sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
-        if log.wandb is not None:
-            sinks += _optional("wandb", lambda: Wandb(log.wandb or "", out, config))
-        if log.trackio is not None:
-            sinks += _optional("trackio", lambda: Trackio(log.trackio or "", out, config))
-        for path in log.sinks:
-            sinks += _started(path, partial(find_sink(path), out, config))
+        starts: dict[str, Callable[[], Sink]] = {}
+        for extra, kind, project in (("wandb", Wandb, log.wandb), ("trackio", Trackio, log.trackio)):
+            if project is not None:
+                _check_installed(extra)
+                starts[extra] = partial(kind, project, out, config)
+        starts |= {path: partial(find_sink(path), out, config) for path in log.sinks}
+        for name, start in starts.items():
+            attempt(f"Starting {name}", lambda start=start: sinks.append(start()))  # type: ignore[misc]
         return cls(sinks, journal)
 
     @property
@@ -259,10 +254,6 @@ def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
     return stream.getvalue()
 
 
-def _run_id(folder: Path) -> str:
-    return folder.name
-
-
 @contextmanager
 def _stdin(stream: IO[str]) -> Iterator[None]:
     before, sys.stdin = sys.stdin, stream
@@ -272,15 +263,14 @@ def _stdin(stream: IO[str]) -> Iterator[None]:
         sys.stdin = before
 
 
-def _optional(extra: str, build: Callable[[], Sink]) -> list[Sink]:
-    """A tracker that was asked for: it must be installed, but a run does not need it to work."""
+def _check_installed(extra: str) -> None:
+    """A tracker that was asked for must be installed, but a run does not need it to work."""
     try:
         import_module(extra)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
         ) from error
-    return _started(extra, build)
 
 
 def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
@@ -292,9 +282,3 @@ def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
             f"log.sinks {path!r} is not a sink: it must be a class with the methods write, show and close; see docs/extending.md."
         )
     return kind
-
-
-def _started(name: str, build: Callable[[], Sink]) -> list[Sink]:
-    built: list[Sink] = []
-    attempt(f"Starting {name}", lambda: built.append(build()))
-    return built

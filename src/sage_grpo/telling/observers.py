@@ -6,7 +6,9 @@ named, and the run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sage_grpo.folder import journal
+from sage_grpo.inside import replace_text
 from sage_grpo.parallel import checkpoint
-from sage_grpo.telling import profiler
+from sage_grpo.telling.clock import FOLDER, Recorder
 from sage_grpo.telling.events import (
     CallbackFailed,
     CheckpointEvent,
@@ -27,11 +30,62 @@ from sage_grpo.telling.events import (
     SentinelEvent,
 )
 from sage_grpo.telling.metrics import Metrics, ShownClips, attempt
-from sage_grpo.telling.profiler import Recorder
-from sage_grpo.telling.samples import Samples
 from sage_grpo.telling.terminal import Terminal
-from sage_grpo.training.loop import Evaluated, Observer
+from sage_grpo.training.loop import Evaluated, Observer, Saver
 from sage_grpo.training.trainer import Trainer
+from sage_grpo.video import write_mp4
+
+WRITTEN = re.compile(r"(rollout|heldout)-\d{6,}(-\d{2,}\.mp4|\.txt|\.json)")
+"""Names of the files that a run keeps here."""
+
+
+class Samples:
+    """Writes mp4 files under a folder and deletes the oldest ones when they outgrow the budget."""
+
+    def __init__(self, folder: Path, *, megabytes: float) -> None:
+        self.folder, self.budget = folder, megabytes * 1e6
+
+    def save(
+        self, name: str, clips: Tensor, captions: Sequence[str], fps: float, rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Path]:
+        """Write clips as <name>-<index>.mp4 with their prompts in <name>.txt; returns the clips' files.
+
+        `rows` (see `Evaluation.rows`) go into <name>.json, from which a report pairs clips and scores of several evaluations.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files = [self.folder / f"{name}-{index:02d}.mp4" for index in range(len(clips))]
+        for file, clip in zip(files, clips):
+            write_mp4(file, clip, fps)
+        text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # a line for each, whatever is in it
+        replace_text(self.folder / f"{name}.txt", text)
+        if rows:
+            index = json.dumps(_index(files, clips, fps, rows), ensure_ascii=False)
+            replace_text(self.folder / f"{name}.json", index)
+        self.prune()
+        return files
+
+    def prune(self) -> None:
+        """Delete files until the rest fits the budget; files of other people stay, and do not count.
+
+        The oldest go first, rollouts before held-out clips; last the clips before training, with which all others are compared.
+        """
+        own = [file for file in self.folder.iterdir() if WRITTEN.fullmatch(file.name) and file.is_file()]
+        files = sorted(own, key=lambda file: (_worth(file.name), file.stat().st_mtime_ns, file.name))
+        total = sum(file.stat().st_size for file in files)
+        while files and total > self.budget:
+            oldest = files.pop(0)
+            total -= oldest.stat().st_size
+            oldest.unlink()
+
+
+def _worth(name: str) -> int:
+    return 2 if name.startswith("heldout-000000") else int(name.startswith("heldout"))
+
+
+def _index(files: list[Path], clips: Tensor, fps: float, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    _, frames, height, width, _ = clips.shape
+    named = [{**row, "clip": None if row["clip"] is None else files[row["clip"]].name} for row in rows]
+    return {"fps": fps, "frames": frames, "height": height, "width": width, "rows": named}
 
 
 def note(trainer: Trainer, kind: str, text: str) -> None:
@@ -49,11 +103,9 @@ class Numbers(Observer):
     metrics: Metrics
 
     def after(self, row: dict[str, float]) -> None:
-        """A row for the iteration."""
         self.metrics.write(self.trainer.state.iteration, row)
 
     def evaluated(self, found: Evaluated) -> None:
-        """A row for the evaluation."""
         self.metrics.write(self.trainer.state.iteration, found.metrics)
 
 
@@ -65,24 +117,22 @@ class Words(Observer):
     terminal: Terminal
 
     def after(self, row: dict[str, float]) -> None:
-        """A line, and rewards that failed."""
         self.terminal.iteration(self.trainer.state.iteration, row)
         self._failed(self.trainer.failures)
 
     def evaluated(self, found: Evaluated) -> None:
-        """The held-out scores, and rewards that failed."""
         self.terminal.evaluation(self.trainer.state.iteration, found.result.metrics)
         self._failed(found.result.report)
 
     def told(self, event: SentinelEvent) -> None:
-        """What the sentinel says."""
         text = f"{event.name}: {event.text}" if event.action == "warn" else event.text
         self.terminal.say(f"sentinel: {text}", style="yellow")
         note(self.trainer, "sentinel", text)
 
     def _failed(self, report: str) -> None:
-        self.terminal.failures(report)
+        """Rewards that failed, below the limit at which a run stops."""
         if report:
+            self.terminal.say(report, style="yellow")
             note(self.trainer, "failed", report)
 
 
@@ -95,14 +145,12 @@ class Videos(Observer):
     metrics: Metrics
 
     def after(self, row: dict[str, float]) -> None:
-        """A few clips of some rollouts."""
         trainer, keep = self.trainer, self.trainer.config.keep
         number, last = trainer.state.iteration, trainer.state.iteration == trainer.config.iterations
         if trainer.world.is_main and keep.videos_every and (number % keep.videos_every == 0 or last):
             self._save(f"rollout-{number:06d}", trainer.videos[: keep.videos], trainer.captions[: keep.videos])
 
     def evaluated(self, found: Evaluated) -> None:
-        """The clips that the evaluation shows."""
         trainer, result, number = self.trainer, found.result, self.trainer.state.iteration
         if trainer.world.is_main and len(result.clips):
             files = self._save(f"heldout-{number:06d}", result.clips, result.captions, result.rows)
@@ -131,7 +179,6 @@ class Best(Observer):
     folder: Path
 
     def evaluated(self, found: Evaluated) -> None:
-        """Write the weights when no evaluation was better."""
         state, total = self.trainer.state, found.result.metrics["eval/total"]
         if not total > state.best.get("score", float("-inf")):
             return
@@ -163,7 +210,6 @@ class Profile(Observer):
     recorder: Recorder | None = None
 
     def during(self, number: int) -> AbstractContextManager[object]:
-        """Record where it is this iteration."""
         wanted = number == self.trainer.config.profile and self.trainer.world.is_main
         return self._recording() if wanted else nullcontext()
 
@@ -177,7 +223,6 @@ class Profile(Observer):
         self.recorder = recorder  # an iteration that diverged has no row for a table
 
     def after(self, row: dict[str, float]) -> None:
-        """Write the table of what was recorded."""
         if self.recorder is None:
             return
         recorder, self.recorder, number = self.recorder, None, self.trainer.state.iteration
@@ -197,25 +242,21 @@ class Callbacks(Observer):
     saver: Checkpoints
 
     def after(self, row: dict[str, float]) -> None:
-        """`on_iteration`."""
         trainer = self.trainer
         event = IterationEvent(trainer.state.iteration, row, trainer.videos, trainer.captions)
         self._call(self.hooks.iteration, event)
 
     def evaluated(self, found: Evaluated) -> None:
-        """`on_evaluation`."""
         result = found.result
         event = EvaluationEvent(self.trainer.state.iteration, result.metrics, result.clips, result.captions, found.best)
         self._call(self.hooks.evaluation, event)
 
     def saved(self, folder: Path) -> None:
-        """`on_checkpoint`."""
         trainer = self.trainer
         event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
         self._call(self.hooks.checkpoint, event)
 
     def told(self, event: SentinelEvent) -> None:
-        """`on_sentinel`."""
         self._call(self.hooks.sentinel, event)
 
     def _call(self, hook: Callable[[Any], object] | None, event: Any) -> None:
@@ -235,7 +276,7 @@ class Callbacks(Observer):
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class Checkpoints(Saver):
     """Saves the run: weights and everything else that it needs to go on, with the journal's rows until here."""
 
     trainer: Trainer
@@ -244,7 +285,6 @@ class Checkpoints:
     metrics: Metrics
 
     def due(self, number: int, *, last: bool, stopping: bool) -> bool:
-        """Every so many iterations, and at every end."""
         return last or stopping or number % self.trainer.config.keep.checkpoint_every == 0
 
     def save(self, *, needed: bool) -> Path:
@@ -277,7 +317,7 @@ def observers_of(
     """The observers of a run, in their order."""
     out = Path(trainer.config.out)
     return [
-        Profile(trainer, terminal, out / profiler.FOLDER),
+        Profile(trainer, terminal, out / FOLDER),
         Numbers(trainer, metrics),
         Words(trainer, terminal),
         Videos(trainer, samples, metrics),

@@ -160,11 +160,6 @@ class Terminal:
         parts = [f"{name} {fixed(shown[name], 3)}" for name in order]
         self.say("\n".join(lines_of([f"held-out after {number}", *parts])), style="bold")
 
-    def failures(self, report: str) -> None:
-        """Rewards that failed, below the limit at which a run stops."""
-        if report:
-            self.say(report, style="yellow")
-
 
 def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """An iteration in one line of a terminal; where figures are long, the least important ones go."""
