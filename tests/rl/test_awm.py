@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sage_grpo.rl.awm import ghuber_log_prob
+from sage_grpo.rl.matching import ghuber_log_prob
 from sage_grpo.rl.objective import ObjectiveSpec
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sage_grpo.flow.matching import Matching
-from sage_grpo.rl.nft import nft_loss, optimality
+from sage_grpo.rl.matching import nft_loss, optimality
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.surrogate import clipped_surrogate
 

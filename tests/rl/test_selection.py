@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from sage_grpo.rl.selection import best_and_worst
+from sage_grpo.rl.advantage import best_and_worst
 
 
 @pytest.mark.parametrize("count", [2, 4, 5, 8])

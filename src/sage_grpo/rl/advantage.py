@@ -1,8 +1,8 @@
-"""Group-relative advantages, with failed rollouts masked out rather than scored 0."""
+"""Group-relative advantages, with failed rollouts masked out rather than scored 0; and which clips of a group are worth training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -94,3 +94,17 @@ def _prepare(rewards: Tensor, groups: Tensor, valid: Tensor | None) -> tuple[Ten
 
 def _group_sum(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
     return torch.zeros(num_groups, dtype=values.dtype, device=values.device).index_add_(0, index, values)
+
+
+def best_and_worst(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[int]:
+    """Places of the `count` clips of a group with the largest and the smallest advantages, half each; of an odd number one more of the
+    best. (DanceGRPO's best-of-n)
+
+    Clips that are not valid are never among them; where no more are left than asked for, all of these are. Of equal clips the first
+    counts as the worse one, so that every rank chooses alike.
+    """
+    if count < 2:
+        raise ValueError(f"count must be at least 2, one of the best and one of the worst, got {count}.")
+    order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
+    worst = count // 2
+    return sorted({*order[:worst], *order[worst - count :]})

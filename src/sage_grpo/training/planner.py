@@ -20,9 +20,9 @@ from sage_grpo.flow.exploring import explore, left_out
 from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.matching import Matching
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.rl.advantage import best_and_worst
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.selection import best_and_worst
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Gauge, Group, Levels, Plan
 

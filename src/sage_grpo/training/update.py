@@ -14,8 +14,7 @@ from torch import Tensor
 from sage_grpo.gaussian import expanded
 from sage_grpo.models.policy import Step
 from sage_grpo.parallel.world import World
-from sage_grpo.rl.awm import ghuber_log_prob
-from sage_grpo.rl.nft import nft_loss, optimality
+from sage_grpo.rl.matching import ghuber_log_prob, nft_loss, optimality
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.surrogate import (
     SurrogateTerms,

@@ -1,6 +1,9 @@
-"""DiffusionNFT: flow matching with a positive and a negative velocity (arXiv 2509.16117)."""
+"""Losses of clips that are noised again: DiffusionNFT's positive and negative velocities (arXiv 2509.16117), and the weighting that the authors of
+advantage-weighted matching run (arXiv 2509.25050), by which large errors count less."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -47,3 +50,19 @@ def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:
     if weight == "adaptive":
         return sigma * square / rows.detach().abs().mean(1).clamp(min=SMALLEST)
     return sigma * square if weight == "sigma" else square
+
+
+POWER = 0.25
+"""The mean squared error is taken to this power, as in all of their released configurations."""
+TINY = 1e-10
+"""Added to the mean squared error: its root has no slope at 0."""
+
+
+def ghuber_log_prob(v: Tensor, target: Tensor, *, sigma: float) -> Tensor:
+    """log p = -(sigma / p) ((E + e)^p - e^p) per sample, with E the mean square of v - target over dimensions.
+
+    Its slope is sigma (E + e)^(p - 1) times that of -E: for p = 1 it is the weight sigma of the matching law. It is the density of no
+    Gaussian, so that a KL stays what it is for the weight 1, the mean square of the way between two velocities.
+    """
+    error = (v - target).square().flatten(1).mean(1)
+    return -(sigma / POWER) * ((error + TINY).pow(POWER) - math.pow(TINY, POWER))
