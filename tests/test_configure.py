@@ -258,3 +258,15 @@ def test_numbers_of_any_size_are_answered_in_words(number: int, tmp_path) -> Non
             parse(Sizes, ["--config", str(file)], prog="test")
     with pytest.raises(ValueError, match="63 bits"):
         check(Sizes(scale=10**400))
+
+
+def test_a_list_of_parts_may_stand_in_a_file_of_its_own(tmp_path) -> None:
+    file = tmp_path / "adapters.yaml"
+    file.write_text("adapters: [{rank: 2}, {rank: 3, seed: 1}]\n")
+    for words in (["--adapters", str(file)], [f"--adapters={file}"]):
+        assert parse(Options, words, prog="test").adapters == [Adapter(rank=2), Adapter(rank=3, seed=1)]
+    file.write_text("adapters: [{rank: 2}]\nlr: 1.0\n")  # lr would be passed over
+    with pytest.raises(ConfigError, match=r"adapters: \[\.\.\.\] and nothing else, it holds adapters, lr\. .*--config"):
+        parse(Options, ["--adapters", str(file)], prog="test")
+    with pytest.raises(ConfigError, match="there is no such file"):
+        parse(Options, ["--adapters", str(tmp_path / "none.yaml")], prog="test")

@@ -111,6 +111,8 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         name, _, value = word.partition("=")
         if values or "=" in word:
             _refuse_mistakes(name, kinds.get(name), (values or [value])[0], options)
+        if name in lists and (values or [value])[0].endswith((".yaml", ".yml")):
+            word, values = name, [_parts_in_file(Path((values or [value])[0]), name.removeprefix("--"))]
         file = (values or [value])[0] if name == "--config" else ""
         result += [f"{key}=[]" for key in lists if name == key or (file and in_file(file, key.removeprefix("--")))]
         if kinds.get(word) in (bool, bool | None) and not values:
@@ -122,6 +124,19 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         else:
             result += [word, *values]
     return result
+
+
+def _parts_in_file(file: Path, key: str) -> str:
+    """The list in a YAML file that holds nothing else (`rewards: [...]`), as a word of the command line."""
+    if not file.is_file():
+        raise ConfigError(f"--{key} {file}: there is no such file.")
+    content = read_yaml(file)
+    if list(content) != [key]:
+        raise ConfigError(
+            f"--{key} {file}: the file must hold {key}: [...] and nothing else, it holds {', '.join(map(str, content))}. "
+            f"A whole configuration is given with --config {file}."
+        )
+    return json.dumps(content[key], default=str)
 
 
 def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
