@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 from dataclasses import replace
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, clip, fake_run, many_prompts, rows
+from sage_grpo.commands import demo
 from sage_grpo.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
-from sage_grpo.report.picture import draw_run, side_by_side, slug, write_pairs
+from sage_grpo.report.picture import animate, draw_run, side_by_side, slug, write_pairs
 from sage_grpo.report.run_data import MOST_POINTS, noise_picture, read_run, series, stepwise
-from sage_grpo.report.summary import interval, table
+from sage_grpo.report.summary import by_attribute, interval, table, verdict
+from sage_grpo.shapes.scene import ATTRIBUTES, heldout_scenes, to_text
 from sage_grpo.statistics import t_quantile
 from sage_grpo.video import read_video
 
@@ -39,6 +42,61 @@ def test_gains_are_paired_clip_by_clip_with_their_interval(runs: list[Path]) -> 
     finals = [1 + 0.01 * place + GAINS[place] for place in range(len(GAINS))]
     assert score["mean"] == pytest.approx(statistics.mean(finals))
     assert base["gains"] == {}
+
+
+def in_shapes(folder: Path) -> Path:
+    """A run whose prompts name attributes: those of crosses lose a quarter of their shape, all others gain a little of everything."""
+    scenes = [scene for scene in heldout_scenes() if scene.shape in ("cross", "ring")][:30]
+    for file in sorted((fake_run(folder) / "videos").glob("heldout-*.json")):
+        index = json.loads(file.read_text())
+        share = int(file.stem.removeprefix("heldout-")) / 4
+        index["rows"] = []
+        for place, scene in enumerate(scenes):
+            scores = {f"TA/{name}": 0.5 + (0.1 + 0.001 * place) * share for name in ATTRIBUTES}
+            if scene.shape == "cross":
+                scores["TA/shape"] = 0.5 - (0.25 + 0.002 * place) * share
+            scores["total"] = 1 + (0.2 + 0.01 * place) * share
+            index["rows"].append({"prompt": to_text(scene, place), "noise": str(place), "scores": scores, "clip": None})
+        file.write_text(json.dumps(index))
+    return folder
+
+
+def test_what_fell_most_is_told_beside_what_was_gained(runs: list[Path], tmp_path: Path) -> None:
+    run = read_run(in_shapes(tmp_path / "shapes"))
+    lowest, *others = by_attribute(run)
+    crosses = [place for place, clip in enumerate(run.clips[0]) if "cross" in clip.prompt]
+    losses = [-(0.25 + 0.002 * place) for place in crosses]
+    assert (lowest["label"], lowest["part"], lowest["count"]) == ("shape = cross", "TA/shape", len(crosses))
+    assert (lowest["before"], lowest["after"]) == (pytest.approx(0.5), pytest.approx(0.5 + statistics.mean(losses)))
+    half = t_quantile(0.975, len(losses) - 1) * statistics.stdev(losses) / math.sqrt(len(losses))
+    assert (lowest["mean"], lowest["half"]) == (pytest.approx(statistics.mean(losses)), pytest.approx(half))
+    assert all(row["mean"] > 0 and row["count"] >= 5 for row in others)
+    gained, lost = verdict(run)
+    assert "better (+0.345" in gained
+    assert "What fell most is shape = cross" in lost
+    assert f"{lowest['mean']:.3f}" in lost
+    told = describe([run])[0]["verdict"]
+    assert told == [gained, lost]
+    plain = verdict(read_run(runs[0]), "a")  # prompts that name no attributes that we know of
+    assert len(plain) == 1
+    assert plain[0].startswith("a: after 4 iterations")
+    assert "no clear difference" in plain[0]
+    assert by_attribute(read_run(runs[0])) == []
+
+
+def test_the_demo_ends_with_sentences_and_a_legend(tmp_path: Path) -> None:
+    text = demo.summary(read_run(in_shapes(tmp_path / "shapes")))
+    assert "What fell most is shape = cross" in text
+    for name in ("total", "TA", "drift"):
+        assert re.search(rf"^  {name} +[a-z]", text, re.MULTILINE)  # in words
+    assert demo.NEXT.index("shapes/branch") < demo.NEXT.index("generate")
+
+
+def test_every_score_says_what_it_is(runs: list[Path]) -> None:
+    found = table([read_run(runs[0])])["meanings"]
+    assert found["TA"].startswith("text alignment")
+    assert found["TA"].endswith("weight 1 in the total")
+    assert "lower is better" in found["drift"]
 
 
 def test_seeds_of_one_experiment_are_taken_together(runs: list[Path]) -> None:
@@ -227,16 +285,32 @@ def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -
     assert [file.name for file in files] == ["00-a-red-circle-moves-left.mp4", "01-a-blue-ring-on-a-navy-wall.mp4"]
     video, fps = read_video(files[1])
     assert (video.shape[0], fps) == (FRAMES, FPS)
-    assert video.shape[2] == 32 + 2 + 32
-    assert abs(int(video[0, 2, 2, 0]) - 31) < 8  # the shade of the base
-    assert abs(int(video[0, 2, -3, 0]) - 161) < 8
-    assert int(video[0, :, 32:34].float().mean()) > 200
-    held = side_by_side(clip(10, frames=2), clip(20, frames=5))
+    assert video.shape[1] == 512 + 512 // 12
+    assert video.shape[2] == 512 + 10 + 512  # large enough to look at
+    assert abs(int(video[0, 60, 60, 0]) - 31) < 8  # the shade of the base
+    assert abs(int(video[0, 60, -60, 0]) - 161) < 8
+    assert int(video[0, 60:, 514:520].float().mean()) > 200
+    words = video[0, :42, :, 0] < 100  # in the white band above: "base" on the left, the longer "tuned" on the right
+    assert 0 < int(words[:, :512].sum()) < int(words[:, 522:].sum())
+    held = side_by_side(clip(10, frames=2), clip(20, frames=5), short=32)
     assert held.shape[0] == 5
-    assert bool((held[4, :, :32] == held[1, :, :32]).all())
+    assert bool((held[4, -32:, :32] == held[1, -32:, :32]).all())
+    assert side_by_side(clip(10), clip(20), short=31).shape[1] % 2 == 0
     assert slug("A/../b: <c>") == "a-b-c"
     assert slug("红色的圆") == "红色的圆"
     assert slug("///") == "clip"
+
+
+def test_pairs_move_in_one_picture(runs: list[Path], tmp_path: Path) -> None:
+    from PIL import Image
+
+    with Image.open(animate(read_run(runs[0]), tmp_path / "pairs.webp", places=(1, 0), short=64)) as picture:
+        assert (picture.format, picture.n_frames) == ("WEBP", FRAMES)
+        assert picture.size[0] > 4 * 64
+        picture.seek(FRAMES - 1)
+        assert (
+            abs(picture.convert("RGB").getpixel((40, picture.size[1] - 40))[0] - 31) < 12
+        )  # the base of the first that is named
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import re
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sage_grpo.inside import replacing
@@ -41,6 +42,8 @@ STYLE = {
 WRITTEN = "[0-9][0-9]-*.mp4"
 GUTTER = 0.02
 """Width of the gap as a share of a clip's width."""
+SHORT = 512
+"""Pixels of the shorter side of a clip in a video of two."""
 
 
 def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
@@ -180,14 +183,67 @@ def write_pairs(run: RunData, folder: Path, *, most: int = 8) -> list[Path]:
     return files
 
 
-def side_by_side(left: Tensor, right: Tensor) -> Tensor:
-    """Two clips of one size in one frame, with a white gap; the shorter one stands still at its end."""
-    frames, height, width = max(len(left), len(right)), left.shape[1], left.shape[2]
-    gap = max(2, round(GUTTER * width / 2) * 2)
-    if (2 * width + gap) % 2:  # 4:2:0 needs an even width
-        gap += 1
-    held = [torch.cat([clip, clip[-1:].expand(frames - len(clip), -1, -1, -1)]) for clip in (left, right)]
-    return torch.cat([held[0], torch.full((frames, height, gap, 3), 255, dtype=torch.uint8), held[1]], dim=2)
+def side_by_side(left: Tensor, right: Tensor, short: int = SHORT) -> Tensor:
+    """Two clips of one size in one frame, "base" written over the left and "tuned" over the right; the shorter one stands still at its end.
+
+    Pixels of small clips are repeated until the shorter side is about `short` long.
+    """
+    zoom = max(1, round(short / min(left.shape[1:3])))
+    frames = max(len(left), len(right))
+    held = [
+        torch.cat([clip, clip[-1:].expand(frames - len(clip), -1, -1, -1)])
+        .repeat_interleave(zoom, 1)
+        .repeat_interleave(zoom, 2)
+        for clip in (left, right)
+    ]
+    height, width = held[0].shape[1:3]
+    gap = torch.full((frames, height, max(2, round(GUTTER * width)), 3), 255, dtype=torch.uint8)
+    both = torch.cat([held[0], gap, held[1]], dim=2)
+    head = _written(both.shape[2], max(12, height // 12), {"base": width / 2, "tuned": both.shape[2] - width / 2})
+    whole = torch.cat([head.expand(frames, -1, -1, -1), both], dim=1)
+    return F.pad(whole, (0, 0, 0, whole.shape[2] % 2, 0, whole.shape[1] % 2), value=255)  # 4:2:0 needs even sizes
+
+
+def _written(width: int, height: int, words: Mapping[str, float]) -> Tensor:
+    """A white band with words, each around its place from the left."""
+    import numpy as np
+    from PIL import Image, ImageDraw, ImageFont
+
+    face = ImageFont.truetype(str(lettering(words).files[0]), round(0.7 * height))
+    band = Image.new("RGB", (width, height), "white")
+    for word, middle in words.items():
+        ImageDraw.Draw(band).text((middle, height / 2), word, fill="#1d1f23", font=face, anchor="mm")
+    return torch.from_numpy(np.array(band))
+
+
+def animate(run: RunData, file: Path, *, places: Sequence[int], columns: int = 2, short: int = 128) -> Path:
+    """Pairs of a run (by their place) as one animated WebP, each under its prompt: for a page that plays no videos."""
+    from PIL import Image
+
+    pairs = run.pairs(0, max(places) + 1)
+    tiles = []
+    for place in places:
+        prompt, left, right = pairs[place]
+        (base, fps), (tuned, _) = read_video(left), read_video(right)
+        tile = side_by_side(base, tuned, short)
+        lines = textwrap.wrap(prompt, 2 * short // 7)
+        above = [_written(tile.shape[2], short // 9, {line: tile.shape[2] / 2}) for line in lines]
+        above = [*above, *[torch.full_like(above[0], 255)] * (2 - len(above))]
+        tiles.append(
+            F.pad(
+                torch.cat([*(line.expand(len(tile), -1, -1, -1) for line in above), tile], 1),
+                (0, 0, 10, 10, 6, 10),
+                value=255,
+            )
+        )
+    rows = [torch.cat(tiles[start : start + columns], dim=2) for start in range(0, len(tiles), columns)]
+    frames = [Image.fromarray(frame.numpy()) for frame in torch.cat(rows, dim=1)]
+    milliseconds = [round(1000 / fps)] * (len(frames) - 1) + [700]  # stands still before it starts again
+    with replacing(file) as fresh:
+        frames[0].save(
+            fresh, "WEBP", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, quality=80, method=6
+        )
+    return file
 
 
 def slug(prompt: str, *, most: int = 48) -> str:

@@ -93,7 +93,7 @@ def meaning(name: str, runs: Sequence[RunData]) -> str:
     whole, _, part = name.partition("/")
     told = MEANINGS.get(name) or (f"the share of {whole} that is about {part}" if whole in MEANINGS and part else "")
     weights = {repr(weight): weight for weight in _weights(runs, lambda counted: counted == name)}
-    counts = f"counts {' or '.join(f'{weight:g}' for weight in weights.values())} times in the total" if weights else ""
+    counts = f"weight {' or '.join(f'{weight:g}' for weight in weights.values())} in the total" if weights else ""
     return "; ".join(filter(None, (told, counts)))
 
 
