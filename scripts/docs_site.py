@@ -26,6 +26,7 @@ REPOSITORY = "https://github.com/sage-grpo/sage-grpo"
 BROUGHT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 """Files of the repository -> pages of the site."""
 CONTENTS = {
+    "Start": ["README", "demo", "commands", "recipes"],
     "Guides": [
         "guides/README",
         "guides/wan-one-gpu",
@@ -50,7 +51,7 @@ CONTENTS = {
     ],
     "Method": ["method", "branching", "trust-region", "sampling"],
     "Reference": ["reference/commands", "config", "api", "extending"],
-    "Evidence": ["results/README", "results/methods", "benchmark", "bench-export", "log", "images/README"],
+    "Evidence": ["trust", "results/README", "results/methods", "benchmark", "bench-export", "log", "images/README"],
     "Project": ["architecture", "contributing", "changes"],
 }
 """Pages by heading, in the order of the sidebar; documents that are in none of them come last, under "More"."""

@@ -77,8 +77,8 @@ def test_the_oldest_python_is_one_that_every_dependency_has() -> None:
     assert all(SpecifierSet(f">={oldest}").contains(one) for one in used)
 
 
-def test_the_readme_names_every_command() -> None:
-    table = (ROOT / "README.md").read_text().partition("| command | what it does |")[2].partition("\n\n")[0]
+def test_the_page_of_commands_names_every_one() -> None:
+    table = (ROOT / "docs/commands.md").read_text().partition("| command | what it does |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `sage-grpo ([\w-]+)` \|", table, flags=re.MULTILINE)) == sorted(COMMANDS)
 
 
@@ -93,7 +93,7 @@ def test_the_wheel_says_that_it_is_typed_and_what_it_is(built: Path) -> None:
     shown = said.split("\n\n", 1)[1]
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown)
     raw = SOURCE.replace("https://github.com", "https://raw.githubusercontent.com")
-    assert len(pictures) >= 2
+    assert pictures
     for picture in pictures:
         assert picture.startswith(f"{raw}/main/")
         assert (ROOT / picture.removeprefix(f"{raw}/main/")).is_file()

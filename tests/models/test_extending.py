@@ -30,9 +30,9 @@ def toy(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
-def test_a_family_takes_under_60_lines(toy) -> None:
+def test_a_family_takes_under_65_lines(toy) -> None:
     assert isinstance(toy, VelocityModel)
-    assert len((HERE / "toy_family.py").read_text().splitlines()) < 60
+    assert len((HERE / "toy_family.py").read_text().splitlines()) < 65
 
 
 def test_it_samples_its_data(toy) -> None:

@@ -1,6 +1,9 @@
 """A whole family: the data of a prompt are Gaussian around the prompt's length, so the velocity is a line in x."""
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from sage_grpo.flow.schedule import shift_sigmas
@@ -52,7 +55,8 @@ class Toy:
         raise NotImplementedError
 
     def save(self, folder, *, weights=None, merged=False):
-        raise NotImplementedError
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        save_file({**self.network.state_dict(), **(weights or {})}, Path(folder) / "toy.safetensors")
 
 
 def load(spec, device=None):

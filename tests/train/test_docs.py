@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import shlex
 from pathlib import Path
 
 import docs_options
-import pytest
 
+import documents
 import notebooks
 import sage_grpo
 from sage_grpo import api
@@ -44,25 +43,10 @@ def test_every_metric_is_in_the_glossary(make_config, make_trainer) -> None:
         assert any(pattern.fullmatch(name) for pattern in patterns), f"docs/config.md does not explain {name}"
 
 
-def commands(document: str) -> list[list[str]]:
-    blocks = re.findall(r"```\n(.*?)```", (DOCS / document).read_text(), flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    found = [shlex.split(line) for line in lines if " train --recipe" in line]
-    return [words[words.index("train") + 1 :] for words in found]
-
-
-@pytest.mark.parametrize("document", ["from-official.md", "config.md", "probe.md", "trust-region.md"])
-def test_commands_in_the_documents_parse(document: str) -> None:
-    found = commands(document)
-    assert found
-    for argv in found:
-        assert argv[0] == "--recipe"
-        rest = [word for word in argv[2:] if word not in ("--config", "mine.yaml", "probe/snippet.yaml")]
-        parse(TrainConfig, rest, prog="train", defaults=recipe(argv[1]))
-
-
 def test_the_official_command_is_the_official_run() -> None:
-    (argv,) = commands("from-official.md")
+    (block,) = [block for block in documents.blocks("bash") if block.page == "docs/from-official.md"]
+    (words,) = documents.commands(block)
+    argv = words[words.index("train") + 1 :]
     config = parse(TrainConfig, argv[2:], prog="train", defaults=recipe(argv[1]))
     assert config.batch.prompts * config.batch.group_size == 2 * (8 // 2)  # batch_size x dp_degree
     assert (config.parallel.sp, config.iterations, config.optimizer.lr) == (2, 10000, 1e-5)
@@ -94,21 +78,23 @@ def test_where_sage_exact_is_named_its_publication_is_cited() -> None:
 
     for text in (SageExact.__doc__, sage_exact.__doc__):
         assert "2605.23522" in (text or "")
-    for document in ("README.md", "CHANGELOG.md", "docs/method.md", "docs/from-official.md", "docs/config.md"):
+    for document in ("docs/recipes.md", "CHANGELOG.md", "docs/method.md", "docs/from-official.md", "docs/config.md"):
         assert "2605.23522" in (root / document).read_text(), document
 
 
-def test_the_readme_promises_nothing_that_does_not_hold() -> None:
+def test_nothing_is_promised_that_does_not_hold() -> None:
     """Nothing is published in a registry, and not every checkpoint of the world is supported."""
-    texts = {path: path.read_text() for path in (DOCS.parent / "README.md", *DOCS.glob("*.md"))}
-    for path, text in texts.items():
+    for path in documents.PAGES:
+        text = path.read_text()
         assert "pip install sage-grpo" not in text, path
         assert not re.search(r"any (sampler, LoRA or )?checkpoint\b", text), path
-        assert "(the paper's setting)" not in text, path
-    readme = texts[DOCS.parent / "README.md"]
-    assert "pip install -c constraints.txt" in readme
-    for name in re.findall(r"`(hunyuan15\w*(?:/\w+)+)`", readme):
-        recipe(name)
+
+
+def test_every_recipe_that_the_documents_name_exists() -> None:
+    targets = "|".join(("shapes", "wan", "hunyuan15", "hunyuan15_lora"))
+    for path in documents.PAGES:
+        for name in re.findall(rf"`((?:{targets})(?:/\w+)+)`", path.read_text()):
+            recipe(name)
 
 
 def test_every_option_that_the_documents_name_exists() -> None:

@@ -1,0 +1,274 @@
+"""The documents work as written: every command parses by its own parser, every file is read, every Python block runs.
+
+`make test` has the quick part: commands go through the real program up to the point where it would begin, and Python blocks run with
+stand-ins for what would train or load. `make test-slow` executes the commands on tiny inputs, but for blocks under a line
+`<!-- not run: REASON -->`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import diffusers
+import pytest
+import torch
+import yaml
+
+import sage_grpo
+from documents import ROOT, Block, blocks, commands, ours
+from sage_grpo import api
+from sage_grpo.cli import main
+from sage_grpo.commands import COMMANDS
+from sage_grpo.configure import parse
+from sage_grpo.models import lora
+from sage_grpo.recipes import recipe
+from sage_grpo.training.config import TrainConfig
+
+LANGUAGES = {"bash", "python", "yaml", "text", "json"}
+ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python")
+"""Programs that are not ours, or scripts of the repository."""
+PROMPTS = "a large red circle moves right quickly on a white background\na small blue cross moves left slowly on a white background\n"
+SHELL, PYTHON = blocks("bash"), blocks("python")
+
+
+def by_page(found: list[Block]) -> dict[str, list[Block]]:
+    return {page: [block for block in found if block.page == page] for page in dict.fromkeys(b.page for b in found)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages take for granted; it is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("prompts.txt", "eval.txt", "held_out.txt", "eval_prompts.txt", "new.txt"):
+        (tmp_path / name).write_text(PROMPTS)
+    for name in ("mine.yaml", "run.yaml"):
+        (tmp_path / name).write_text("recipe: shapes/branch\nbatch:\n  prompts: 8\n")
+    (tmp_path / "probe").mkdir()
+    (tmp_path / "probe" / "snippet.yaml").write_text("rollout:\n  window:\n    at: [2]\n")
+    return tmp_path
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Files that a page shows: a block whose first line is a comment with their name."""
+    for block in blocks("yaml", "python"):
+        named = re.match(r"# (\w+\.(?:yaml|py))\n", block.text)
+        if block.page == page and named:
+            (folder / named[1]).write_text(block.text)
+
+
+def test_every_block_says_its_language() -> None:
+    for block in blocks():
+        assert block.language in LANGUAGES, f"{block}: {block.language!r}"
+        assert block.language == "bash" or "\nsage-grpo " not in f"\n{block.text}", (
+            f"{block} has commands: make it bash"
+        )
+
+
+def test_the_readme_is_one_page() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_contents_name_every_page() -> None:
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    top = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    guides = {f"guides/{page.name}" for page in (ROOT / "docs" / "guides").glob("*.md")} - {"guides/README.md"}
+    assert top | guides <= set(re.findall(r"\]\(([\w/.-]+\.md)", text))
+
+
+def test_the_list_of_guides_is_whole() -> None:
+    guides = ROOT / "docs" / "guides"
+    named = re.findall(r"\]\(([\w-]+\.md)\)", (guides / "README.md").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(page.name for page in guides.glob("*.md") if page.name != "README.md")
+
+
+# ---- commands
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Commands stop where they would begin: what each was asked for is in this list."""
+    asked: list[Any] = []
+    for command in COMMANDS.values():
+        module = importlib.import_module(f"sage_grpo.commands.{command.module}")
+        monkeypatch.setattr(module, "run", lambda options: asked.append(options) or 0)
+    return asked
+
+
+def pretend(words: list[str], folder: Path) -> None:
+    """Files of prompts, and folders of runs as far as a parser reads them, wherever a command names some."""
+    for place, word in enumerate(words):
+        if words[place - 1] == "--prompts" and re.search(r"\.json$|/prompts$", word):
+            (folder / word).parent.mkdir(exist_ok=True)
+            (folder / word).write_text("[]")
+        named = word if re.fullmatch(r"runs/[\w-]+|out", word) else ""
+        if named and words[place - 1] != "--out" and not (folder / named).exists():
+            (folder / named).mkdir(parents=True)
+            config = dataclasses.replace(recipe("shapes/branch"), out=named)
+            plain = json.loads(json.dumps(dataclasses.asdict(config)))
+            (folder / named / "config.yaml").write_text(yaml.safe_dump(plain))
+
+
+@pytest.mark.parametrize("page", by_page(SHELL))
+def test_commands_parse(page: str, folder: Path, parsed: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    write_files(page, folder)
+    for block in by_page(SHELL)[page]:
+        for words in commands(block):
+            own = ours(words)
+            if own is None:
+                assert words[0] in ELSEWHERE, f"{block}: {words[0]}"
+                continue
+            pretend(own, folder)
+            if own[0] == "launch":
+                assert main(own) == 0, f"{block}: {capsys.readouterr().err}"
+                own = own[next(n for n, word in enumerate(own) if word in COMMANDS and n > 0) :]
+            if "--print_config" in own:  # jsonargparse leaves by itself
+                with pytest.raises(SystemExit, match="0"):
+                    main(own)
+                continue
+            before = len(parsed)
+            assert main(own) == 0, f"{block}: {capsys.readouterr().err}"
+            assert len(parsed) > before
+
+
+TINY = {
+    "train": "--iterations 3 --batch.prompts 2 --batch.group_size 2 --evaluate.prompts 2 --evaluate.steps 4",
+    "compare": "--seeds 1 --iterations 1 --set evaluate.prompts=2 --set batch.prompts=2 --set batch.group_size=2 --jobs 1",
+    "probe": "--probe.prompts 2 --probe.steps [2]",
+    "generate": "--steps 2",
+}
+"""Words that make a command small."""
+UNTIL_STOPPED = ("--watch", "serve")
+"""What a command has among its words that goes on until it is stopped."""
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the miniature."""
+    out = tmp_path_factory.mktemp("small") / "run"
+    assert main(["train", "--recipe", "shapes/branch", *TINY["train"].split(), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", by_page([block for block in SHELL if not block.not_run]))
+def test_commands_run(
+    page: str, folder: Path, small_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every block that is not marked, one after the other, in a folder with prompts and, where one is asked for, a run."""
+    (folder / "my_package").mkdir()
+    (folder / "my-checkpoint").mkdir()
+    shutil.copy(ROOT / "tests" / "models" / "toy_family.py", folder / "my_package" / "my_family.py")
+    for module, function in (("my_file", "my_reward"), ("my_reward", "warm")):
+        code = f"def {function}(videos, prompts, fps):\n    return videos.float().mean((1, 2, 3, 4))\n"
+        (folder / f"{module}.py").write_text(code)
+    write_files(page, folder)
+    tiny = parse(TrainConfig, TINY["train"].split(), prog="train", defaults=recipe("shapes/sage"))
+    # The demo has no options for its sizes.
+    monkeypatch.setattr("sage_grpo.recipes.recipe", lambda name: tiny if name == "shapes/sage" else recipe(name))
+    for block in by_page(SHELL)[page]:
+        for words in commands(block) if not block.not_run else ():
+            own = ours(words)
+            assert own is not None, f"{block}: say why {words[0]} is not run"
+            if set(own) & set(UNTIL_STOPPED):
+                continue
+            for place, word in enumerate(own):
+                if (
+                    re.fullmatch(r"runs/[\w-]+|out", word)
+                    and own[place - 1] != "--out"
+                    and not (folder / word).exists()
+                ):
+                    shutil.copytree(small_run, folder / word)
+            if "--print_config" not in own:  # test_commands_parse has it
+                assert main([*own, *TINY.get(own[0], "").split()]) == 0, f"{block}: {capsys.readouterr().err}"
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_files_are_configurations(block: Block, folder: Path) -> None:
+    write_files(block.page, folder)
+    (folder / "shown.yaml").write_text(block.text)
+    if "serve.yaml" in block.text:
+        options = importlib.import_module("sage_grpo.commands.serve_reward").Options
+        assert parse(options, ["--config", "shown.yaml"], prog="serve-reward").rewards
+        return
+    start, words = importlib.import_module("sage_grpo.commands.train").defaults(["--config", "shown.yaml"])
+    assert parse(TrainConfig, words, prog="train", defaults=start, recipes=True) != recipe("shapes")
+
+
+# ---- Python
+
+
+def stand_in(real: Callable[..., Any], answer: Any) -> Callable[..., Any]:
+    """Takes what the real function takes, and answers at once."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        inspect.signature(real).bind(*given, **named)
+        return answer
+
+    return call
+
+
+def score_clips(function: Callable[..., Any]) -> None:
+    """Call a reward of a page on two clips; it must give a score to each."""
+    clips = torch.randint(0, 256, (2, 3, 4, 4, 3), dtype=torch.uint8)
+    extra = {"metadata": [{}, {"image": "a.png"}]} if "metadata" in inspect.signature(function).parameters else {}
+    scores = function(clips, ["a", "b"], 8.0, **extra)
+    scores = asyncio.run(scores) if inspect.isawaitable(scores) else scores
+    for values in scores.values() if isinstance(scores, dict) else [scores]:
+        assert len(values) == 2
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
+    """What the Python blocks find: stand-ins for what trains and loads, and the objects that a reader has."""
+    assert "WanPipeline" in dir(diffusers)  # importing it takes seconds
+
+    pairs = MagicMock(differences={"total": SimpleNamespace(change=0.1, low=0.0, high=0.2, win_share=0.6)})
+    monkeypatch.setattr(sage_grpo, "train", stand_in(api.train, MagicMock()), raising=False)
+    monkeypatch.setattr(sage_grpo, "generate", stand_in(api.generate, MagicMock()), raising=False)
+    monkeypatch.setattr(sage_grpo, "evaluate", stand_in(api.evaluate, MagicMock()), raising=False)
+    monkeypatch.setattr(sage_grpo, "evaluate_pairs", stand_in(api.evaluate_pairs, pairs), raising=False)
+    monkeypatch.setitem(vars(diffusers), "WanPipeline", MagicMock())
+    monkeypatch.setattr(lora, "load_lora", stand_in(lora.load_lora, None))
+    torch.save({"weight": torch.zeros(2)}, folder / "ImageReward.pt")
+
+    async def ask(clip: torch.Tensor, prompt: str) -> float:
+        return 0.5
+
+    given = {"my_function": len, "my_rows": ["a cat"], "rows": ["a cat"], "model": object(), "pipe": object()}
+    return {**given, "folder": "my-lora", "asyncio": asyncio, "ask": ask, "similarity": lambda clip, image: 0.5}
+
+
+@pytest.mark.parametrize("page", by_page(PYTHON))
+def test_python_runs(page: str, names: dict[str, Any]) -> None:
+    for block in by_page(PYTHON)[page]:
+        if block.not_run:
+            continue
+        before = set(names)
+        exec(compile("\n" * block.line + block.text, page, "exec"), names)
+        for name in set(names) - before:
+            if inspect.isfunction(names[name]) and list(inspect.signature(names[name]).parameters)[:1] == ["videos"]:
+                score_clips(names[name])
+    if page == "docs/extending.md":
+        assert names["MyKernel"]()(0.8, 0.6).std > 0
+    if page == "docs/guides/own-reward.md":
+        red, blue = torch.zeros(2, 1, 3, 4, 4, 3, dtype=torch.uint8)
+        red[..., 0], blue[..., 2] = 255, 255
+        assert names["warm"](torch.cat([red, blue]), ["a", "b"], 8.0).tolist() == [1.0, -1.0]
