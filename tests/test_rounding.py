@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sage_grpo import rounding
+from sage_grpo import printing
 from sage_grpo.lab import leaderboard, measure
 from sage_grpo.lab import report as lab_report
 from sage_grpo.lab.design import Arm, Column, Suite
@@ -205,7 +205,7 @@ def test_the_check_of_the_leaderboard_forgives_last_digits_only() -> None:
         assert not pages.alike(board, other)
 
 
-PACKAGE = Path(rounding.__file__).parent
+PACKAGE = Path(printing.__file__).parent
 
 
 @pytest.mark.parametrize("folder", ["lab", "report", "commands"])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_grpo import rounding
+from sage_grpo import printing
 from sage_grpo.documents import finite
 from sage_grpo.inside import printable, replace_text
 from sage_grpo.lab import leaderboard, store
@@ -194,15 +194,15 @@ def plus_minus(value: Interval | None, *, signed: bool = False) -> str:
     """Mean ± half."""
     if value is None or value.count == 0:
         return NONE
-    return rounding.plus_minus(value.mean, value.half, signed=signed)
+    return printing.plus_minus(value.mean, value.half, signed=signed)
 
 
 def percent(value: Interval | None) -> str:
     """A share as per cent."""
     if value is None:
         return NONE
-    mean = rounding.percent(value.mean)
-    return mean if math.isnan(value.half) else f"{mean} ± {rounding.percent(value.half)}"
+    mean = printing.percent(value.mean)
+    return mean if math.isnan(value.half) else f"{mean} ± {printing.percent(value.half)}"
 
 
 def _p(value: float | None) -> str:
