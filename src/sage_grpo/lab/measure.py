@@ -32,7 +32,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
 from sage_grpo.training.loop import Evaluated, Loop, Observer
-from sage_grpo.training.planning.plan import Plan
+from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 from sage_grpo.version import ROOT, __version__
