@@ -8,37 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sage_grpo.models.checkpoints.files import read_if_there
 
-
-@dataclass(frozen=True, kw_only=True)
-class Sign:
-    """A name that distilled checkpoints have, and how their authors sample them."""
-
-    pattern: str
-    """A regular expression, looked for in a name in small letters."""
-    steps: tuple[int, int] | None = None
-    """Fewest and most steps; None where they are those of the model that it was made from, or could not be looked up."""
-
-
-SIGNS = (
-    Sign(pattern=r"schnell", steps=(1, 4)),
-    Sign(pattern=r"3\.?5.*large.*turbo", steps=(4, 4)),
-    Sign(pattern=r"ltx.*distill", steps=(4, 10)),
-    Sign(pattern=r"hunyuanvideo-?1\.?5.*step_?-?distill", steps=(8, 12)),
-    Sign(pattern=r"hunyuanvideo-?1\.?5.*distill"),
-    Sign(pattern=r"wan.*(?:lightning|nfe4)", steps=(4, 4)),
-    Sign(pattern=r"wan.*step_?-?distill", steps=(4, 4)),
-    Sign(pattern=r"fastwan", steps=(3, 3)),
-    Sign(pattern=r"qwen.*lightning", steps=(4, 8)),
-    *(Sign(pattern=rf"(?<![a-z]){word}") for word in ("turbo", "lightning", "distill", "lightx2v", "causvid")),
-    *(Sign(pattern=rf"(?<![a-z]){word}") for word in ("cfg_?-?distill", "step_?-?distill", "self-?_?forcing", "sfwan")),
-)
-"""The first that fits counts."""
+SIGNS: Mapping[str, tuple[int, int] | None] = {
+    r"schnell": (1, 4),
+    r"3\.?5.*large.*turbo": (4, 4),
+    r"ltx.*distill": (4, 10),
+    r"hunyuanvideo-?1\.?5.*step_?-?distill": (8, 12),
+    r"hunyuanvideo-?1\.?5.*distill": None,
+    r"wan.*(?:lightning|nfe4)": (4, 4),
+    r"wan.*step_?-?distill": (4, 4),
+    r"fastwan": (3, 3),
+    r"qwen.*lightning": (4, 8),
+    r"(?<![a-z])(?:turbo|lightning|distill|lightx2v|causvid)": None,
+    r"(?<![a-z])(?:cfg_?-?distill|step_?-?distill|self-?_?forcing|sfwan)": None,
+}
+"""Names that distilled checkpoints have, as regular expressions for small letters, and the fewest and most steps with which their authors
+sample them: None where these are those of the model that it was made from, or could not be looked up. The first that fits counts."""
 UNDONE = re.compile(r"(?:de|un|non|not)[-_ ]?distill")
 """Names of models whose distillation was undone, or that say that there was none."""
 COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")
@@ -81,19 +71,13 @@ def find_distilled(path: str | None, folder: Path | None) -> Distilled | None:
     if any(UNDONE.search(name.casefold()) for _, name in names):
         return None
     for where, name in names:
-        found = by_name(name)
-        if found is not None:
-            return Distilled(evidence=f'{where} is "{name}"', steps=found.steps)
+        sign = next((sign for sign in SIGNS if re.search(sign, name.casefold())), None)
+        if sign is not None:
+            # A number of steps beside the sign counts for more than the table's. Alone it may be anybody's run.
+            counted = COUNTED.search(name.casefold())
+            steps = SIGNS[sign] if counted is None else (int(counted[1]), int(counted[1]))
+            return Distilled(evidence=f'{where} is "{name}"', steps=steps)
     return None if folder is None else _by_files(folder)
-
-
-def by_name(name: str) -> Sign | None:
-    """The sign in a name; a number of steps beside it counts for more than the table's. Alone it may be anybody's run."""
-    plain = name.casefold()
-    sign, counted = next((sign for sign in SIGNS if re.search(sign.pattern, plain)), None), COUNTED.search(plain)
-    if sign is None or counted is None:
-        return sign
-    return replace(sign, steps=(int(counted[1]), int(counted[1])))
 
 
 def _names(path: str, folder: Path | None) -> list[tuple[str, str]]:

@@ -185,13 +185,8 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
         network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
     except torch.OutOfMemoryError:
         raise
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # diffusers and peft believe the file
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        # diffusers and peft believe the file
         raise ModelError(
             f'"{folder}" holds no LoRA of this model ({type(error).__name__}: {" ".join(str(error).split())[:300]}). {ELSEWHERE}'
         ) from error

@@ -24,6 +24,8 @@ def run_module(
     # Without this every process starts as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(grace)
+    # Under nohup the run is meant to outlive its terminal.
+    ignored = "SIGHUP" in signal.Signals.__members__ and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -33,7 +35,7 @@ def run_module(
         rdzv_endpoint="localhost:0",
         max_restarts=max_restarts,
         monitor_interval=0.5,
-        signals_to_handle=",".join(_signals()),
+        signals_to_handle="SIGTERM,SIGINT,SIGQUIT" if ignored else "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         # The processes write to our own output; the agent's folder for theirs would only be left behind in the system's /tmp.
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
@@ -53,9 +55,3 @@ def run_module(
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
-
-
-def _signals() -> list[str]:
-    """Signals that are handed on to the processes; under nohup the run is meant to outlive its terminal."""
-    ignored = "SIGHUP" in signal.Signals.__members__ and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return ["SIGTERM", "SIGINT", *([] if ignored else ["SIGHUP"]), "SIGQUIT"]

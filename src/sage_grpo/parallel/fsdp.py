@@ -100,20 +100,13 @@ def shard(
     """
     if world.control is None:
         return Engine()
-    return Engine(
-        world=world,
-        networks=tuple(_shard(network, blocks, spec, _mesh(world), compute, set(keep)) for network, blocks in networks),
-        sync_every_pass=spec.sync_every_pass,
-    )
-
-
-def _mesh(world: World) -> DeviceMesh:
-    """Processes as FSDP sees them: the ranks of one clip hold different weights too."""
+    # Processes as FSDP sees them: the ranks of one clip hold different weights too.
+    sizes = {} if world.layout.replicate == 1 else {"replicate": world.layout.replicate}
+    sizes["weights"] = world.layout.weight_shards
     kind = "cpu" if world.device is None else world.device.type
-    layout = world.layout
-    if layout.replicate == 1:
-        return init_device_mesh(kind, (layout.weight_shards,), mesh_dim_names=("weights",))
-    return init_device_mesh(kind, (layout.replicate, layout.weight_shards), mesh_dim_names=("replicate", "weights"))
+    mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    sharded = tuple(_shard(network, blocks, spec, mesh, compute, set(keep)) for network, blocks in networks)
+    return Engine(world=world, networks=sharded, sync_every_pass=spec.sync_every_pass)
 
 
 def _shard(

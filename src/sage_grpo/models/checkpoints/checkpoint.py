@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sage_grpo.hints import nearest
 from sage_grpo.models.checkpoints.files import (
@@ -21,14 +21,8 @@ from sage_grpo.models.checkpoints.files import (
     read_json,
     stored_shapes,
 )
-from sage_grpo.models.spec import ModelError
-from sage_grpo.pretrained import (
-    embedding_rows,
-    loading_fault,
-    tokenizer_files_fault,
-    vocabulary_fault,
-    weights_fault,
-)
+from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.pretrained import embedding_rows, loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
 
 if TYPE_CHECKING:
     import torch
@@ -55,19 +49,7 @@ TOKENIZERS: Mapping[str, str] = {
 """Which text encoder a tokenizer feeds."""
 
 
-class Located(Protocol):
-    """Where a checkpoint is: what a ModelSpec says of it."""
-
-    @property
-    def path(self) -> str | None:
-        """A local folder or a hub id."""
-
-    @property
-    def revision(self) -> str | None:
-        """Branch, tag or commit of a hub id."""
-
-
-def resolve(spec: Located) -> Path:
+def resolve(spec: ModelSpec) -> Path:
     """The folder of a spec: the packaged checkpoint, a local folder, or a download from the hub."""
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "shapes" / "assets"))
@@ -99,7 +81,7 @@ def _neighbours(folder: Path) -> str:
     return f' Did you mean "{folder.parent / near}"?' if near else ""
 
 
-def _download(spec: Located) -> Path:
+def _download(spec: ModelSpec) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -135,7 +117,7 @@ def read_config(folder: Path, component: str) -> dict[str, Any]:
     return read_if_there(folder / component / "config.json")
 
 
-def detect_family(spec: Located) -> str:
+def detect_family(spec: ModelSpec) -> str:
     """The family that serves the checkpoint's pipeline class."""
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
@@ -327,9 +309,8 @@ def _native(folder: Path) -> dict[str, float]:
         return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
     if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
         return {"height": 720, "width": 1280}
-    if (
-        pipeline.startswith("SanaVideo") and config.get("sample_size") == 22
-    ):  # by which the pipeline tells its two sizes apart
+    # By this the pipeline tells its two sizes apart.
+    if pipeline.startswith("SanaVideo") and config.get("sample_size") == 22:
         return {"height": 704, "width": 1280}
     return {}
 

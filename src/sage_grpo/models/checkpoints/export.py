@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,8 @@ def save_folder(source: Path, target: Path, component: str, state: Mapping[str, 
 
     They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
     """
+    import diffusers
+
     if target.resolve() == source.resolve():
         raise ModelError(f'save would overwrite the checkpoint "{source}" that the run was started from.')
     target.mkdir(parents=True, exist_ok=True)
@@ -39,10 +41,23 @@ def save_folder(source: Path, target: Path, component: str, state: Mapping[str, 
         relative = file.relative_to(source)
         if relative.parts[0] != component or relative.name == "config.json":
             copy_file(file, target / relative)
-    kept = _kept_in_float32(source, component)
-    tensors = {name: _stored(name, tensor, dtype, kept) for name, tensor in state.items()}
+    kept = getattr(diffusers, read_index(source)[component][1])._keep_in_fp32_modules or ()
+
+    def stored(name: str, tensor: Tensor) -> Tensor:
+        kind = torch.float32 if any(part in kept for part in name.split(".")) else dtype
+        return tensor.detach().to("cpu", kind if tensor.is_floating_point() else tensor.dtype).contiguous()
+
+    folder = target / component
+    folder.mkdir(exist_ok=True)
+    tensors = {name: stored(name, tensor) for name, tensor in state.items()}
     with staged_weights(tensors, target / f".{component}.tmp") as staging:
-        _move_weights(staging, target / component)
+        written = {file.name for file in staging.iterdir()}
+        for file in folder.iterdir():  # of an earlier save with other shards
+            if file.name not in written and file.name.startswith(WEIGHTS):
+                file.unlink()
+        for name in written:
+            (staging / name).chmod(0o644)  # safetensors writes files that only their owner can read
+            os.replace(staging / name, folder / name)
 
 
 def _parts(source: Path) -> list[Path]:
@@ -51,33 +66,8 @@ def _parts(source: Path) -> list[Path]:
     components = [name for name in index if has_component(index, name)]
     files = [path for path in source.iterdir() if path.is_file() and path.name.startswith(TOP_FILES)]
     files += [path for name in components for path in (source / name).rglob("*") if path.is_file()]
-    return sorted(path for path in files if not is_leftover(path.relative_to(source)))
-
-
-def _kept_in_float32(source: Path, component: str) -> set[str]:
-    """Names of modules and parameters that the component's class computes with in float32, whatever the rest is in."""
-    import diffusers
-
-    kind = getattr(diffusers, read_index(source)[component][1])
-    return set(kind._keep_in_fp32_modules or ())
-
-
-def _stored(name: str, tensor: Tensor, dtype: torch.dtype, kept: Collection[str]) -> Tensor:
-    tensor = tensor.detach().to("cpu")
-    if tensor.is_floating_point():
-        tensor = tensor.to(torch.float32 if any(part in kept for part in name.split(".")) else dtype)
-    return tensor.contiguous()
-
-
-def _move_weights(staging: Path, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    written = {file.name for file in staging.iterdir()}
-    for file in folder.iterdir():  # of an earlier save with other shards
-        if file.name not in written and file.name.startswith(WEIGHTS):
-            file.unlink()
-    for name in written:
-        (staging / name).chmod(0o644)  # safetensors writes files that only their owner can read
-        os.replace(staging / name, folder / name)
+    shown = [path for path in files if not any(part.startswith(".") for part in path.relative_to(source).parts)]
+    return sorted(path for path in shown if not path.name.endswith(LEFTOVERS))
 
 
 @contextmanager
@@ -109,11 +99,6 @@ def copy_file(source: Path, target: Path) -> None:
     with replacing(target) as temporary:
         shutil.copyfile(source, temporary)
         os.utime(temporary, ns=(origin.st_atime_ns, origin.st_mtime_ns))
-
-
-def is_leftover(path: Path) -> bool:
-    """Whether a relative path is hidden or was left behind by a download or an interrupted write."""
-    return any(part.startswith(".") for part in path.parts) or path.name.endswith(LEFTOVERS)
 
 
 def write_card(folder: Path, model: FamilyModel, *, whole: bool) -> None:

@@ -88,12 +88,12 @@ def weightless(spec: ModelSpec, folder: Path) -> FamilyModel:
 
 
 def _empty(name: str, config: Mapping[str, Any]) -> Any:
+    """By its configuration as text: a plan asks for the same network many times."""
     return _without_storage(name, json.dumps(config, sort_keys=True))
 
 
 @cache
 def _without_storage(name: str, config: str) -> Any:
-    """By its configuration as text: a plan asks for the same network many times."""
     import diffusers
 
     with torch.device("meta"):

@@ -83,10 +83,8 @@ def worth_compiling(asked: bool | None, device: torch.device, dtype: str, passes
         return False, "no: it pays on CUDA in bfloat16 only"
     if passes < WORTH:
         return False, f"no: {passes} passes are fewer than the {WORTH} from which it pays"
-    return (
-        True,
-        f"yes: {passes:,} passes are more than the {WORTH} from which it pays; the first ones take a minute longer",
-    )
+    why = f"yes: {passes:,} passes are more than the {WORTH} from which it pays; the first ones take a minute longer"
+    return True, why
 
 
 def compile_blocks(

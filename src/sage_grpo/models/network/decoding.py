@@ -64,7 +64,8 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
     )
 
     decoder = vae.decoder
-    frames = frames or _latent_frames(z, vae.temporal_compression_ratio, vae.spatial_compression_ratio)
+    pixels = len(z) * vae.temporal_compression_ratio * z.shape[3] * z.shape[4] * vae.spatial_compression_ratio**2
+    frames = frames or max(1, CHUNK_PIXELS // max(1, pixels))
     ours = _all(decoder, HunyuanVideo15RMS_norm, rms_norm)
     convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _causal_conv)
     with _running(ours | convolutions):
@@ -117,12 +118,6 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
     # Straight into a tensor of x's dtype: a GPU divides in float32 and writes no copy in float32.
     y = torch.div(x, length.clamp_min(1e-12), out=torch.empty_like(x)).mul_(norm.scale).mul_(norm.gamma)
     return y.add_(norm.bias) if isinstance(norm.bias, Tensor) else y
-
-
-def _latent_frames(z: Tensor, temporal: int, spatial: int) -> int:
-    """Latent frames whose pixels are at most CHUNK_PIXELS, and at least one."""
-    pixels = len(z) * temporal * z.shape[3] * z.shape[4] * spatial**2
-    return max(1, CHUNK_PIXELS // max(1, pixels))
 
 
 def _all(root: nn.Module, kind: type[nn.Module], forward: Callable[..., Tensor]) -> dict[nn.Module, Any]:
@@ -206,7 +201,10 @@ def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
     conv, (left, right, top, bottom, _, _) = module.conv, module.time_causal_padding
     (batch, channels, frames, height, width), before = x.shape, past.shape[2]
     size = (batch, channels, before + frames, top + height + bottom, left + width + right)
-    whole = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_layout(conv.weight))
+    # In memory it lies as the weights do.
+    plain = conv.weight.is_contiguous() or not conv.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    layout = torch.contiguous_format if plain else torch.channels_last_3d
+    whole = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
     inner = whole[..., top : top + height, left : left + width]
     inner[:, :, :before], inner[:, :, before:] = past, x
     rows = whole[..., left : left + width]
@@ -216,12 +214,6 @@ def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
         return conv(whole)
     none, one = [0, 0, 0], [1, 1, 1]
     return torch.mkldnn_convolution(whole, conv.weight, conv.bias, none, one, one, 1)
-
-
-def _layout(weight: Tensor) -> torch.memory_format:
-    """How the inputs of a convolution lie in memory: as its weights do."""
-    plain = weight.is_contiguous() or not weight.is_contiguous(memory_format=torch.channels_last_3d)
-    return torch.contiguous_format if plain else torch.channels_last_3d
 
 
 def _onednn() -> bool:
