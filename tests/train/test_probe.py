@@ -34,7 +34,7 @@ from sage_grpo.probe.estimate import (
     effect,
     split_variance,
 )
-from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, ProbeSpec, passes, snippet
+from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, ProbeSpec, chosen_etas, passes, snippet
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig, TrainConfig
@@ -372,3 +372,17 @@ def test_nonsense_is_refused(more, answer, files, capsys) -> None:
     assert main(["probe", *words(file, out, *more)]) == 2
     assert answer in capsys.readouterr().err
     assert not (out / "probe.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "eta", "others"),
+    [("sage_exact", math.sqrt(2), [math.sqrt(2) / 2]), ("sage", 1.0, [0.5, 1.5]), ("cps", 0.8, [0.4])],
+)
+def test_no_eta_is_tried_by_itself_that_its_own_kernel_would_warn_of(kernel, eta, others, recwarn) -> None:
+    config = replace(recipe("shapes/branch"), kernel=KernelSpec(name=kernel, eta=eta))
+    found = chosen_etas(config, ProbeSpec())
+    assert found == others
+    for value in found:
+        replace(config.kernel, eta=value)
+    assert not recwarn.list
+    assert chosen_etas(config, ProbeSpec(etas=[2.5])) == [2.5]  # what is asked for is tried

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.kernels import unfit_eta
+from sage_grpo.flow.kernels import LARGE_ETA, unfit_eta
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
@@ -49,7 +49,7 @@ class ProbeSpec:
     steps: list[Natural] | None = None
     """Steps to branch at; None is every step that can be trained."""
     etas: list[Positive] | None = None
-    """Values of kernel.eta to compare at the best step, besides the configuration's; None is half and one and a half of it."""
+    """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
     out: Folder = "probe"
     """Folder for probe.json, probe.png and snippet.yaml."""
     json: bool = False
@@ -87,7 +87,7 @@ class ProbeKeys(NoiseKeys):
         """Start noise of a group, the same for all its members."""
         own = group.prompt.seed
         key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
-        return keyed_noise(shape, "start", *key, group.place)
+        return keyed_noise(shape, "start", *key, group.number)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...]) -> Tensor:
         """Exploration noise of a step: e, -e, f, -f."""
@@ -236,7 +236,7 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
     if len(prompts) < spec.prompts:
         raise ValueError(f"probe.prompts is {spec.prompts}, but {config.data.prompts} has only {len(prompts)} prompts.")
     prompts = prompts[: spec.prompts]
-    for eta in _etas(config, spec):
+    for eta in chosen_etas(config, spec):
         dataclasses.replace(config.kernel, eta=eta).build()  # an eta that the kernel does not take fails here
     found = choice.find(config.model)
     reward = load_rewards(config, prompts[0], World())
@@ -247,17 +247,18 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
     return Prober(config, spec, model, reward, prompts, conditions)
 
 
-def _etas(config: TrainConfig, spec: ProbeSpec) -> list[float]:
-    """Values of eta besides the configuration's."""
+def chosen_etas(config: TrainConfig, spec: ProbeSpec) -> list[float]:
+    """Values of eta besides the configuration's; none that the kernel refuses or warns of, unless it was asked for."""
     eta, given = config.kernel.eta, spec.etas
     if given is None:
-        given = [eta / 2, *([] if unfit_eta(config.kernel.name, 1.5 * eta) else [1.5 * eta])]
+        more = 1.5 * eta
+        given = [eta / 2, *([more] if more <= LARGE_ETA and not unfit_eta(config.kernel.name, more) else [])]
     return [value for value in sorted(given) if value != eta]
 
 
 def probe(prober: Prober, say: Callable[[str], None], counting: Counting) -> ProbeResult:
     """Sample every setting, estimate and advise. `say` gets the forecast; `counting` shows how many passes of a stretch are done."""
-    eta, others = prober.config.kernel.eta, _etas(prober.config, prober.spec)
+    eta, others = prober.config.kernel.eta, chosen_etas(prober.config, prober.spec)
     steps = prober.steps()
     still, every = prober.still(), prober.exploring(eta, None)
     branches = {step: prober.exploring(eta, step) for step in steps}
