@@ -261,7 +261,8 @@ def unlabelled(scores: Scores, title: str) -> Scores:
 
 def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The deciding scores of an evaluation, one value for every prompt (the mean of its clips), for intervals over prompts."""
-    names = [name for name in ("Overall", "total", "drift") if rows and name in rows[0]["scores"]]
+    known = rows[0]["scores"] if rows else {}
+    names = [name for name in ("Overall" if "Overall" in known else "total", "drift") if name in known]
     clips: dict[str, dict[str, list[float | None]]] = {name: defaultdict(list) for name in names}
     for row in rows:
         for name in names:

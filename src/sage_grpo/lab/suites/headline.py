@@ -16,6 +16,18 @@ SEEDS = tuple(range(6001, 6009))
 """No run had these before."""
 TUNING_SEEDS = (301, 302)
 RATES = (2.5e-5, 5e-5, 1e-4)
+CHOSEN: Mapping[str, float] = {
+    "branch": 5e-5,
+    "sage": 2.5e-5,
+    "sage x 2": 2.5e-5,
+    "mix": 5e-5,
+    "flow": 5e-5,
+    "dance": 5e-5,
+    "cps": 5e-5,
+    "nft": 2.5e-5,
+    "awm": 1e-4,
+}
+"""The best rate of every method in `tuning`."""
 EVALUATION: Mapping[str, Any] = {"evaluate.prompts": 256, "evaluate.per_prompt": 2, "evaluate.steps": 20}
 """512 held-out clips, two of each prompt."""
 ALL_STEPS: Mapping[str, Any] = {"update.step_fraction": 1.0, "trust_region.mode": "none"}
@@ -34,13 +46,41 @@ METHODS = (
 """One update and all steps is how sage is released; the paper does not say how often a rollout is used."""
 
 
+def headline(size: Size) -> Suite:
+    """Ten methods at their own rates, evaluated exactly at a budget of passes, at one of reward calls, and at their end."""
+    longer = Arm(name="branch_long", recipe="shapes/branch_long", options={"batch.micro_batch": 192}, iterations=400)
+    suite = Suite(
+        name="headline",
+        title="Methods as their authors run them, at equal passes, equal reward calls and equal iterations",
+        question="Which method learns most for the same network passes, which for the same number of scored clips, and which over the same iterations, "
+        "when each has the learning rate that suits it best?",
+        arms=(*(_at(arm, CHOSEN[arm.name], named=False) for arm in METHODS), longer),
+        baseline="branch",
+        seeds=SEEDS,
+        options={**EVALUATION, "rewards": judged()},
+        iterations=ITERATIONS,
+        points=(0,),
+        passes=PASSES,
+        clips=CLIPS,
+        columns=COLUMNS,
+        figures=("bars", "curves"),
+        notes="Rates were chosen with other seeds (suite `tuning`). `branch_long` is its recipe as it is: four times the prompts, 400 iterations, a rate "
+        "that falls to zero, so that at the budgets it has hardly begun. `sage` runs without its KL, which is inert at the printed coefficient and "
+        "would cost a pass.",
+    )
+    return sized(suite, size, brief=[arm.name for arm in suite.arms if arm is not longer], smoke=("branch", "sage"))
+
+
 def tuning(size: Size) -> Suite:
     """Three learning rates for every method of `headline`, on other seeds."""
     suite = Suite(
         name="tuning",
         title="The rate of every method",
         question="Which of three learning rates does each method learn most with in 135 iterations? The best one is its rate in `headline`.",
-        arms=tuple(_at(arm, rate) for arm in METHODS for rate in RATES),
+        # Below the lowest rate where the slope asked for it.
+        arms=tuple(
+            _at(arm, rate) for arm in METHODS for rate in (*((1.25e-5,) if arm.name == "sage x 2" else ()), *RATES)
+        ),
         baseline=_at(METHODS[0], 5e-5).name,
         seeds=TUNING_SEEDS,
         options={**MEASURED, "rewards": judged()},
@@ -53,5 +93,6 @@ def tuning(size: Size) -> Suite:
     return sized(suite, size, brief=[arm.name for arm in suite.arms], smoke=smoke)
 
 
-def _at(arm: Arm, rate: float) -> Arm:
-    return replace(arm, name=f"{arm.name} {rate:g}", options={**arm.options, "optimizer.lr": rate})
+def _at(arm: Arm, rate: float, *, named: bool = True) -> Arm:
+    name = f"{arm.name} {rate:g}" if named else arm.name
+    return replace(arm, name=name, options={**arm.options, "optimizer.lr": rate})
