@@ -71,6 +71,11 @@ class Suite:
     """Iterations of all arms; None is the recipe's."""
     points: tuple[int, ...] | None = None
     """Iterations that are evaluated; None goes by evaluate.every. The first (0) and the last always are."""
+    passes: int | None = None
+    """A budget of network passes: every run is evaluated after its last iteration within it, and compared there. None: where the cheapest
+    arm ends, on the line between the evaluations before and after."""
+    clips: int | None = None
+    """A budget of scored clips, which is one of reward calls: every run is evaluated after its last iteration within it as well."""
     columns: tuple[Column, ...] = (Column(key="total", label="Overall"), Column(key="drift", higher=False))
     """What tables show; the first one decides."""
     kind: Literal["train", "rollout"] = "train"

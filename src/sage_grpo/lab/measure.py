@@ -10,7 +10,7 @@ import platform
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -52,10 +52,17 @@ class Record:
     evaluations: dict[str, Scores] = field(default_factory=dict)
     passes: dict[str, int] = field(default_factory=dict)
     training: list[dict[str, float]] = field(default_factory=list)
+    clips: dict[str, int] = field(default_factory=dict)
+    budgets: dict[str, int] = field(default_factory=dict)
+    """By what is counted: the last iteration within its budget, once that is known."""
+    by_prompt: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
+    """By evaluated iteration and score: one value for every prompt, in the order of the prompts. At budgets and at the end."""
     grid: dict[int, dict[str, float]] = field(default_factory=dict)
     """By step of the run's grid: what the kernel predicts."""
     updates: int = 0
     cost: int = 0
+    scored: int = 0
+    """Clips so far."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     sentinel: list[list[Any]] = field(default_factory=list)
     """What the sentinel said and did: iteration, name, action."""
@@ -69,6 +76,9 @@ class Record:
             "reached": len(self.training),
             "evaluations": self.evaluations,
             "passes": self.passes,
+            "clips": self.clips,
+            "budgets": self.budgets,
+            "by_prompt": self.by_prompt,
             "updates": self.updates,
             "training": blocks(self.training),
             "steps": by_step(self.training, self.grid),
@@ -118,7 +128,7 @@ def measure(
                 sample(trainer, record, progress)
             else:
                 place = Unfinished(unfinished or Path(folder), made_by(job), tell)
-                train(trainer, job.points, record, bases, progress, place)
+                train(trainer, job, record, bases, progress, place)
         if weights is not None:
             trainer.export(weights)
     except (Diverged, RewardFailure) as error:
@@ -139,6 +149,9 @@ class Recording(Observer):
     record: Record
     bases: Bases
     progress: Progress
+    budgets: Mapping[str, int]
+    points: set[int]
+    """Where evaluations stand; the last iteration within a budget is added as soon as the next one would leave it."""
 
     def after(self, row: dict[str, float]) -> None:
         """What the iteration gave and cost."""
@@ -146,7 +159,14 @@ class Recording(Observer):
         if plan is None:
             raise RuntimeError("An iteration is complete, but there is no plan of it.")
         passes = references(trainer.config, plan.iteration, plan.updates)
-        record.cost += rollout_cost(plan) + update_cost(plan, passes)
+        spent = {"passes": rollout_cost(plan) + update_cost(plan, passes), "clips": scored_clips(plan)}
+        record.cost += spent["passes"]
+        record.scored += spent["clips"]
+        for name, total in {"passes": record.cost, "clips": record.scored}.items():
+            limit = self.budgets.get(name)
+            if limit is not None and name not in record.budgets and total <= limit < total + spent[name]:
+                record.budgets[name] = trainer.state.iteration
+                self.points.add(trainer.state.iteration)
         record.seconds["iterations"] += row["time/total"]
         record.training.append(row)
         record.updates = trainer.state.updates
@@ -163,6 +183,9 @@ class Recording(Observer):
         scores = {name.removeprefix("eval/"): finite(value) for name, value in found.metrics.items()}
         self.record.evaluations[str(number)] = with_plain_names(scores, self.trainer.config)
         self.record.passes[str(number)] = self.record.cost
+        self.record.clips[str(number)] = self.record.scored
+        if number in (self.trainer.config.iterations, *self.record.budgets.values()):
+            self.record.by_prompt[str(number)] = by_prompt(found.rows)
 
     def told(self, event: SentinelEvent) -> None:
         """What the sentinel found and did."""
@@ -188,7 +211,7 @@ class Kept:
     trainer: Trainer
     record: Record
     place: Unfinished
-    points: Sequence[int]
+    points: Collection[int]
 
     def due(self, number: int, *, last: bool, stopping: bool) -> bool:
         """At evaluated points, and where the last one was long ago; what is over needs no going on."""
@@ -201,17 +224,16 @@ class Kept:
         return None
 
 
-def train(
-    trainer: Trainer, points: Sequence[int], record: Record, bases: Bases, progress: Progress, place: Unfinished
-) -> None:
-    """Train to the end, from the start or from where the run was cut off; evaluate at the points."""
+def train(trainer: Trainer, job: Job, record: Record, bases: Bases, progress: Progress, place: Unfinished) -> None:
+    """Train to the end, from the start or from where the run was cut off; evaluate at the points and budgets."""
     for step in range(trainer.planner.grid.num_steps):
         record.grid[step] = predicted(trainer, step)
     known = place.resume(trainer)
     if known is not None:
         record.load_state_dict(known)
     trainer.encode_prompts()  # which ones goes by the iteration
-    recording = Recording(trainer, record, bases, progress)
+    points = {*job.points, *record.budgets.values()}
+    recording = Recording(trainer, record, bases, progress, job.budgets, points)
     guard = Guard(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
     saver = Kept(trainer, record, place, points)
     loop = Loop(trainer, guard, saver, [recording], points, StopRequest(), recording.evaluate)
@@ -237,6 +259,20 @@ def unlabelled(scores: Scores, title: str) -> Scores:
     return {name.removeprefix(start): value for name, value in scores.items() if name.startswith(start)}
 
 
+def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """The deciding scores of an evaluation, one value for every prompt (the mean of its clips), for intervals over prompts."""
+    known = rows[0]["scores"] if rows else {}
+    names = [name for name in ("Overall" if "Overall" in known else "total", "drift") if name in known]
+    clips: dict[str, dict[str, list[float | None]]] = {name: defaultdict(list) for name in names}
+    for row in rows:
+        for name in names:
+            clips[name][row["prompt"]].append(row["scores"][name])
+    return {
+        name: [None if None in values else round(sum(values) / len(values), 5) for values in prompts.values()]  # type: ignore[arg-type]
+        for name, prompts in clips.items()
+    }
+
+
 def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
     """Only sample, with exploration, and score; the means stand where an evaluation's would."""
     config, state = trainer.config, trainer.state
@@ -260,6 +296,11 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
     scores["clips"] = float(len(found["total"]))
     record.evaluations[str(config.iterations)] = scores
     record.passes[str(config.iterations)] = record.cost
+
+
+def scored_clips(plan: Plan) -> int:
+    """Clips that a rollout has and rewards see."""
+    return sum(len(batch.members) for rank in range(len(plan.shares)) for batch in plan.batches(rank))
 
 
 def rollout_cost(plan: Plan) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sage_grpo.configure import ConfigError, parse
@@ -31,6 +31,8 @@ MINIATURE = {
     "batch.micro_batch": 128,
 }
 """For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
+BUDGETS = ("passes", "clips")
+"""What a suite may limit: samples through the network, and clips that were scored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class Job:
     points: tuple[int, ...]
     """Iterations that are evaluated."""
     kind: str
+    budgets: dict[str, int] = field(default_factory=dict)
+    """By what is counted (`passes`, `clips`): evaluated after the last iteration within so many, too."""
 
     @property
     def name(self) -> str:
@@ -73,7 +77,8 @@ def prepare(
         except (ValueError, FileNotFoundError) as error:
             raise ConfigError(f"Arm {arm.name!r}: {error}") from error
         arms.append((arm, start, config))
-    arms.sort(key=lambda one: -one[2].iterations)
+    # Runs that learn at fresh noise levels take the longest (see SHARES in suites/common.py).
+    arms.sort(key=lambda one: -one[2].iterations * (1 if one[2].objective.kind == "surrogate" else 3))
     return [_job(suite, arm, start, replace(config, seed=seed)) for seed in suite.seeds for arm, start, config in arms]
 
 
@@ -102,16 +107,18 @@ def _word(value: Any) -> str:
 def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job:
     points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
     changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
+    budgets = {name: most for name in BUDGETS if (most := getattr(suite, name)) is not None}
     # What the benchmark's rules ask for is told also where it is the recipe's own.
     rules = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in EVALUATION}
     return Job(
         arm=arm.name,
         recipe=arm.recipe,
         seed=config.seed,
-        key=key_of(config, points, suite.kind),
+        key=key_of(config, points, suite.kind, budgets),
         config=config,
         settings={key: value for key, value in {**changed, **rules}.items() if key not in ("seed", "out", *MINIATURE)},
         points=points,
+        budgets=budgets,
         kind=suite.kind,
     )
 
@@ -122,11 +129,11 @@ def evaluated(points: Sequence[int] | None, spec: EvalConfig, iterations: int) -
     return sorted({0, iterations, *(point for point in between if 0 < point < iterations)})
 
 
-def key_of(config: TrainConfig, points: Sequence[int], kind: str) -> str:
+def key_of(config: TrainConfig, points: Sequence[int], kind: str, budgets: Mapping[str, int] | None = None) -> str:
     """Digest of what a run computes. Defaults do not count, so that a field that is added later changes no key."""
     changed = differences(_plain(TrainConfig()), _plain(config))
     counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
-    text = json.dumps([counted, config.seed, list(points), kind], sort_keys=True)
+    text = json.dumps([counted, config.seed, list(points), kind, *([budgets] if budgets else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -59,6 +59,7 @@ HEAD = {
 """What every row says, with the types."""
 MEASURED = {
     "evaluations": dict[int, dict[str, float | None]], "passes": dict[int, float], "updates": int, "seconds": dict[str, float],
+    "clips": dict[int, float], "budgets": dict[str, int], "by_prompt": dict[int, dict[str, list[float | None]]],
     "steps": dict[int, dict[str, float | None]], "training": dict[str, list[float | None]], "reached": int, "commit": str | None,
     "code": str | None,
 }  # fmt: skip
