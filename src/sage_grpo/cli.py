@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import os
+import re
 import select
 import sys
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from sage_grpo.commands import COMMANDS
-from sage_grpo.hints import did_you_mean
+from sage_grpo.hints import did_you_mean, nearest
 from sage_grpo.inside import printable
 from sage_grpo.secrecy import hide
-from sage_grpo.version import __version__
+from sage_grpo.version import ROOT, __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _say_no_more()
         return UNREAD
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return UNREAD  # rich has noticed it and ends the program itself, with a status that means something else here
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -96,21 +103,25 @@ def _say_no_more() -> None:
 def _run(name: str, argv: list[str]) -> int:
     command = COMMANDS[name]
     topic, argv = _asked(argv, before=COMMANDS if command.positional == "command" else ())
+    takes_one = command.positional not in ("", "command") and not command.many
+    if takes_one and argv and not argv[0].startswith("-"):
+        argv = [f"--{command.positional}", *argv]
+    if command.positional != "command":
+        _refuse_missing(name, argv)
     if command.slow and topic is None and "--print_config" not in argv and _is_first():
         # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
         _say(f"sage-grpo {__version__} {name}: starting ...")
     module = importlib.import_module(f"sage_grpo.commands.{command.module}")
-    defaults = None
+    defaults, unnamed = None, False
     if command.positional == "command":
         argv = module.arguments(argv, COMMANDS)
     elif command.many:
         from sage_grpo.configure import loose_words
 
         argv = loose_words(argv, command.positional, module.Options)
-    elif command.positional and argv and not argv[0].startswith("-"):
-        argv = [f"--{command.positional}", *argv]
     if command.recipes or command.runs:
-        defaults, argv = module.defaults(argv)
+        words, (defaults, argv) = argv, module.defaults(argv)
+        unnamed = command.recipes and len(argv) > len(words)  # the recipe is one that nobody named
     if topic is not None:
         from sage_grpo.manual import manual
         from sage_grpo.recipes import meanings
@@ -125,9 +136,57 @@ def _run(name: str, argv: list[str]) -> int:
     if command.recipes and defaults is not None and _is_first():
         from sage_grpo.recipes import remarks
 
+        if unnamed:
+            _say(
+                f"sage-grpo: no recipe is named: this is {argv[-1].partition('=')[2]}, the miniature that the package carries."
+            )
         for remark in remarks(options, defaults):
             _say(f"sage-grpo: {remark}")
     return module.run(options)
+
+
+def _refuse_missing(name: str, argv: list[str]) -> None:
+    """Refuse a recipe, a file or a run that is not there before anything is imported: the libraries take seconds. What this does not know
+    is refused later, by whoever needs it."""
+    from sage_grpo.configure import given
+
+    config = given(argv, "config")
+    if config is not None and not Path(config).is_file():
+        raise FileNotFoundError(f"--config {config}: there is no such file to read.")
+    if name in STARTED:
+        for start in (given(argv, "of" if name == "rewards" else "recipe"), *_values(argv, "recipes")):
+            _refuse_unknown(start or "null")
+    run = given(argv, "run")
+    if run and not (Path(run) / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run} is not the folder of a run: it has no config.yaml. Give --run runs/NAME.")
+    prompts = given(argv, "prompts") or ""  # of those of `train` is told with all else that a run lacks
+    if prompts.endswith((".txt", ".csv", ".json", ".jsonl")) and not Path(prompts).expanduser().is_file():
+        raise FileNotFoundError(f"There is no prompt file {prompts}.")
+
+
+def _refuse_unknown(start: str) -> None:
+    """Refuse what is neither a file or folder nor the name of a recipe."""
+    if start in ("None", "null") or Path(start).exists():
+        return
+    if start.endswith((".yaml", ".yml")):
+        raise FileNotFoundError(f"There is no file {start}.")
+    # The words that names of recipes are made of, as their sources define them.
+    texts = [(ROOT / "recipes" / file).read_text(encoding="utf-8") for file in ("targets.py", "methods.py")]
+    words = [*(name for text in texts for name in re.findall(r"^def ([a-z]\w*)\(", text, re.M)), "official", "a", "b"]
+    near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
+    if near != start:
+        hint = f" Did you mean {near!r}?" if all(near.split("/")) else ""
+        raise ValueError(f"There is no recipe {start!r}.{hint} `sage-grpo train --help recipes` lists them.")
+
+
+def _values(argv: list[str], key: str) -> list[str]:
+    """The words after an option, up to the next one."""
+    rest = argv[argv.index(f"--{key}") + 1 :] if f"--{key}" in argv else []
+    return list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
+
+
+STARTED = ("rewards", "compare", *(name for name, command in COMMANDS.items() if command.recipes))
+"""Commands that start from a recipe."""
 
 
 def _say(text: str) -> None:

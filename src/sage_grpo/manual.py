@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,14 +34,15 @@ class Entry:
 
 @cache
 def field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring literal under it, there or in the class that it is inherited from."""
+    """Field -> the docstring literal under it, there or in the class that it is inherited from; what Python calls None is null here, as in YAML
+    and on the command line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     bases = [base for base in reversed(kind.__bases__) if dataclasses.is_dataclass(base)]
     docs = {name: text for base in bases for name, text in field_docs(base).items()}
     for field, text in zip(body.body, body.body[1:]):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+            docs[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(str(text.value.value).split()))
     return docs
 
 
@@ -90,7 +92,7 @@ def manual(
     names = ("[--recipe NAME] " if recipes else "") + "[--config FILE.yaml] [--option value ...]"
     lines = [*_wrap(f"usage: {prog} {names}", 0), "", *_wrap(" ".join(about.split()), 0), ""]
     for heading, meanings in (recipes or {}).items():
-        lines += [f"{heading}:", *_rows(meanings, one_line=True), ""]
+        lines += [f"{heading}:", *_rows(meanings), ""]
     plain = {f"--{entry.key}": _short(entry) for entry in found if _top(entry) and entry.group is None}
     own = {
         "--config": "A YAML file with any of these options.",
@@ -174,22 +176,10 @@ def _default_in_words(value: Any) -> str:
     return f" ({text})"
 
 
-def _rows(meanings: Mapping[str, str], *, one_line: bool = False) -> list[str]:
+def _rows(meanings: Mapping[str, str]) -> list[str]:
     """Names in one column, what they mean in the next."""
     width = max(map(len, meanings), default=0)
-    if one_line:
-        return [f"  {name:<{width}}  {_cut(text, WIDTH - width - 4)}" for name, text in meanings.items()]
-    return [
-        line
-        for name, text in meanings.items()
-        for line in textwrap.wrap(
-            f"  {name:<{width}}  {text}", WIDTH, subsequent_indent=" " * (width + 4), break_on_hyphens=False
-        )
-    ]
-
-
-def _cut(text: str, room: int) -> str:
-    return textwrap.shorten(text, room, placeholder=" ...", break_on_hyphens=False)
+    return [line for name, text in meanings.items() for line in _wrap(f"  {name:<{width}}  {text}", width + 4, first=0)]
 
 
 def _wrap(text: str, indent: int, first: int | None = None) -> list[str]:

@@ -410,7 +410,15 @@ def test_what_is_given_is_refused_where_it_enters(kind: str, no_work: Path, caps
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"],
+        ["--help"],
+        ["doctor", "--help"],
+        ["inspect", "--steps", "3", "--kernels", "ode", "--figure", "null"],
+    ],
+)
 def test_a_reader_who_has_gone_ends_a_command_in_silence(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:

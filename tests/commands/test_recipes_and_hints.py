@@ -146,7 +146,6 @@ class Ear:
             raise SystemExit(0)
     def flush(self): pass
 sys.stderr = Ear()
-import documents
 from sage_grpo.cli import main
 main([sys.argv[1], "--iterations", "none"])
 """
@@ -187,3 +186,48 @@ print(names, yaml.safe_load("[1]"))
     words = [sys.executable, str(tmp_path / "bin" / "console_script.py")]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "('bright',) [1]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "shapes/sagee"],
+        ["plan", "nosuch"],
+        ["compare", "shapes/sage", "nosuch"],
+        ["rewards", "nosuch"],
+        ["train", "missing.yaml"],
+        ["doctor", "--config", "missing.yaml"],
+        ["evaluate", "--prompts", "missing.txt"],
+        ["evaluate", "--run", "missing"],
+        ["export", "--run", "missing"],
+        ["report", "missing"],
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_heavy_is_imported(argv: list[str], tmp_path: Path) -> None:
+    script = (
+        "import sys; from sage_grpo.cli import main; status = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert any(word in done.stderr for word in ("missing", "nosuch", "shapes/sagee"))
+
+
+def test_every_recipe_gets_past_the_quick_look(tmp_path: Path, monkeypatch) -> None:
+    from sage_grpo.cli import _refuse_unknown
+    from sage_grpo.recipes import names
+    from sage_grpo.recipes.methods import METHODS
+    from sage_grpo.recipes.targets import SETTINGS, TARGETS
+
+    for name in (*TARGETS, *METHODS, *names(), *(f"hunyuan15/sage/{setting}" for setting in SETTINGS)):
+        _refuse_unknown(name)
+    for name in ("sagee", "shapes/brunch", "shapes/sage/c", "none.yaml"):
+        with pytest.raises((ValueError, FileNotFoundError), match="There is no"):
+            _refuse_unknown(name)
+
+
+def test_a_command_without_a_recipe_says_that_it_takes_the_miniature(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sage_grpo.commands.plan.run", lambda options: 0)
+    for words, told in (([], True), (["shapes/cps"], False), (["--recipe=cps"], False), (["--help"], False)):
+        assert main(["plan", *words]) == 0
+        assert ("no recipe is named: this is shapes/sage" in capsys.readouterr().err) == told

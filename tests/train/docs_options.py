@@ -39,7 +39,9 @@ def tables(kind: type, prefix: str = "", *, title: str = "Run") -> str:
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
         value = field.default
-        return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else '`""`'
+        if value is None or value == "":
+            return "`null`" if value is None else '`""`'
+        return f"`{str(value).lower() if isinstance(value, bool) else value}`"
     if field.default_factory is not dataclasses.MISSING:
         return f"`{field.default_factory()}`"
     return "(needed)"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sage_grpo.clips.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document, write_pairs
-from sage_grpo.commands.starting import trusted
+from sage_grpo.commands.starting import say_whose_model, trusted
 from sage_grpo.configure import given
 from sage_grpo.inside import replace_text
 from sage_grpo.printing import fixed, percent
@@ -56,6 +56,7 @@ def run(options: Options) -> int:
     try:
         if options.videos is not None:
             return _score_files(options)
+        say_whose_model(options)
         if options.pairs:
             _report_pairs(options)
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
-from sage_grpo.commands.starting import trusted
+from sage_grpo.commands.starting import say_whose_model, trusted
 from sage_grpo.configure import given
 from sage_grpo.folder.saved import refuse_own
 from sage_grpo.ranges import Folder
@@ -32,6 +32,7 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 def run(options: Options) -> int:
     """Generate and write; returns the exit status."""
     out = Path(options.out)
+    say_whose_model(options)
     if options.bench is not None:
         from sage_grpo.clips import bench
 

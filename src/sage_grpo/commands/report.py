@@ -34,11 +34,14 @@ class Options:
 
 def run(options: Options) -> int:
     """Write the page, or serve it until interrupted."""
-    from sage_grpo.report.page import PAGE, write_report
-
     folders = [Path(folder) for folder in options.runs]
     if not folders:
         raise ValueError("Name the folder of a run, e.g. sage-grpo report runs/demo.")
+    for folder in folders:  # before the libraries are imported
+        if not folder.is_dir():
+            raise FileNotFoundError(f"There is no folder {folder}.")
+    from sage_grpo.report.page import PAGE, write_report
+
     if options.watch:
         return _serve(options, folders)
     out = options.out or ((folders[0] if len(folders) == 1 else Path()) / PAGE)

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sage_grpo.configure import ConfigError, given, in_file
 from sage_grpo.recipes import recipe
 from sage_grpo.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sage_grpo.clips.evaluate import EvaluateSpec
+    from sage_grpo.clips.generate import GenerateSpec
 
 EMBEDDED = "shapes/sage"
 
@@ -93,6 +97,14 @@ def _say_what_it_stands_on(files: list[str]) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def say_whose_model(options: GenerateSpec | EvaluateSpec) -> None:
+    """Where nobody named a run or a model, it is the miniature's: said, because its clips are not what people expect of theirs."""
+    if options.run is None and options.model.path is None and options.model.family is None:
+        with suppress(OSError, ValueError):  # nobody may be reading
+            text = "neither --run nor --model.path is given: this is the miniature that the package carries."
+            print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
 
 
 def trusted(argv: Sequence[str]) -> bool:
