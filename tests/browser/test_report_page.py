@@ -51,6 +51,11 @@ def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, r
     assert "base" in table
     assert "second" in table
     assert f"+{sum(GAINS) / len(GAINS):.3f}" in table
+    assert "first: after 4 iterations the tuned model scores" in page.inner_text(".verdict")
+    assert page.get_attribute("#summary abbr:text-is('TA')", "title").startswith("text alignment")
+    page.wait_for_function("() => [...document.querySelectorAll('#overview video')].every(video => video.readyState >= 2)")
+    assert page.locator("#overview video").count() == 3 * 3  # base and two runs, and the lowest is among the first three prompts
+    assert "lowest change: a blue ring on a navy wall" in page.locator(".some").inner_text()
     chart = page.locator(".chart").first
     chart.locator("svg").hover(position={"x": 200, "y": 100})
     assert "iteration 2" in chart.locator(".tip").inner_text()
@@ -167,7 +172,7 @@ def test_keys_open_walk_and_close(open_page: OpenPage, report: Path) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("1")
     assert page.is_visible("#summary")
-    assert page.locator("video").count() == 0
+    assert page.locator("#gallery video").count() == 0
 
 
 def test_html_in_prompts_is_text(open_page: OpenPage, report: Path) -> None:
@@ -196,7 +201,7 @@ def test_phones_and_dark_screens(open_page: OpenPage, report: Path) -> None:
         page.tap(f"#tab-{tab}")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     page.tap("#tab-gallery")
-    assert page.locator("button.play").first.is_visible()
+    assert page.locator("#gallery button.play").is_visible()
     page.tap("#theme")
     assert page.evaluate(ground) == "rgb(247, 247, 245)"
     page.reload()

@@ -77,9 +77,10 @@ def leave_report(out: Path) -> str:
 def describe(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, Path]]]:
     """All data of a page but its clips, and the files of those."""
     shown, files = gallery(runs)
-    names = _distinct(runs)
+    titles = _distinct(runs)
+    names = titles if len(runs) > 1 else ["tuned"]  # beside "base", as in its videos
     return {
-        "title": ", ".join(names),
+        "title": ", ".join(titles),
         "version": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "watch": None,

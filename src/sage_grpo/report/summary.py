@@ -61,7 +61,7 @@ def table(runs: Sequence[RunData]) -> dict[str, Any]:
             {"label": label, "kind": "base", "run": place, "iteration": 0, **_scores(run, 0, names, gain=False)}
         )
     for place, run in evaluated:
-        rows.append({"label": run.name, "kind": "run", "run": place, **_last(run, names)})
+        rows.append({"label": run.name if len(runs) > 1 else "tuned", "kind": "run", "run": place, **_last(run, names)})
     rows += [_over_seeds([runs[place] for place in members], members, names) for members in _same_but_seed(runs)]
     return {
         "parts": names,

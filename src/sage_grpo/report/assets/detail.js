@@ -43,7 +43,7 @@ function filmstrip(entry) {
 
 function partsTable(entry) {
   const shown = columns(entry);
-  const rows = D.gallery.parts.map((part, i) => make("tr", {}, make("th", { scope: "row" }, part), ...shown.map((column) => make("td", { class: "number" }, number(column.cell ? column.cell[2][i] : null)))));
+  const rows = D.gallery.parts.map((part, i) => make("tr", {}, make("th", { scope: "row" }, partName(part)), ...shown.map((column) => make("td", { class: "number" }, number(column.cell ? column.cell[2][i] : null)))));
   find("#parts").replaceChildren(make("table", { class: "sticky" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "score"), ...shown.map((column) => make("th", { class: "number", scope: "col" }, dot(column.paint), column.name)))), make("tbody", {}, ...rows)));
 }
 

@@ -13,7 +13,9 @@ function fillTab(name) {
   if (name === "gallery") dropCards();
   for (let i = charts.length - 1; i >= 0; i -= 1) if (section.contains(charts[i].box)) charts.splice(i, 1);
   section.replaceChildren(...TABS.find(([one]) => one === name)[2]());
-  if (name === "gallery") { relayout(); showPlayer(); } else redrawCharts();
+  if (name === "gallery") relayout(); else redrawCharts();
+  showPlayer();
+  hintScrolls();
 }
 
 function showTab(name) {
@@ -23,9 +25,23 @@ function showTab(name) {
     find(`#tab-${one}`).setAttribute("aria-selected", String(one === name));
   }
   if (name !== "gallery") dropCards();
+  if (name !== "overview") dropShown();
   fillTab(name);
   scrollTo(0, 0);
   if (location.hash !== `#/${name}`) history.replaceState(null, "", `#/${name}`);
+}
+
+// A table that is wider than the page says so.
+function hintScrolls() {
+  for (const box of document.querySelectorAll(".scroll")) {
+    let hint = box.nextElementSibling;
+    if (!hint || !hint.classList.contains("more")) {
+      hint = make("p", { class: "note more" }, "More columns to the right: scroll the table sideways.");
+      box.after(hint);
+    }
+    hint.hidden = box.scrollWidth <= box.clientWidth + 1;
+    if (hint.hidden) box.removeAttribute("tabindex"); else box.tabIndex = 0; // keys scroll what has the focus
+  }
 }
 
 function theme(next) {
@@ -132,8 +148,9 @@ addEventListener("scroll", renderSoon, { passive: true });
 let resizing = 0, lastWidth = innerWidth;
 addEventListener("resize", () => {
   clearTimeout(resizing);
-  resizing = setTimeout(() => { if (innerWidth !== lastWidth) { lastWidth = innerWidth; relayout(); } else renderSoon(); }, 120);
+  resizing = setTimeout(() => { if (innerWidth !== lastWidth) { lastWidth = innerWidth; relayout(); hintScrolls(); } else renderSoon(); }, 120);
 });
+document.addEventListener("toggle", hintScrolls, true); // what was folded away had no width
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme());
 const named = () => TABS.map(([name]) => name).find((name) => location.hash === `#/${name}`);
 addEventListener("hashchange", () => { if (named() && named() !== tab) showTab(named()); });

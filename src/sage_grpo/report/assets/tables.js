@@ -16,6 +16,16 @@ function scoreCell(row, part) {
   return cell;
 }
 
+const meaning = (part) => D.summary.meanings[part] || null;
+// What a score measures, for a pointer over its name; the list under the table is for everybody else.
+const partName = (part) => (meaning(part) ? make("abbr", { title: meaning(part) }, part) : part);
+
+function meanings(parts) {
+  const told = parts.filter(meaning);
+  if (!told.length) return null;
+  return make("details", { class: "small" }, make("summary", {}, "What the scores mean"), make("dl", { class: "keys" }, ...told.flatMap((part) => [make("dt", {}, part), make("dd", {}, meaning(part))])));
+}
+
 function summaryTable() {
   const { rows, parts } = D.summary;
   if (!rows.length) return make("p", { class: "card empty" }, "No evaluation yet: held-out prompts (data.eval_prompts) are scored before, during and after training.");
@@ -23,7 +33,7 @@ function summaryTable() {
   const shown = { parts: main };
   const body = make("tbody"), head = make("tr");
   function refill() {
-    head.replaceChildren(make("th", { scope: "col" }, "held-out scores"), make("th", { class: "number", scope: "col" }, "iteration"), ...shown.parts.map((part) => make("th", { class: "number", scope: "col" }, part)));
+    head.replaceChildren(make("th", { scope: "col" }, "held-out scores"), make("th", { class: "number", scope: "col" }, "iteration"), ...shown.parts.map((part) => make("th", { class: "number", scope: "col" }, partName(part))));
     body.replaceChildren(...rows.map((row) => {
       const paint = row.kind === "base" ? "var(--base)" : colour(row.run);
       return make("tr", { class: row.kind }, make("th", { scope: "row" }, row.kind === "seeds" ? null : dot(paint), row.label), make("td", { class: "number" }, String(row.iteration)), ...shown.parts.map((part) => scoreCell(row, part)));
@@ -33,12 +43,14 @@ function summaryTable() {
   const seeds = rows.some((row) => row.kind === "seeds") ? " Rows of several seeds: mean over seeds, interval by Student's t." : "";
   const box = make("div", {}, make("div", { class: "scroll" }, make("table", { class: "sticky", id: "summary" }, make("thead", {}, head), body)),
     make("p", { class: "note" }, "Mean over held-out prompts ± half of the 95% interval. The second line is the change from base, clip by clip with the same prompt and noise; it is grey where its interval includes zero." + seeds));
+  box.append(meanings(main) ?? "");
   if (main.length < parts.length) {
     const more = make("button", { type: "button", "aria-pressed": "false", onclick() {
       const all = shown.parts === main;
       shown.parts = all ? parts : main;
       more.setAttribute("aria-pressed", String(all));
       refill();
+      hintScrolls();
     } }, "All parts");
     box.append(make("p", {}, more));
   }
@@ -54,11 +66,42 @@ function legend(extra = []) {
   return make("div", { class: "legend" }, ...(items.length > 1 ? items : []), make("span", { class: "spacer" }), ...extra);
 }
 
+// A few clips beside the numbers: the first prompts, and the one with the lowest change.
+const SHOWN = 3;
+let shownClips = [];
+
+function dropShown() {
+  for (const cell of shownClips) { cell.close(); cell.remove(); }
+  shownClips = [];
+}
+
+function someClips() {
+  dropShown();
+  const entries = D.gallery.entries, has = (cell) => cell && cell[1] !== null;
+  const both = entries.filter((entry) => has(baseOf(entry, G.run)) && has(cellOf(entry, G.run)));
+  if (!both.length) return [];
+  const lowest = both.reduce((least, entry) => (gainOf(entry) !== null && (least === null || gainOf(entry) < gainOf(least)) ? entry : least), null);
+  const chosen = both.filter((entry, place) => place < SHOWN || entry === lowest);
+  const size = `aspect-ratio:${D.gallery.size.width}/${D.gallery.size.height}`;
+  const cards = chosen.map((entry) => {
+    const cells = columns(entry).map((column) => { const cell = cellNode(column, size); cell.show(column); return cell; });
+    shownClips.push(...cells);
+    return make("article", { class: "card some-card" }, make("p", { dir: "auto" }, make("b", {}, entry === lowest ? "lowest change: " : ""), entry.prompt), make("div", { class: "cells", style: `grid-template-columns:repeat(${Math.min(cells.length, 3)},minmax(0,1fr))` }, ...cells));
+  });
+  const all = make("button", { type: "button", onclick: () => showTab("gallery") }, `All ${entries.length} prompts in the gallery`);
+  return [make("h2", {}, "Clips"), make("p", { class: "note" }, "The same prompt and initial noise in every column; the figure is the total and its change."),
+    make("div", { class: "some" }, ...cards), make("p", { class: "transport" }, playerControls()[0], all)];
+}
+
+function verdict() {
+  return D.verdict.length ? [make("div", { class: "card verdict" }, ...D.verdict.map((text) => make("p", {}, text)))] : [];
+}
+
 function overview() {
   const range = make("input", { type: "range", min: "0", max: "0.95", step: "0.05", value: String(smoothing), id: "smoothing", "aria-label": "Smoothing of curves" });
   const value = make("output", {}, smoothing.toFixed(2));
   range.addEventListener("input", () => { smoothing = +range.value; value.textContent = smoothing.toFixed(2); redrawCharts(); });
-  const nodes = [make("h2", {}, "Scores"), summaryTable(), make("h2", {}, "Curves"), legend([make("label", { class: "small" }, "smoothing", range, value)])];
+  const nodes = [...verdict(), make("h2", {}, "Scores"), summaryTable(), ...someClips(), make("h2", {}, "Curves"), legend([make("label", { class: "small" }, "smoothing", range, value)])];
   nodes.push(make("div", { class: "charts" },
     metricChart({ title: "Held-out score", table: "evaluations", prefix: ["eval/"], preferred: ["eval/total"], log: false, errors: true, note: "Deterministic sampler, fixed seeds. Shaded: 95% interval over prompts." }),
     metricChart({ title: "Rollout reward", table: "steps", prefix: ["reward/", "advantage/"], preferred: ["reward/total"], log: false, note: "Of the exploring policy, on training prompts." }),
