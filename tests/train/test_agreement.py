@@ -14,8 +14,8 @@ from test_runner_resume import assert_same_run, interrupt, rows
 from watching import names
 
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.sentinel.figures import agreements, correlation
 from sage_grpo.sentinel.evidence import by_prompt, shortfall
+from sage_grpo.sentinel.figures import agreements, correlation
 from sage_grpo.sentinel.sentinel import MOST_REMEMBERED, Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
 from sage_grpo.training.config import EvalConfig, SentinelConfig

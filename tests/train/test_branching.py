@@ -169,8 +169,8 @@ def test_the_network_runs_as_often_as_the_plan_says(micro, branches, make_config
     assert calls["plain"] == plan.rollout_passes(0).total() + sum(plan.rounds[1:])
     # By hand: branch points of every prompt, its trunk once, and each member's own steps.
     trunk = members = replays = 0
-    for place in range(3):
-        points = [group.branch - 1 for group in plan.groups if group.place == place]
+    for number in range(3):
+        points = [group.branch - 1 for group in plan.groups if group.number == number]
         assert len(points) == branches
         trunk += max(points) + 1
         members += sum((6 - point - 1) * math.ceil(4 / micro) for point in points)
@@ -290,7 +290,7 @@ def test_branches_of_one_prompt_are_groups_of_their_own(make_config, make_traine
     window = Window(kind="drawn", at=[1, 2, 3], branches=2)
     trainer = make_trainer(branching(make_config, share=True, window=window))
     plan = plan_of(trainer)
-    assert [group.place for group in plan.groups] == [0, 0, 1, 1]
+    assert [group.number for group in plan.groups] == [0, 0, 1, 1]
     assert all(a.branch != b.branch for a, b in (plan.groups[:2], plan.groups[2:]))
     rollout = trainer.roll_out(plan)
     scored = trainer.score(trainer.decode(rollout), plan)

@@ -124,7 +124,7 @@ def test_same_noise_for_every_prompt(sample, what: str, monkeypatch) -> None:
     assert status(sampling.noise(sample(rollout={"steps": 3, "same_noise": True})), "noise") == "pass"
     start, step = NoiseKeys.start, NoiseKeys.step
     if what == "start":
-        monkeypatch.setattr(NoiseKeys, "start", lambda self, g, m, shape: start(self, replace(g, place=0), m, shape))
+        monkeypatch.setattr(NoiseKeys, "start", lambda self, g, m, shape: start(self, replace(g, number=0), m, shape))
     else:
         monkeypatch.setattr(
             NoiseKeys, "step", lambda self, ms, s, shape: step(self, [replace(m, group=0) for m in ms], s, shape)

@@ -274,7 +274,7 @@ def test_what_one_forecast_takes_from_another_is_what_it_would_find_itself(name:
 
 
 def _plan(plan: Plan) -> tuple[object, ...]:
-    groups = [(group.way, group.gauge, group.place, group.levels and group.levels.labels) for group in plan.groups]
+    groups = [(group.way, group.gauge, group.number, group.levels and group.levels.labels) for group in plan.groups]
     return plan.iteration, groups, plan.shares, plan.equalizer, plan.abreast
 
 

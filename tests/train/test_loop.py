@@ -12,8 +12,8 @@ import torch
 from trainer_helpers import weights_of
 
 from sage_grpo.sentinel.guard import Guard
-from sage_grpo.training.config import SentinelConfig
 from sage_grpo.telling.events import SentinelEvent, StopRequest
+from sage_grpo.training.config import SentinelConfig
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged

@@ -172,7 +172,7 @@ def test_passes_are_shared_only_where_the_whole_way_is_the_same(make_config, mak
     """Branches of one prompt with so many steps before them: only their first pass, at sigma 1, is one."""
     _, plan, shared = rolled_out(make_config, make_trainer, share=True)
     assert plan.groups[0].schedule.sigmas[1] != plan.groups[1].schedule.sigmas[1]
-    ways = {(group.place, *group.schedule.sigmas[:stop].tolist()) for group in plan.groups for stop in range(1, 5)}
+    ways = {(group.number, *group.schedule.sigmas[:stop].tolist()) for group in plan.groups for stop in range(1, 5)}
     assert len(ways) == 2 * 7
     passes = Counter(one.sigma for one in plan.sampled(0) if one.shared)
     assert passes == Counter(way[-1] for way in ways)

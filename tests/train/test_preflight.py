@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.cli import main
+from sage_grpo.clips.evaluate import EvaluateSpec, measure
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelError
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session.preflight import check_plan, needs, preflight
 from sage_grpo.telling.terminal import Terminal, iteration_line, lines_of, model_rows
+from sage_grpo.training.config import EvalConfig
 
 ROW = {
     "reward/total": 1.175, "reward/group_std": 0.256, "kl/total": 6.7e-4, "ratio/clip_fraction": 0.12,
@@ -130,6 +132,7 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkey
     (tmp_path / "apart.txt").write_text("a tree\nthe sea\n")
     (tmp_path / "mixed.txt").write_text("a tree\na dog\n")
     config = recipe("shapes/sage")
+    config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, prompts=2))
 
     def remarks(name: str) -> list[str]:
         files = {"prompts": str(tmp_path / "train.txt"), "eval_prompts": str(tmp_path / name)}
@@ -143,6 +146,33 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkey
     words = ["--data.prompts", str(tmp_path / "train.txt"), "--data.eval_prompts", str(tmp_path / "mixed.txt")]
     assert main(["train", "shapes/sage", "--out", str(tmp_path / "run"), *words]) == 0
     assert "sage-grpo: 1 of 2 held-out prompts are trained on as well" in capsys.readouterr().err
+
+
+def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a cat\na dog\n")
+    (tmp_path / "held.txt").write_text("a tree\nthe sea\na hill\n")
+    config = recipe("shapes/sage")
+    data = dataclasses.replace(
+        config.data, prompts=str(tmp_path / "train.txt"), eval_prompts=str(tmp_path / "held.txt")
+    )
+
+    def remarks(asked: int) -> list[str]:
+        evaluate = dataclasses.replace(config.evaluate, prompts=asked)
+        return preflight(dataclasses.replace(config, data=data, evaluate=evaluate))
+
+    (told,) = remarks(16)
+    assert "asks for 16 prompts" in told
+    assert "only 3" in told
+    assert remarks(3) == []
+
+
+def test_evaluate_tells_it_too(tmp_path: Path) -> None:
+    (tmp_path / "held.txt").write_text("a large red circle moves right quickly on a white background\n")
+    settings = EvalConfig(prompts=2, steps=1)
+    options = EvaluateSpec(prompts=str(tmp_path / "held.txt"), settings=settings, rewards=[RewardSpec(name="none")])
+    told = r"settings.prompts asks for 2 prompts to evaluate on, but there are only 1"
+    with pytest.warns(UserWarning, match=told), pytest.raises(ValueError, match="Unknown reward"):
+        measure(options)
 
 
 def test_how_much_noise_a_step_holds_is_left_to_the_models_grid() -> None:

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def run_up_to_scores(trainer: Trainer):
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
     with trainer.reward.early(trainer.model.video.fps) as early:
-        videos = trainer.decode(rollout, partial(trainer.hand_on, plan, early))
+        videos = trainer.decode(rollout, early, plan.prompts)
         return plan, rollout, trainer.score(videos, plan, early)
 
 

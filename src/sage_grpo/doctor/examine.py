@@ -204,8 +204,8 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
     members = trainer._scored(plan)
-    prompts = {group.place: group.prompt for group in plan.groups}
-    places = torch.tensor([plan.groups[member.group].place for member in members])
+    prompts = {group.number: group.prompt for group in plan.groups}
+    places = torch.tensor([plan.groups[member.group].number for member in members])
 
     def score(which: Tensor, asked: Sequence[int]) -> Tensor:
         shown = [prompts[place] for place in asked]

@@ -115,7 +115,7 @@ def noise(sample: Sample) -> Check:
 def _share_start(group: Group, other: Group, one: Member, two: Member, same_start: bool) -> bool:
     """Whether two clips are meant to start from one noise."""
     seeds = group.prompt.seed, other.prompt.seed
-    same_key = group.place == other.place if seeds == (None, None) else seeds[0] == seeds[1]
+    same_key = group.number == other.number if seeds == (None, None) else seeds[0] == seeds[1]
     return same_key and (same_start or one.index == two.index)
 
 

@@ -230,7 +230,7 @@ def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch
         together = dict(enumerate(map(list, plan.trunks(rank))))
     else:
         for index in plan.members(rank):
-            together.setdefault(plan.groups[index].place, []).append(plan.groups[index])
+            together.setdefault(plan.groups[index].number, []).append(plan.groups[index])
     part = {group.index: number for number, groups in together.items() for group in groups}
     batches: dict[int, list[MicroBatch]] = {number: [] for number in together}
     for batch in own:

@@ -44,9 +44,9 @@ class Group:
     """Clips that are compared with one another: one prompt, one schedule, and, where `shared`, one state to branch from."""
 
     index: int
-    """Place among the iteration's groups."""
-    place: int
-    """Place of its prompt among the iteration's prompts; the start noise goes by it."""
+    """Among the iteration's groups."""
+    number: int
+    """Of its prompt among the iteration's prompts; the start noise goes by it."""
     prompt: Prompt
     schedule: Schedule
     """Its grid, with the steps that explore."""
@@ -170,7 +170,7 @@ class Plan:
         Groups of one prompt have the same passes until the first of them branches.
         """
         sigmas = group.schedule.sigmas.tolist()
-        return [(group.place, tuple(sigmas[: step + 1])) for step in range(group.branch)]
+        return [(group.number, tuple(sigmas[: step + 1])) for step in range(group.branch)]
 
     def trunks(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups whose members share their beginning; those that walk it side by side are together."""

@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from statistics import NormalDist
@@ -26,6 +26,11 @@ from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Gauge, Group, Levels, Plan
 
+LOOK = "Look at `sage-grpo inspect`."
+"""What an error about steps that cannot be trained ends with."""
+FIRST, LAST = 1, 0.9
+"""strata: the first step that is learned, and the share of the schedule after which none is (int(0.9 N), as the authors of AWM count)."""
+
 
 @dataclass(frozen=True)
 class Planner:
@@ -38,30 +43,31 @@ class Planner:
     trains: Callable[[float], bool]
     ranks: int = 1
     """Data-parallel ranks."""
+    _trainable: dict[tuple[bool, ...], list[int]] = field(default_factory=dict, init=False, repr=False)
+    """Trainable steps of the windows asked for so far: every group of every iteration asks for one of a few."""
+    _schedules: dict[tuple[bool, ...], tuple[Schedule, int]] = field(default_factory=dict, init=False, repr=False)
+    """Their schedules and offsets."""
+    _squares: dict[tuple[int, ...], list[float]] = field(default_factory=dict, init=False, repr=False)
+    """Squared sensitivities of steps of the run's own grid."""
 
     def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
         """The plan of an iteration over these prompts."""
         config, window = self.config, self.config.rollout.window
         if config.objective.fresh:
             return self._fresh(iteration, prompts)
+        steps = config.rollout.steps
         if window.kind == "drawn":
             allowed = self.candidates()
             rows = window.draw(allowed, len(prompts), iteration, config.seed)
-            firsts = [(place, first) for place, row in enumerate(rows) for first in row]
-            flags = [window.flags(first, config.rollout.steps) for _, first in firsts]
-            weighted = [step for first in allowed for step in self.trainable(window.flags(first, config.rollout.steps))]
+            ways = [(number, window.flags(first, steps)) for number, row in enumerate(rows) for first in row]
+            weighted = [step for first in allowed for step in self.trainable(window.flags(first, steps))]
         else:
-            same = window.steps(config.rollout.steps, iteration, config.seed)
-            firsts, flags = [(place, 0) for place in range(len(prompts))], [same] * len(prompts)
+            same = window.steps(steps, iteration, config.seed)
+            ways = [(number, same) for number in range(len(prompts))]
             weighted = self.trainable(same)
         groups = tuple(
-            self._group(index, place, prompts[place], flags[index], iteration)
-            for index, (place, _) in enumerate(firsts[: None if window.kind == "drawn" else 1])
+            self._group(index, number, prompts[number], flags, iteration) for index, (number, flags) in enumerate(ways)
         )
-        if window.kind != "drawn":  # all prompts go one way
-            groups += tuple(
-                self._another(groups[0], place, prompts[place], iteration) for place in range(1, len(prompts))
-            )
         return Plan(
             iteration=iteration,
             groups=groups,
@@ -94,11 +100,11 @@ class Planner:
         """The plan of an iteration without exploration: every prompt draws the noise levels at which its clips are learned."""
         config, schedule = self.config, self.grid.exploring((False,) * self.grid.num_steps)
         groups = []
-        for place, prompt in enumerate(prompts):
-            draw = random.Random(f"levels/{config.seed}/{iteration}/{place}")
+        for index, prompt in enumerate(prompts):
+            draw = random.Random(f"levels/{config.seed}/{iteration}/{index}")
             levels = draw_levels(config.objective, self.grid, self.trains, draw)
             trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
-            groups.append(Group(place, place, prompt, schedule, 0, trained, shared=False, levels=levels))
+            groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels))
         ones = dict.fromkeys(range(self.grid.num_steps), 1.0)
         return Plan(iteration, tuple(groups), config.batch.group_size, ones, self.shares, self.trains)
 
@@ -143,21 +149,6 @@ class Planner:
             ]
         return list(self._trainable[key])
 
-    @cached_property
-    def _trainable(self) -> dict[tuple[bool, ...], list[int]]:
-        """Trainable steps of the windows asked for so far: every group of every iteration asks for one of a few."""
-        return {}
-
-    @cached_property
-    def _schedules(self) -> dict[tuple[bool, ...], tuple[Schedule, int]]:
-        """Their schedules and offsets."""
-        return {}
-
-    @cached_property
-    def _squares(self) -> dict[tuple[int, ...], list[float]]:
-        """Squared sensitivities of steps of the run's own grid."""
-        return {}
-
     def candidates(self) -> list[int]:
         """Where a drawn window may start."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
@@ -171,9 +162,7 @@ class Planner:
             return list(window.at)
         allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
         if len(allowed) < window.branches:
-            raise ValueError(
-                f"window.branches is {window.branches}, but only steps {allowed} can be trained. {_look()}"
-            )
+            raise ValueError(f"window.branches is {window.branches}, but only steps {allowed} can be trained. {LOOK}")
         return allowed
 
     def check(self) -> None:
@@ -206,7 +195,7 @@ class Planner:
     def _exploring(self, flags: Sequence[bool]) -> Schedule:
         return explore(self.grid, flags, self.kernel, self.config.rollout.deterministic_last)
 
-    def _group(self, index: int, place: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
+    def _group(self, index: int, number: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
         rollout, steps = self.config.rollout, self.trainable(flags)
         if not steps:
             raise ValueError(
@@ -218,18 +207,12 @@ class Planner:
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
         gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
-        return Group(index, place, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
-
-    def _another(self, group: Group, place: int, prompt: Prompt, iteration: int) -> Group:
-        """A group that goes the way of one that is there."""
-        measures = self.config.optimizer.measures_kl
-        gauge = self._gauge(place, group.offset, group.trained, iteration) if measures else None
-        return replace(group, index=place, place=place, prompt=prompt, gauge=gauge)
+        return Group(index, number, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
 
     def _why(self) -> str:
         """What may have left too few steps."""
         left = self.unexplored()
-        return f"{left[0].upper()}{left[1:]}. {_look()}" if left else _look()
+        return f"{left[0].upper()}{left[1:]}. {LOOK}" if left else LOOK
 
     def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
         """The schedule of a group, and what its steps' indices differ by from the run's own."""
@@ -287,14 +270,6 @@ class Planner:
             return dict.fromkeys(steps, 1.0)
         sensitivity = torch.stack([self.kernel(*self.grid.pair(step)).sensitivity for step in steps])
         return dict(zip(steps, equalizing_weights(sensitivity, cap=surrogate.equalize_cap).tolist()))
-
-
-def _look() -> str:
-    return "Look at `sage-grpo inspect`."
-
-
-FIRST, LAST = 1, 0.9
-"""strata: the first step that is learned, and the share of the schedule after which none is (int(0.9 N), as the authors of AWM count)."""
 
 
 def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random) -> Levels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -57,8 +57,8 @@ class Storage:
         """x as it is stored. Rounding the state itself, not a copy of it, keeps rollout and replay on the same numbers."""
         return x if self.dtype == torch.float32 else x.to(self.dtype).to(torch.float32)
 
-    def kept(self, x: Tensor) -> Tensor:
-        """x as it is kept until the update: in the stored precision, on the device where trajectories are."""
+    def stored(self, x: Tensor) -> Tensor:
+        """x as it waits for the update: in the stored precision, on the device where trajectories are."""
         return to_storage(x, self.device, self.dtype)
 
 
@@ -73,9 +73,9 @@ class NoiseKeys:
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
         """Initial noise of a member; a prompt with its own seed gives the same noises in every iteration."""
-        own = group.prompt.seed
-        place = (self.seed, self.iteration, group.place) if own is None else ("prompt", own)
-        return keyed_noise(shape, "start", *place, 0 if self.same_start else member.index)
+        seed = group.prompt.seed
+        key = (self.seed, self.iteration, group.number) if seed is None else ("prompt", seed)
+        return keyed_noise(shape, "start", *key, 0 if self.same_start else member.index)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...]) -> Tensor:
         """Exploration noise of a step (by its label) for every member."""
@@ -137,9 +137,9 @@ class Sampler:
 
     def _renoise(self, paths: Sequence[_Members]) -> None:
         """Records of clean clips at fresh noise levels, where the plan learns there."""
-        own = {path.batch.members: path for path in paths if path.group.levels is not None}
-        for replay in sorted(self.wanted, key=lambda replay: replay.step) if own else ():
-            path = own[replay.members]
+        clean = {path.batch.members: path for path in paths if path.group.levels is not None}
+        for replay in sorted(self.wanted, key=lambda replay: replay.step) if clean else ():
+            path = clean[replay.members]
             levels, x0 = path.group.levels, path.x
             assert levels is not None
             policy = replace(path.policy, kernel=levels.kernel, schedule=levels.schedule)
@@ -147,8 +147,8 @@ class Sampler:
             self.result.records[replay] = Record(
                 policy=policy,
                 conditions=path.conditions,
-                x=self.storage.kept(interpolate(x0, eps, policy.sigma(replay.step))),
-                x_next=self.storage.kept(velocity(x0, eps)),
+                x=self.storage.stored(interpolate(x0, eps, policy.sigma(replay.step))),
+                x_next=self.storage.stored(velocity(x0, eps)),
                 v_old=None,
                 log_prob_old=None,
             )
@@ -178,14 +178,14 @@ class Sampler:
         # Drawn by the CPU while the device still computes the velocity: nothing before this waits for it.
         noise = self.keys.step(replay.members, walk.group.label(replay.step), policy.model.latent_shape())
         x_next = storage.rounded(law.sample(to_device(noise, walk.x.device)))
-        kept, walk.kept = walk.kept, None
+        before, walk.stored = walk.stored, None
         if replay in self.wanted:
-            walk.kept = storage.kept(x_next)
+            walk.stored = storage.stored(x_next)
             self.result.records[replay] = Record(
                 policy=policy,
                 conditions=walk.conditions,
-                x=storage.kept(walk.x) if kept is None else kept,
-                x_next=walk.kept,
+                x=storage.stored(walk.x) if before is None else before,
+                x_next=walk.stored,
                 v_old=to_storage(step.velocity, storage.device)
                 if storage.velocities or replay in self.gauged
                 else None,
@@ -194,28 +194,40 @@ class Sampler:
         return x_next
 
 
-class _Trunk:
-    """The common part of groups that go the same way: one row each until their members part at the first exploring step."""
+class _Walk:
+    """Clips on their way from noise to data, one step after another."""
 
-    def __init__(self, sampler: Sampler, groups: tuple[Group, ...]) -> None:
-        self.sampler, self.group, self.index = sampler, groups[0], 0
-        self.policy, self.stepper = sampler.policies(self.group), Stepper(sampler.solver)
-        own = sampler.plan.members(sampler.rank)
-        self.members = tuple(member for group in groups for member in own[group.index])
-        self.first = [own[group.index][0] for group in groups]
-        self.conditions = tuple(sampler.conditions[group.index] for group in groups)
-        self.keys = list(zip(*map(sampler.plan.trunk, groups)))
+    def __init__(self, sampler: Sampler, group: Group, conditions: Iterable[Conditioning], index: int) -> None:
+        self.sampler, self.group, self.conditions, self.index = sampler, group, tuple(conditions), index
+        self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
         self.x = torch.empty(0)
-        """The state; it starts with the first step, so that noise is drawn while the device is busy with other clips."""
-        self.kept: Tensor | None = None
-
-    def ready(self) -> bool:
-        """Whether there is a step to take."""
-        return self.index < self.group.branch
+        """The states. They start with the first step, so that noise is drawn while the device is busy with other clips."""
+        self.stored: Tensor | None = None
+        """`x` as it is stored, where the step before stored it."""
 
     def sigma(self) -> float:
         """Where the next pass is made."""
         return self.policy.sigma(self.index)
+
+    def drift(self, step: Step) -> Tensor:
+        """The states after a deterministic step."""
+        x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
+        return self.sampler.storage.rounded(x_next)
+
+
+class _Trunk(_Walk):
+    """The common part of groups that go the same way: one row each until their members part at the first exploring step."""
+
+    def __init__(self, sampler: Sampler, groups: tuple[Group, ...]) -> None:
+        super().__init__(sampler, groups[0], (sampler.conditions[group.index] for group in groups), index=0)
+        mine = sampler.plan.members(sampler.rank)
+        self.members = tuple(member for group in groups for member in mine[group.index])
+        self.first = [mine[group.index][0] for group in groups]
+        self.keys = list(zip(*map(sampler.plan.trunk, groups)))
+
+    def ready(self) -> bool:
+        """Whether there is a step to take."""
+        return self.index < self.group.branch
 
     def step(self) -> None:
         """One step; groups of one prompt share the network's passes."""
@@ -227,54 +239,37 @@ class _Trunk:
             self.sampler.progress()
         step = self.policy.at(self.index, self.x, known[key])
         if self.policy.is_noisy(self.index):
-            replay = Replay(self.index, self.members, shared=True)
-            rows = self.sampler.explore(self, replay, step)
+            rows = self.sampler.explore(self, Replay(self.index, self.members, shared=True), step)
             self.sampler._forked |= dict(zip(self.members, rows))
         else:
-            x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
-            self.x = self.sampler.storage.rounded(x_next)
+            self.x = self.drift(step)
         self.index += 1
 
 
-class _Members:
+class _Members(_Walk):
     """The steps that the members of a micro-batch take each for itself."""
 
     def __init__(self, sampler: Sampler, batch: MicroBatch) -> None:
-        self.sampler, self.batch = sampler, batch
-        self.group = sampler.plan.group_of(batch)
-        self.policy, self.stepper = sampler.policies(self.group), Stepper(sampler.solver)
-        self.conditions = tuple(sampler.conditions[member.group] for member in batch.members)
-        self.index = self.group.branch
-        self.kept: Tensor | None = None
-        """`x` as it is stored, where the step before stored it."""
-        self.x = torch.empty(0)
-        """The states, from the first step on."""
+        group = sampler.plan.group_of(batch)
+        super().__init__(sampler, group, (sampler.conditions[member.group] for member in batch.members), group.branch)
+        self.batch = batch
 
     def ready(self) -> bool:
         """Whether there is a step to take: not before the trunk has got here."""
         parted = not self.group.shared or self.batch.members[0] in self.sampler._forked
         return parted and self.index < self.policy.schedule.num_steps
 
-    def sigma(self) -> float:
-        """Where the next pass is made."""
-        return self.policy.sigma(self.index)
-
     def step(self) -> None:
         """One step of all rows."""
+        members, forked = self.batch.members, self.sampler._forked
         if not len(self.x):
-            self.x = self._start()
+            shared = self.group.shared
+            self.x = torch.stack([forked[m] for m in members]) if shared else self.sampler.start(self.group, members)
         step = self.policy.step(self.index, self.x, self.conditions)
         if self.policy.is_noisy(self.index):
-            replay = Replay(self.index, self.batch.members, shared=False)
-            self.x = self.sampler.explore(self, replay, step)
+            self.x = self.sampler.explore(self, Replay(self.index, members, shared=False), step)
             self.stepper = Stepper(self.sampler.solver)
         else:
-            x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
-            self.x, self.kept = self.sampler.storage.rounded(x_next), None
+            self.x, self.stored = self.drift(step), None
         self.index += 1
         self.sampler.progress()
-
-    def _start(self) -> Tensor:
-        if not self.group.shared:
-            return self.sampler.start(self.group, self.batch.members)
-        return torch.stack([self.sampler._forked[member] for member in self.batch.members])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -118,7 +117,7 @@ class Trainer:
             rollout = self.roll_out(plan)
         with self.reward.early(self.model.video.fps) as early:
             with self.clock("decode"):
-                videos = self.decode(rollout, partial(self.hand_on, plan, early))
+                videos = self.decode(rollout, early, plan.prompts)
             with self.clock("reward"):
                 scored = self.score(videos, plan, early)
         advantages = self.advantages(scored)
@@ -166,22 +165,20 @@ class Trainer:
             progress=self.clock.ticker(passes.total()),
         )
 
-    def decode(self, rollout: Rollout, each: Callable[[int, Tensor], None] = lambda place, clips: None) -> Tensor:
-        """The clips that this process scores, uint8; `each` is called with every micro-batch's as soon as they are there."""
-        places = self.world.mine(len(rollout.latents))
-        tick = self.clock.ticker(len(places))
+    def decode(self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = ()) -> Tensor:
+        """The clips that this process scores, uint8. Rewards that compute elsewhere (`early`) get each micro-batch's as soon as they are there,
+        with the prompts of their groups."""
+        batches = self.world.mine(len(rollout.latents))
+        tick = self.clock.ticker(len(batches))
         clips = []
         with self.vae.decoding():
-            for place in places:
-                clips.append(self.model.decode(rollout.latents[place][1]))
-                each(place, clips[-1])
+            for batch, latents in (rollout.latents[index] for index in batches):
+                clips.append(self.model.decode(latents))
+                if early is not None:
+                    shown = [prompts[member.group] for member in batch.members]
+                    early.add(clips[-1], [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
                 tick()
         return torch.cat(clips) if clips else no_clips(self.model.video)
-
-    def hand_on(self, plan: Plan, early: Early, place: int, clips: Tensor) -> None:
-        """Give clips to the rewards that compute elsewhere, while others are decoded."""
-        shown = [plan.groups[m.group].prompt for m in plan.batches(self.world.rank)[place].members]
-        early.add(clips, [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
 
     def score(self, videos: Tensor, plan: Plan, early: Early | None = None) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
@@ -251,9 +248,9 @@ class Trainer:
             )
         share = counts.float() / counts.sum().clamp(min=1)
         items = []
-        own = plan.replays(self.world.rank, update)
+        replays = plan.replays(self.world.rank, update)
         # A rank none of whose clips are trained keeps in step on one of them, of weight 0.
-        for replay in own or plan.replayable(self.world.rank, update)[:1]:
+        for replay in replays or plan.replayable(self.world.rank, update)[:1]:
             group = plan.groups[replay.members[0].group]
             rows = torch.tensor([m.group * plan.group_size + m.index for m in replay.members])
             label = group.label(replay.step)

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from sage_grpo.training.config import SurrogateConfig
 from sage_grpo.training.placing import same_bits, settle, to_device, to_storage
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.rollout import Record, Rollout
+
+KINDS = ("raw", "equalized", "sent")
+"""Gradients whose norms are logged for every step."""
 
 
 class Diverged(RuntimeError):
@@ -94,43 +98,20 @@ class Objective:
         self, v: Tensor, v_old: Tensor, target: Tensor, advantage: Tensor, sigma: float
     ) -> SurrogateTerms:
         """DiffusionNFT's loss per sample."""
-        r = optimality(advantage, saturation=self.spec.saturation)
-        return nft_loss(
-            v,
-            v_old,
-            target,
-            r,
-            beta=self.spec.beta,
-            sigma=sigma,
-            weight=self.spec.weight,
-            saturation=self.spec.saturation,
-        )
+        beta, weight, saturation = self.spec.beta, self.spec.weight, self.spec.saturation
+        r = optimality(advantage, saturation=saturation)
+        return nft_loss(v, v_old, target, r, beta=beta, sigma=sigma, weight=weight, saturation=saturation)
 
 
-@dataclass
 class Tally:
     """Sums over the items of one update, in float64 where the losses are; read once, and added up over ranks in one go."""
 
-    device: torch.device = torch.device("cpu")
-    sums: dict[str, Tensor] = field(init=False)
-    grad_raw: dict[int, Tensor] = field(init=False)
-    """Squared gradient norm of the surrogate at the velocity, per step, before equalising."""
-    grad_weighted: dict[int, Tensor] = field(init=False)
-    """The same after equalising."""
-    grad_sent: dict[int, Tensor] = field(init=False)
-    """Of the whole gradient that went into the network: equalised surrogate plus KL."""
-    bad: dict[int, Tensor] = field(init=False)
-    """Number of items whose loss is not finite, per step."""
-    largest_log_ratio: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sums, self.grad_raw, self.grad_weighted, self.grad_sent, self.bad = (
-            defaultdict(self._zero) for _ in range(5)
-        )
-        self.largest_log_ratio = self._zero()
-
-    def _zero(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self.device)
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - a constant
+        zero = partial(torch.zeros, (), dtype=torch.float64, device=device)
+        self.sums: defaultdict[str, Tensor] = defaultdict(zero)
+        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the surrogate (raw), after equalising (equalized), and of all
+        that went into the network, with the KL (sent); `bad/STEP` counts items whose loss is not finite."""
+        self.largest_log_ratio = zero()
 
 
 @dataclass(frozen=True)
@@ -252,17 +233,6 @@ def replay(item: Item, device: torch.device) -> Step:
     return record.policy.step(item.step, x, record.conditions)
 
 
-def backward(
-    objective: Objective, item: Item, *, kl_lambda: float, scale: float, tally: Tally, deterministic: bool = False
-) -> None:
-    """Replay one step and add its gradient; `scale` makes up for an engine that averages gradients over ranks."""
-    step = replay(item, item.advantage.device)
-    loss = loss_of(objective, item, step, kl_lambda=kl_lambda)
-    with same_bits(step.velocity.device, wanted=deterministic):
-        step.velocity.backward(scale * loss.total)
-    _count(tally, item, loss, kl_lambda)
-
-
 def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
     """Add one item to the tally, without waiting for the device."""
     w, kl, terms = item.weight, loss.kl, loss.terms
@@ -285,13 +255,11 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
         sums["ratio/clip_fraction"] += (w * terms.inactive).sum()
     live = torch.where(w > 0, loss.log_ratio.abs(), 0.0)
     tally.largest_log_ratio = torch.maximum(tally.largest_log_ratio, live.max().double())
-    policy = loss.policy.square().sum()
-    tally.grad_raw[item.label] += loss.raw.square().sum()
-    tally.grad_weighted[item.label] += policy
-    tally.grad_sent[item.label] += loss.total.square().sum()
     sums["gradient/policy"] += loss.squares[0]
     sums["gradient/kl"] += loss.squares[1]
-    tally.bad[item.label] += ~torch.isfinite(value + kl_total + tally.grad_sent[item.label])
+    for kind, gradient in zip(KINDS, (loss.raw, loss.policy, loss.total)):
+        sums[f"gradient/{kind}/{item.label:03d}"] += gradient.square().sum()
+    sums[f"bad/{item.label:03d}"] += ~torch.isfinite(value + kl_total + sums[f"gradient/sent/{item.label:03d}"])
 
 
 def with_anchor(
@@ -342,9 +310,10 @@ def accumulate(
     before_last: Callable[[], None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """Gradients of one optimizer update.
+    """Replay the items of one optimizer update and add up their gradients.
 
-    `before_last` is called before the last backward pass: engines that synchronise gradients do so only there.
+    `scale` makes up for an engine that averages gradients over ranks. `before_last` is called before the last backward pass: engines that
+    synchronise gradients do so only there.
     """
     tally = Tally(device)
     for number, item in enumerate(items):
@@ -356,24 +325,25 @@ def accumulate(
             weight=to_device(item.weight, device),
             v_anchor=None if item.v_anchor is None else to_device(item.v_anchor, device),
         )
-        backward(objective, placed, kl_lambda=kl_lambda, scale=scale, tally=tally, deterministic=deterministic)
+        step = replay(placed, device)
+        loss = loss_of(objective, placed, step, kl_lambda=kl_lambda)
+        with same_bits(step.velocity.device, wanted=deterministic):
+            step.velocity.backward(scale * loss.total)
+        _count(tally, placed, loss, kl_lambda)
         progress()
     return tally
 
 
 def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, float]:
     """Metrics of one update over all ranks; raises Diverged, on every rank alike, when a loss was not finite."""
-    names = sorted(tally.sums)
-    squares = {"raw": tally.grad_raw, "equalized": tally.grad_weighted, "sent": tally.grad_sent}
+    norms = [f"gradient/{kind}/{step:03d}" for kind in KINDS for step in steps]
+    bad = [f"bad/{step:03d}" for step in steps]
+    names = [*sorted({*tally.sums} - {*norms, *bad}), *norms, *bad]
     rows = [tally.sums[name] for name in names]
-    rows += [square[step] for square in squares.values() for step in steps]
-    rows += [tally.bad[step] for step in steps]
     read = torch.stack([*rows, tally.largest_log_ratio]).cpu()  # the only time that this process waits for the device
-    packed = iter(world.sum(read[:-1]).tolist())
-    metrics = {name: next(packed) for name in names}
-    for kind in squares:
-        metrics |= {f"gradient/{kind}/{step:03d}": math.sqrt(next(packed)) for step in steps}
-    broken = [step for step in steps if next(packed)]
+    metrics = dict(zip(names, world.sum(read[:-1]).tolist()))
+    broken = [step for step, name in zip(steps, bad) if metrics.pop(name)]
+    metrics |= {name: math.sqrt(metrics[name]) for name in norms}
     if broken:
         raise Diverged(
             f"The loss is not finite at denoising step(s) {broken}. The weights were not changed. Lower optimizer.lr or "
