@@ -5,8 +5,8 @@
     PYTHONPATH=src python benchmarks/pages.py keep FOLDER     # take the rows of a comparison (`sage-grpo compare --out FOLDER`) into docs/results
 
 A marked place is `<!-- data: VIEW FILE key=value ... -->text<!-- end -->`, a block of lines or a word in a sentence; FILE is a path from the
-repository's root, VIEW a function of `views.py`. The words around are a person's. Outside of marked places, code spans and code blocks, README.md,
-docs/benchmark.md and docs/results hold no decimal number and no percentage that is not a name (Wan 2.1) or a convention (95%): write a setting as code, a measurement
+repository's root, VIEW a function of `views.py`. The words around are a person's. Outside of marked places, code spans and code blocks, the pages
+that `strict` lists hold no decimal number and no percentage that is not a name (Wan 2.1) or a convention (95%): write a setting, or a constant of a formula, as code, a measurement
 as a marked place.
 """
 
@@ -29,6 +29,8 @@ from views import VIEWS, loaded
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"<!-- table \S+ -->.*?<!-- end of table -->", re.DOTALL)
+"""A table of side_by_side/table.py, which tests/benchmarks/test_side_by_side.py compares with its file."""
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d*\.\d+(?:e-?\d+)?%?|\b\d+ ?%")
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
 NAMES = re.compile(
@@ -92,7 +94,7 @@ def loose_numbers(text: str) -> Iterator[tuple[int, str]]:
     def blank(found: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", found[0])
 
-    for pattern in (PLACE, CODE, NAMES):
+    for pattern in (PLACE, TABLE, CODE, NAMES):
         text = pattern.sub(blank, text)
     for number, line in enumerate(text.splitlines(), start=1):
         for found in NUMBER.finditer(line):

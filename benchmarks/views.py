@@ -110,6 +110,84 @@ def number(file: Path, key: str, over: str = "", digits: str = "3", times: str =
     return fixed(float(times) * at(key) / (at(over) if over else 1.0), int(digits))
 
 
+def row(file: Path, key: str, digits: str = "3", times: str = "1", **match: str) -> str:
+    """A number of the last line of a JSON-lines file whose fields have these values."""
+    found = [line for line in read(file) if all(str(line.get(name)) == value for name, value in match.items())]
+    if not found:
+        raise ValueError(f"{file.name} has no line with {match}.")
+    return fixed(float(times) * found[-1][key], int(digits))
+
+
+def fsdp(file: Path) -> str:
+    """benchmarks/fsdp_one_gpu.py: errors and memory of FSDP on one GPU against none."""
+    cells = []
+    for found in json.loads(file.read_text())["cases"]:
+        case = found["case"]
+        kept = "yes" if case["checkpointing"] else "no"
+        errors = (found["relative_loss_error"], found["relative_gradient_error"])
+        cells.append(
+            [
+                "LoRA" if case["lora"] else "all weights",
+                "float32" if case["float32"] else "bfloat16",
+                kept + (", `cpu_offload`" if case["cpu_offload"] else ""),
+                *("0" if error == 0 else f"{error:.1e}" for error in errors),
+                *(fixed(found[kind]["gib_peak"], 1) for kind in ("plain", "fsdp")),
+            ]
+        )
+    heads = ["trained", "compute", "gradient checkpointing", "loss error", "gradient error", "GiB plain", "GiB FSDP"]
+    return _table(heads, cells)
+
+
+def full_size(file: Path) -> str:
+    """benchmarks/full_size.py measure: seconds and peaks of passes of HunyuanVideo-1.5, and the formula's memory."""
+    found = json.loads(file.read_text())
+    lora, full = found["backward_lora"], found["backward_full"]
+    rows = [
+        ("forward pass, one branch: diffusers' own", found["forward"]["stock"], None),
+        ("forward pass: packed (ours)", found["forward"]["packed"], None),
+        ("forward pass: packed, compiled", found["forward"]["compiled"], None),
+        ("backward pass of a LoRA of rank 32, two branches: plain", lora["plain"], lora["formula_gib"]),
+        ("the same: FSDP", lora["fsdp"], None),
+        ("backward pass of all weights, without optimizer and anchor: plain", full["plain"], full["formula_gib"]),
+        ("the same: FSDP", full["fsdp"], None),
+        ("decoding a clip as a whole", found["decode"], None),
+        ("decoding in tiles (`model.vae_tiling`)", found["decode_tiled"], None),
+    ]
+    cells = [
+        [
+            name,
+            fixed(one["seconds"], 2),
+            fixed(one["gib_peak"], 1),
+            "" if formula is None else fixed(sum(formula.values()), 1),
+        ]
+        for name, one, formula in rows
+    ]
+    return _table(["", "seconds", "GiB at the peak", "formula"], cells)
+
+
+def one_iteration(file: Path) -> str:
+    """benchmarks/full_size.py train: phases of an iteration without and with FSDP, in seconds and GiB."""
+    runs = json.loads(file.read_text())["runs"]
+    cells = [
+        [kind, *(fixed(runs[name][key], 1) for name in ("plain", "fsdp") for key in keys)]
+        for kind, keys in (
+            (phase, (f"time/{phase}", f"time/peak_gib_{phase}")) for phase in ("rollout", "decode", "reward", "update")
+        )
+    ]
+    cells.append(["total", fixed(runs["plain"]["time/total"], 1), "", fixed(runs["fsdp"]["time/total"], 1), ""])
+    cells.append(
+        ["gradient norm", f"{runs['plain']['gradient/norm']:.3e}", "", f"{runs['fsdp']['gradient/norm']:.3e}", ""]
+    )
+    return _table(["phase", "plain: seconds", "GiB", "FSDP: seconds", "GiB"], cells)
+
+
+def memory_and_traffic(file: Path) -> str:
+    """The tables of benchmarks/scale_table.py: all of it is a formula."""
+    from scale_table import tables
+
+    return tables().rstrip("\n")
+
+
 def peaks(file: Path) -> str:
     """How far measured peaks of memory are from the formula, at most: a bound in per cent, which holds because it is rounded up."""
     found = json.loads(file.read_text())
@@ -373,6 +451,11 @@ VIEWS: dict[str, Callable[..., str]] = {
             demo_run,
             same_bits,
             number,
+            row,
+            fsdp,
+            full_size,
+            one_iteration,
+            memory_and_traffic,
             peaks,
             iteration,
             iteration_speed,
