@@ -153,6 +153,9 @@ def test_the_keyboard_alone_is_enough(open_page: Any, served: Any) -> None:
     page = start(open_page, served, 0)
     page.keyboard.press("Enter")  # nothing is answered yet: nothing is sent
     assert page.text_content("#count") == "0 of 12"
+    assert "Nothing is answered yet" in page.text_content("#hint")
+    assert page.get_attribute("#left video", "aria-label") == "Video A"
+    assert page.get_attribute("#q0-right", "aria-label").endswith(": B is better")
     for keys in (("1", "2", "3"), ("ArrowLeft", "ArrowDown", "ArrowRight")):
         for key in (*keys, "Enter"):
             page.keyboard.press(key)

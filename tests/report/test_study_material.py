@@ -176,7 +176,10 @@ def test_the_commands_make_invite_count_and_export(
     assert main(["study", "create", *words, "--preset", "paper", "--url", "https://example.org/s"]) == 0
     assert "https://example.org/s/results#" in capsys.readouterr().out
     assert main(["study", "links", "--raters", "2"]) == 0
-    links = capsys.readouterr().out.split()
+    told = capsys.readouterr()
+    links = told.out.split()
+    assert "open on this machine only" in told.err
+    assert "ssh -L 8770:127.0.0.1:8770" in told.err
     assert [word for word in links if word.startswith("http://127.0.0.1:8770/rate#")] == links[2::3]
     assert main(["study", "links"]) == 0
     assert "rater 2: 0 of 64" in capsys.readouterr().out  # the first method against the two others

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from sage_grpo.inside import printable, replace_text
 from sage_grpo.ranges import Count, Range, Seed, Share, checked
 from sage_grpo.study.app import StudyLimits
 from sage_grpo.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, Plan, invite, make, open_study
 from sage_grpo.study.store import StudyError
+from sage_grpo.web import is_loopback
 
 PORT = 8770
 
@@ -106,6 +109,7 @@ def _create(options: Options) -> None:
         print(printable(f"Note: {note}"))
     print(f"{options.study}: {len(plan.methods)} methods, {len(prompts)} prompts.")
     print(f"Results, shown once: {_link(options, 'results', token)}")
+    _say_who_reaches(options)
     print(f"Next: sage-grpo study links --study {options.study} --raters 5, then sage-grpo study serve.")
 
 
@@ -125,6 +129,18 @@ def _links(options: Options) -> None:
             for rater, (done, total) in store.progress().items():
                 print(f"rater {rater}: {done} of {total}")
             print("--raters N adds raters and shows their links, --renew NUMBER replaces one.")
+        else:
+            _say_who_reaches(options)
+
+
+def _say_who_reaches(options: Options) -> None:
+    """A link to this machine's own address opens nowhere else, which its looks do not tell."""
+    if is_loopback(urlsplit(options.url).hostname or ""):
+        print(
+            f"These links open on this machine only. A colleague with a login here opens them through `ssh -L {PORT}:127.0.0.1:{PORT} NAME`. For "
+            f"raters elsewhere serve with --host 0.0.0.0, behind a proxy with HTTPS, and make links with its address, `--url https://NAME`.",
+            file=sys.stderr,
+        )
 
 
 def _link(options: Options, page: str, token: str) -> str:
@@ -133,13 +149,15 @@ def _link(options: Options, page: str, token: str) -> str:
 
 def _serve(options: Options) -> None:
     from sage_grpo.study.app import create_app
-    from sage_grpo.web import check_port, is_loopback, serve
+    from sage_grpo.web import check_port, serve
 
     store = open_study(options.study)
     app = create_app(store, options.study / CLIPS, limits=options.limits)
     check_port(options.host, options.port)
     if not is_loopback(options.host):
         print("Note: links and votes travel in the clear; put a proxy with HTTPS in front of this server.")
+    else:
+        print("Only this machine reaches this address; --host 0.0.0.0 serves raters elsewhere (docs/study.md).")
     print(f"Serving {options.study} on http://{options.host}:{options.port}.", flush=True)
     with contextlib.closing(store):
         started = serve(

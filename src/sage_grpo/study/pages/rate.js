@@ -5,6 +5,7 @@ const token = location.hash.slice(1);
 const $ = (id) => document.getElementById(id);
 const SIDES = ["left", "tie", "right"];
 const SHOWN = { left: "A", tie: "Tie", right: "B" };
+const MEANS = { left: "A is better", tie: "no difference", right: "B is better" };
 const ACTION = { 1: "left", 2: "tie", 3: "right", ArrowLeft: "left", ArrowDown: "tie", ArrowRight: "right" };
 const clips = new Map(); // name of a clip -> its <video>, loaded ahead of time
 const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -145,14 +146,16 @@ function questions() {
     ...state.dimensions.map(({ name, question }, place) => {
       const radios = SIDES.map((side, number) => {
         const input = make("input", { type: "radio", name: `q${place}`, value: side, id: `q${place}-${side}` });
+        input.setAttribute("aria-label", `${name}: ${MEANS[side]}`);
         input.addEventListener("change", () => answer(place, side));
         return make("div", { className: "choice" }, input,
           make("label", { htmlFor: input.id }, make("span", { textContent: SHOWN[side] }), make("kbd", { textContent: number + 1 })));
       });
       const field = make("fieldset", { id: `q${place}` },
         make("legend", { textContent: name }),
-        make("p", { textContent: question, dir: "auto" }),
+        make("p", { textContent: question, dir: "auto", id: `q${place}-text` }),
         make("div", { className: "choices" }, ...radios));
+      field.setAttribute("aria-describedby", `q${place}-text`);
       field.addEventListener("focusin", () => turn(place));
       return field;
     }),
@@ -173,10 +176,20 @@ function answer(place, side) {
   offer();
 }
 
-const complete = () => state.dimensions.every(({ name }) => name in answers);
+const unanswered = () => state.dimensions.map(({ name }) => name).filter((name) => !(name in answers));
+const complete = () => !unanswered().length;
+
+/** Says why Next does nothing yet. */
+function hint() {
+  const names = unanswered();
+  const what = names.length === state.dimensions.length ? "Nothing is answered yet" : `Not answered yet: ${names.join(", ")}`;
+  $("hint").textContent = names.length ? `${what}. Choose A, Tie or B for each question.` : loaded() ? "" : "The videos are still loading.";
+}
 
 function offer() {
-  if (state?.task) $("submit").setAttribute("aria-disabled", String(!complete() || !loaded() || sending));
+  if (!state?.task) return;
+  $("submit").setAttribute("aria-disabled", String(!complete() || !loaded() || sending));
+  if ($("hint").textContent) hint(); // what it says may have been done
 }
 
 function show(next) {
@@ -201,8 +214,11 @@ function show(next) {
   $("compare").hidden = false;
   $("prompt").textContent = state.task.prompt;
   $("announce").textContent = `Comparison ${state.done + 1} of ${state.total}`;
-  $("left").replaceChildren(clip(state.task.left));
-  $("right").replaceChildren(clip(state.task.right));
+  for (const [side, letter] of [["left", "A"], ["right", "B"]]) {
+    clip(state.task[side]).setAttribute("aria-label", `Video ${letter}`);
+    $(side).replaceChildren(clip(state.task[side]));
+  }
+  $("hint").textContent = "";
   for (const name of state.next) clip(name);
   answers = {};
   nonce = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -215,7 +231,8 @@ function show(next) {
 }
 
 async function send() {
-  if (sending || !complete() || !loaded()) return;
+  if (sending) return;
+  if (!complete() || !loaded()) return void hint();
   sending = true;
   offer();
   const vote = JSON.stringify({ task: state.task.name, nonce, answers });
@@ -262,6 +279,7 @@ $("seek").addEventListener("input", seek);
 $("speed").addEventListener("click", () => {
   speed = speed === 1 ? 0.5 : speed === 0.5 ? 0.25 : 1;
   $("speed").textContent = { 1: "1×", 0.5: "½×", 0.25: "¼×" }[speed];
+  $("speed").setAttribute("aria-label", `Playback speed: ${speed}`);
   for (const video of shown()) video.playbackRate = speed;
 });
 addEventListener("hashchange", () => location.reload());
