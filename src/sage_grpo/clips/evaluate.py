@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from json import dumps
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
+from sage_grpo.data.prompts import too_few
 from sage_grpo.documents import finite
 from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.inside import replace_text
@@ -95,6 +97,9 @@ def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Given | None
     if own.model is None:  # before rewards are loaded, which takes long as well
         options.model.check_named()
     prompts = _prompts(options) if own.prompts is None else list(own.prompts)
+    few = too_few(options.settings.prompts, len(prompts), "settings.prompts")
+    if few:
+        warnings.warn(few, stacklevel=2)
     found = [choice.find(options.model) for choice in choices]
     reward = CompositeReward(
         options.rewards,

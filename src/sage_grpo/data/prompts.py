@@ -191,6 +191,13 @@ def warn_of_near_misses(names: set[str], what: str) -> None:
             warnings.warn(f"{what}: column {name!r} is metadata for rewards.{hint}", UserWarning, stacklevel=3)
 
 
+def too_few(asked: int, there: int, option: str = "evaluate.prompts") -> str:
+    """A sentence on an evaluation of more prompts than there are; empty where there are enough."""
+    if there >= asked:
+        return ""
+    return f"{option} asks for {asked} prompts to evaluate on, but there are only {there}: every evaluation uses those {there}."
+
+
 class PromptStream:
     """Endless prompts, shuffled anew every epoch by (seed, epoch); `position` is all its state."""
 

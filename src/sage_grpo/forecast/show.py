@@ -62,6 +62,7 @@ def arithmetic(forecast: Forecast) -> Iterator[tuple[str, str]]:
         f"{config.iterations} iterations = {config.iterations * plan.updates} updates, "
         + (
             f"{evaluations(config)} evaluations of {forecast.held_out} prompts"
+            + (f" ({config.evaluate.prompts} asked for)" if forecast.held_out < config.evaluate.prompts else "")
             if forecast.held_out
             else "no evaluation"
         ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.prompts import Prompt, too_few
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.folder.identity import stable
 from sage_grpo.hints import did_you_mean
@@ -41,7 +41,8 @@ def preflight(config: TrainConfig, ranks: int = 1, own: Given | None = None) -> 
     if own.model is None:
         check_model(config.model)
     check_code(config, own)
-    return [*prompt_remarks(prompts, held_out), *objective_remarks(config)]
+    few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
+    return [*prompt_remarks(prompts, held_out), *objective_remarks(config), *([few] if few else [])]
 
 
 def objective_remarks(config: TrainConfig) -> list[str]:
@@ -94,8 +95,7 @@ def check_model(model: ModelSpec) -> None:
     here = place is None or place.is_dir()
     if model.family is None and here:
         detect_family(model)
-    own = model.family is not None and "." in model.family  # its files are its own affair
-    if here and not own:
+    if here and model.own_family is None:  # the files of another are its own affair
         check_lengths(resolve(model))
 
 
@@ -103,8 +103,8 @@ def check_code(config: TrainConfig, own: Given) -> None:
     """Rewards, sinks and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
     for path in config.log.sinks:
         find_sink(path)
-    if own.model is None and config.model.family is not None and "." in config.model.family:
-        find_family(config.model.family)
+    if own.model is None and config.model.own_family is not None:
+        find_family(config.model.own_family)
     for spec in config.rewards:
         if spec.device:
             choose_device(spec.device)
