@@ -26,7 +26,7 @@ import torch
 import yaml
 
 import sage_grpo
-from documents import ROOT, Block, blocks, commands, ours
+from documents import PAGES, ROOT, Block, blocks, commands, ours
 from sage_grpo import api
 from sage_grpo.cli import main
 from sage_grpo.commands import COMMANDS
@@ -75,6 +75,13 @@ def test_every_block_says_its_language() -> None:
         assert block.language == "bash" or "\nsage-grpo " not in f"\n{block.text}", (
             f"{block} has commands: make it bash"
         )
+
+
+def test_commands_stand_in_blocks_with_a_fence() -> None:
+    """An indented block is not collected."""
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        assert not [line for line in lines if line.startswith(("    sage-grpo ", "    import ", "    from "))], page
 
 
 def test_the_readme_is_one_page() -> None:
