@@ -56,6 +56,9 @@ CONTENTS = {
 }
 """Pages by heading, in the order of the sidebar; documents that are in none of them come last, under "More"."""
 LINK = re.compile(r"(\]\()(?!https?://|mailto:|#)([^)\s]+)(\))")
+UNITS = "±|%|x|s|ms|min|h|GB|GiB|MB|dB|passes"
+BREAK = re.compile(rf"(`+[^`]*`+)|(?<=\d) (?=(?:{UNITS})(?:\W|$))|(?<=±) (?=[\d.])", re.MULTILINE)
+"""Blanks within a figure, where a narrow column must not break it; what is code stays as it is, to be copied."""
 SETTINGS = {
     "project": "sage-grpo",
     "release": __version__,
@@ -86,7 +89,7 @@ def build(out: Path) -> int:
             exception_on_warning=False,
         )
         app.build()
-        return app.statuscode
+        return int(app.statuscode)
 
 
 def write_sources(folder: Path) -> None:
@@ -128,7 +131,7 @@ def relinked(text: str, origin: str, page: str) -> str:
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"{match[1]}{REPOSITORY}/{kind}/main/{path}{anchor}{match[3]}"
 
-    return _outside_code(text, lambda part: LINK.sub(linked, part))
+    return _outside_code(text, lambda part: BREAK.sub(lambda blank: blank[1] or "\u00a0", LINK.sub(linked, part)))
 
 
 def _outside_code(text: str, change: Callable[[str], str]) -> str:
@@ -166,4 +169,7 @@ def commands() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(build(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site")))
+    site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site")
+    status = build(site)
+    print(f"The site is in {site}: open {site / 'index.html'} in a browser.")
+    sys.exit(status)

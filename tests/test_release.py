@@ -204,6 +204,10 @@ def test_links_of_pages_hold_where_they_are_shown() -> None:
     assert site.relinked(block, "README.md", "index.md") == block
     with pytest.raises(FileNotFoundError, match=r"links to docs/nowhere\.md"):
         site.relinked("[f](docs/nowhere.md)", "README.md", "index.md")
+    figure = site.relinked("| 1.521 ± 0.014 | 37 % of 3 s | `0.1 ± 0.2` |", "docs/report.md", "report.md")
+    assert (
+        figure == "| 1.521\u00a0±\u00a00.014 | 37\u00a0% of 3\u00a0s | `0.1 ± 0.2` |"
+    )  # a narrow column breaks no figure; code can be copied
 
 
 def test_the_reference_of_commands_is_the_help() -> None:
