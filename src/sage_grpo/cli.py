@@ -215,6 +215,11 @@ def _is_first() -> bool:
 
 
 def _fail(message: str, status: int = 2) -> int:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # what all processes refuse is told once
+        from sage_grpo.parallel.elastic import is_first_to_say
+
+        if not is_first_to_say(message):
+            return status
     print(f"sage-grpo: {printable(hide(message))}", file=sys.stderr)
     return status
 

@@ -42,14 +42,25 @@ def test_without_a_command_it_says_what_to_do() -> None:
         launch.run(launch.Options(nproc=2))
 
 
-def test_a_command_that_cannot_work_is_not_said_to_continue(tmp_path) -> None:
-    words = ["launch", "--nproc", "1", "train", "--parallel.sp", "3", "--out", str(tmp_path / "run")]
+def test_a_command_that_cannot_work_ends_at_once_and_is_told_once(tmp_path) -> None:
+    words = [
+        "launch",
+        "--nproc",
+        "2",
+        "--max_restarts",
+        "3",
+        "train",
+        "--parallel.sp",
+        "3",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "sage_grpo", *words], capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.returncode == 1
-    assert "nearest numbers that can are 3" in done.stderr
-    assert "exit status 2" in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.count("nearest numbers that can are 3") == 1
+    assert done.stderr.count("starting ...") == 1
     assert "continues from" not in done.stderr
 
 

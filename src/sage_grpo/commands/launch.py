@@ -17,7 +17,7 @@ class Options:
     nproc: Natural = 0
     """Processes to start; 0 is one per GPU."""
     max_restarts: Natural = 0
-    """How often a failed run is started again; it continues from its last checkpoint."""
+    """How often a run that failed is started again; it continues from its last checkpoint. A mistake in the command ends it at once."""
     grace: Natural = 120
     """Seconds that processes have after SIGTERM to finish their iteration and save."""
     command: list[str] = field(default_factory=list)
