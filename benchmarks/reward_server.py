@@ -22,8 +22,8 @@ import torch
 
 SERVE = """
 import sys, time, torch, uvicorn
-from sage_grpo.rewards.serving.server import PartScores
 from sage_grpo.rewards.serving.server import ServerLimits, create_app
+from sage_grpo.types import PartScores
 
 def score(videos, prompts, fps):
     time.sleep({seconds})
