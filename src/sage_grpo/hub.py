@@ -177,13 +177,21 @@ def in_words(size: float) -> str:
     return f"{size:.1f} GB"
 
 
+def failures() -> tuple[type[Exception], ...]:
+    """What a request to the hub may raise: errors of the hub, of the disk, and of the HTTP client, which differs between versions."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    client = HfHubHTTPError.__bases__[
+        0
+    ]  # the client's base of all errors: that there is no connection is another of them
+    return (client, HFValidationError, OSError)
+
+
 def _asked(repo: str, request: Callable[[], T]) -> T:
     """The answer, or what went wrong in words."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
     try:
         return request()
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+    except failures() as error:
         text = str(error).splitlines()[0] if str(error) else "no message"
         raise HubError(
             f"The hub has no answer about {repo} ({type(error).__name__}: {text}). Check the name, the network and your login "

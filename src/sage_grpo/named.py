@@ -34,6 +34,19 @@ def import_object(path: str, field: str) -> Any:
     return vars(module)[name]
 
 
+def is_there(top: str) -> bool:
+    """Whether a module or package of this name is installed, or lies in the current folder."""
+    here = Path.cwd()
+    return _is_installed(top) or (here / f"{top}.py").is_file() or (here / top).is_dir()
+
+
+def _is_installed(top: str) -> bool:
+    try:
+        return top in sys.modules or find_spec(top) is not None
+    except ValueError:  # a module without a spec, such as __main__
+        return True
+
+
 def import_named(name: str) -> ModuleType:
     """The module of this name; NoSuchModule in one line where it is not there or does not import.
 
@@ -43,11 +56,7 @@ def import_named(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise NoSuchModule(f"{name!r} is no name of a module: write it as in `import`, without .py and slashes.")
     top, here = name.split(".")[0], Path.cwd()
-    try:
-        installed = top in sys.modules or find_spec(top) is not None
-    except ValueError:  # a module without a spec, such as __main__
-        installed = True
-    if not installed and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
+    if not _is_installed(top) and is_there(top):
         sys.path.append(str(here))
     cause: Exception
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from fnmatch import fnmatch
 from pathlib import Path
@@ -120,6 +121,28 @@ def test_a_file_that_did_not_come_is_named_and_the_revision_is_the_one_asked_for
     with pytest.raises(hub.HubError, match=r"a\.safetensors is missing instead of 2,000 bytes"):
         hub.fetch(found)
     assert fake.fetched == [(WAN, "v2"), (WAN, None)]
+
+
+def _no_connection() -> Exception:
+    """As the hub's client raises it, whichever that is in this version."""
+    client = huggingface_hub.errors.HfHubHTTPError.__bases__[0]
+    library = importlib.import_module(client.__module__.partition(".")[0])
+    kind = library.ConnectError if hasattr(library, "ConnectError") else library.ConnectionError
+    return kind("[Errno -2] Name or service not known")
+
+
+def test_without_a_network_it_says_so_in_a_paragraph(
+    fake: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*words: Any, **more: Any) -> Any:
+        raise _no_connection()
+
+    monkeypatch.setattr(fake, "model_info", fail)
+    assert main(["download", "wan/sage", "--dry_run"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said
+    assert WAN in said
+    assert "Name or service not known). Check the name, the network" in said
 
 
 def test_a_recipe_that_needs_nothing_says_so(fake: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from sage_grpo.cli import main
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelError, ModelSpec
 
 HERE = Path(__file__).parent
+RISING = """
+from itertools import count
+
+calls = count()
+
+
+def later_is_better(videos, prompts, fps):
+    return videos.float().mean((1, 2, 3, 4)) + 10 * next(calls)
+"""
+"""A reward whose every evaluation is the best so far."""
 
 
 @pytest.fixture
@@ -43,6 +54,46 @@ def test_it_samples_its_data(toy) -> None:
     # The data have mean 4 and variance 1, so the flow carries noise to noise + 4.
     torch.testing.assert_close(y, x + 4, rtol=0, atol=0.05)
     assert torch.equal(toy.decode(torch.full_like(x, 7.0)), torch.full((1, 1, 2, 2, 3), 7, dtype=torch.uint8))
+
+
+def test_it_trains_keeps_its_best_and_is_exported(monkeypatch, tmp_path: Path) -> None:
+    """As a file of the current folder, named without a dot; what a run leaves is loaded as any checkpoint is."""
+    (tmp_path / "toy_in_one_file.py").write_text((HERE / "toy_family.py").read_text())
+    (tmp_path / "rising.py").write_text(RISING)
+    (tmp_path / "prompts.txt").write_text("a cat\na dog and a cat\n")
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "train", "--model.family", "toy_in_one_file", "--rewards", '[{"name": "rising:later_is_better"}]', "--data.prompts", "prompts.txt",
+        "--data.eval_prompts", "prompts.txt", "--evaluate.every", "1", "--iterations", "1", "--rollout.steps", "3", "--batch.prompts", "2",
+        "--batch.group_size", "4", "--keep.videos_every", "0", "--log.tensorboard", "false", "--out", "run",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    assert main(["export", "--run", "run", "--out", "exported", "--trust_run", "true"]) == 0
+    trained = ModelSpec(family="toy_in_one_file", path="run/final").load().trainable()
+    exported = ModelSpec(family="toy_in_one_file", path="exported").load().trainable()
+    fresh = ModelSpec(family="toy_in_one_file").load().trainable()
+    assert (tmp_path / "run" / "best" / "toy.safetensors").is_file()
+    assert all(
+        torch.equal(exported[name], trained[name]) and not torch.equal(fresh[name], trained[name]) for name in fresh
+    )
+
+
+@pytest.mark.parametrize("written", ["toy_in_a_file.py", "toy_in_a_file:Toy", "toy_in_a_file:load"])
+def test_a_family_in_another_spelling_is_told_what_to_write(written: str) -> None:
+    with pytest.raises(ModelError, match=r"a family is a module.* Write toy_in_a_file$"):
+        ModelSpec(family=written)
+
+
+def test_a_family_that_is_not_there(tmp_path: Path, monkeypatch) -> None:
+    """A name near a family of the package is taken for it at once; any other may be a module, which is looked for where it is needed."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r'"wann" is unknown: .*Did you mean .wan'):
+        ModelSpec(family="wann")
+    with pytest.raises(ModelError, match=r"there is no module nowhere_at_all, .* Families that ship .*hunyuan15"):
+        ModelSpec(family="nowhere_at_all").load()
+    (tmp_path / "wann.py").write_text("def load(spec, device=None): ...")
+    assert ModelSpec(family="wann").own_family == "wann"
+    assert ModelSpec(family="wan").own_family is None
 
 
 def test_it_learns_through_the_policy(toy) -> None:

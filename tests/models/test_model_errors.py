@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 import tiny
 from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
@@ -31,12 +32,13 @@ def test_wrong_folder(checkpoint, tmp_path) -> None:
         load(tmp_path)
 
 
-def test_hub_id_that_cannot_be_fetched(monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [LocalEntryNotFoundError, HfHubHTTPError.__bases__[0]])
+def test_hub_id_that_cannot_be_fetched(kind, monkeypatch) -> None:
+    """Not in the cache, or whatever the hub's HTTP client calls a lost connection."""
     from diffusers import DiffusionPipeline
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
     def offline(*arguments, **options):
-        raise LocalEntryNotFoundError("no network")
+        raise kind("no network")
 
     monkeypatch.setattr(DiffusionPipeline, "download", offline)
     with pytest.raises(ModelError, match=r"neither a folder here.*Check the spelling"):

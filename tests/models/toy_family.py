@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sage_grpo.flow.schedule import shift_sigmas
@@ -16,7 +16,8 @@ class Toy:
         self.video = VideoSpec(frames=spec.frames or 1, height=2, width=2, fps=spec.fps or 8.0)
         self.shift, self.guidance_scale, self.others = spec.shift or 1.0, 1.0, []
         self.network = nn.Linear(1, 1).to(self.device)
-        self.network.load_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
+        saved, first = Path(spec.path or "") / "toy.safetensors", {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
+        self.network.load_state_dict(load_file(saved) if saved.is_file() else first)
 
     def encode(self, prompts, images=None):
         return [Conditioning({"length": torch.tensor([float(len(prompt))])}) for prompt in prompts]
@@ -52,7 +53,7 @@ class Toy:
     def unload_text(self): ...
 
     def load_lora(self, folder):
-        raise NotImplementedError
+        raise ValueError("A toy has no LoRA: all of its weights are trained.")
 
     def save(self, folder, *, weights=None, merged=False):
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import processes
 import pytest
 from torch.distributed import HashStore
 
-from sage_grpo.parallel.heartbeat import Heartbeat, Sign, condition_of, own_place
+from sage_grpo.parallel.heartbeat import Beat, Heartbeat, condition_of, own_place
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import KeepConfig
@@ -98,7 +98,7 @@ def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch: pytest.Mon
     told: list[str] = []
     beat.leave = told.append
     machine = own_place().rpartition(":")[0]
-    beat._seen[1] = Sign("3", "rollout", time.monotonic() - 1000, f"{machine}:{2**22 + 1}")
+    beat._seen[1] = Beat("3", "rollout", time.monotonic() - 1000, f"{machine}:{2**22 + 1}")
     beat._forgive()
     beat._check()
     assert told == []

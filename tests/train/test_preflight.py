@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from sage_grpo.cli import main
 from sage_grpo.clips.evaluate import EvaluateSpec, measure
@@ -164,6 +166,20 @@ def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_pa
     assert "asks for 16 prompts" in told
     assert "only 3" in told
     assert remarks(3) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "told"), [("bfloat16", "cpu", True), ("float32", "cpu", False), ("bfloat16", "cuda", False)]
+)
+def test_bfloat16_on_a_cpu_is_told_before_it_takes_hours(
+    dtype: str, device: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[preflight.__module__], "choose_device", torch.device)
+    config = recipe("shapes/sage")
+    model = dataclasses.replace(config.model, dtype=dtype, device=device)
+    remarks = preflight(dataclasses.replace(config, model=model))
+    assert [text for text in remarks if "bfloat16 is hundreds of times slower" in text] == remarks
+    assert len(remarks) == told
 
 
 def test_evaluate_tells_it_too(tmp_path: Path) -> None:

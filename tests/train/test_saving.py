@@ -105,7 +105,7 @@ def test_weights_that_cannot_be_exported(make_config, monkeypatch: pytest.Monkey
 
 
 def write(root: Path, number: int, value: float) -> None:
-    checkpoint.save(root, number, {"w": torch.full((3,), value)}, {"value": value}, World())
+    checkpoint.Writer(World()).save(root, number, {"w": torch.full((3,), value)}, {"value": value})
 
 
 def read(root: Path) -> float | None:
@@ -122,8 +122,8 @@ def test_what_is_written_in_the_background_is_the_moment_of_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on meanwhile: weights, what is not a tensor, and the rows change under the writer's hands."""
-    go, now = threading.Event(), checkpoint.save
-    monkeypatch.setattr(checkpoint, "save", lambda *job: go.wait(10) and now(*job))
+    go, now = threading.Event(), checkpoint.Writer._save
+    monkeypatch.setattr(checkpoint.Writer, "_save", lambda *job: go.wait(10) and now(*job))
     weights, larger = torch.zeros(3), torch.zeros(4, 4)
     tensors = {"w": weights, "part": larger[1:]}
     meta: dict[str, Any] = {"value": 0.0, "state": {"best": [1]}}

@@ -14,7 +14,7 @@ from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inspector import inspect_kernel, instabilities
 from sage_grpo.models.checkpoints.checkpoint import check_folder, resolve
-from sage_grpo.models.devices import choose_device
+from sage_grpo.models.devices import choose_device, slow_dtype
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.session.preflight import needs, preflight, prompt_remarks
 from sage_grpo.training.config import TrainConfig
@@ -55,7 +55,7 @@ def device(spec: ModelSpec, place: torch.device | None = None) -> Check:
     chosen = choose_device(spec.device) if place is None else place
     if chosen.type != "cuda":
         value = f"{chosen.type}, {torch.get_num_threads()} threads, {spec.dtype}"
-        slow = spec.dtype == "bfloat16"
+        slow = slow_dtype(spec.dtype, chosen)
         return Check("device", "warn" if slow else "pass", value, remedy="set model.dtype to float32, or take a GPU")
     free, total = torch.cuda.mem_get_info(chosen)
     value = f"{torch.cuda.get_device_name(chosen)}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free, {spec.dtype}"

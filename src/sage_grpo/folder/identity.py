@@ -159,7 +159,7 @@ def _of_prompts(prompts: Sequence[Prompt]) -> str:
 
 def of_base(spec: ModelSpec) -> str:
     """The files of the model that a configuration names."""
-    if spec.family is not None and "." in spec.family:  # its files are its own affair; what names them counts
+    if spec.own_family is not None:  # its files are its own affair; what names them counts
         return json.dumps([spec.family, spec.path, spec.revision])
     folder = resolve(spec)
     parts = [name for name in read_index(folder) if (folder / name).is_dir()]
@@ -178,7 +178,7 @@ def of_code() -> str:
 
 def _of_plugins(config: TrainConfig, given: Given) -> str:
     names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
-    names += [config.model.family] if config.model.family and "." in config.model.family else []
+    names += [] if config.model.own_family is None else [config.model.own_family]
     names += [config.kernel.name.partition(":")[0]] if ":" in config.kernel.name else []
     sha = hashlib.sha256()
     for name in sorted(set(names)):

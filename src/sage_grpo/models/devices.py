@@ -33,6 +33,13 @@ def choose_device(name: str | torch.device) -> torch.device:
     return device
 
 
+def slow_dtype(dtype: str, device: torch.device) -> str:
+    """What to say of a precision that a device computes in far more slowly than in another; empty where there is nothing to say."""
+    if dtype != "bfloat16" or device.type != "cpu":
+        return ""
+    return "model.dtype bfloat16 is hundreds of times slower than float32 on a CPU: set --model.dtype float32, or take a GPU."
+
+
 def load_dtypes(
     spec: ModelSpec, device: str | torch.device | None = None, *, trained: str = "transformer"
 ) -> dict[str, torch.dtype]:

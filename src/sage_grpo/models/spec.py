@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from sage_grpo.effects import Content, Machine, Speed, Training, Values
 from sage_grpo.hints import did_you_mean
-from sage_grpo.named import NoSuchModule, import_named, is_object, refuse_object
+from sage_grpo.named import NoSuchModule, import_named, is_object, is_there, refuse_object
 from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, checked
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class ModelSpec:
     revision: Content[str | None] = None
     """Branch, tag or commit of a hub id."""
     family: str | None = None
-    """A family that ships with the package ("hunyuan15", "wan", "ltx", ...), or the import path of a module with a function `load(spec, device=None)`; None reads it from
-    the checkpoint."""
+    """A family that ships with the package ("hunyuan15", "wan", "ltx", ...), or the import path of a module with a function `load(spec, device=None)`
+    ("my_package.toy", or "toy" for toy.py in the current folder); None reads it from the checkpoint."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in. On a CPU use float32: bfloat16 is hundreds of times slower there."""
     vae_dtype: Literal["float32", "bfloat16"] | None = None
@@ -109,11 +109,18 @@ class ModelSpec:
     writes none."""
 
     def __post_init__(self) -> None:
-        family = self.family
-        if family is not None and not is_object(family) and "." not in family and family not in FAMILIES:
+        family = self.own_family or ""
+        module = family.partition(":")[0].removesuffix(".py").replace("/", ".")
+        if module != family:
+            raise ModelError(
+                f'model.family "{family}": a family is a module, written as in `import`, whose function load(spec, device=None) makes '
+                f"the model. Write {module}"
+            )
+        hint = did_you_mean(family, FAMILIES, 0.4)
+        if hint and "." not in family and not is_there(family):
             raise ModelError(
                 f'model.family "{family}" is unknown: use one of {", ".join(FAMILIES)}, the import path of a module '
-                f"with load(spec), or leave it out to read it from the checkpoint.{did_you_mean(family, FAMILIES, 0.4)}"
+                f"with load(spec), or leave it out to read it from the checkpoint.{hint}"
             )
         if self.revision is not None and self.path in (None, "shapes") and self.family is None:
             raise ModelError(
@@ -125,6 +132,11 @@ class ModelSpec:
                 f"model.guidance_scale 1 turns guidance off for both experts, as in the stock pipeline, but "
                 f"model.guidance_scale_2 is {self.guidance_scale_2:g}. Leave the second out, or raise the first above 1."
             )
+
+    @property
+    def own_family(self) -> str | None:
+        """The module of a family of the user's own; None for one that ships with the package, and for an object."""
+        return None if self.family in FAMILIES or is_object(self.family) else self.family
 
     @property
     def training_guidance(self) -> float | None:
@@ -173,9 +185,10 @@ class ModelSpec:
 def find_family(family: str) -> ModuleType:
     """The module of a family: one that ships with the package, or a user's, by its import path."""
     try:
-        module = import_named(family if "." in family else f"sage_grpo.models.families.{family}")
+        module = import_named(f"sage_grpo.models.families.{family}" if family in FAMILIES else family)
     except NoSuchModule as error:
-        raise ModelError(f'model.family "{family}": {error}') from error
+        shipped = f"Families that ship with the package are {', '.join(FAMILIES)}."
+        raise ModelError(f'model.family "{family}": {error} {shipped}') from error
     if not callable(vars(module).get("load")):
         raise ModelError(
             f'model.family "{family}": the module has no function load(spec, device=None); see docs/extending.md.'

@@ -14,9 +14,9 @@ import json
 import os
 import re
 import shutil
-import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -53,8 +53,8 @@ class Writer:
 
     def __init__(self, world: World, *, background: bool = False) -> None:
         self.world, self.background = world, background
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._pool = ThreadPoolExecutor(1, "checkpoint")  # starts its thread with its first job
+        self._job: Future[Path] | None = None
 
     def save(
         self,
@@ -67,72 +67,59 @@ class Writer:
         """Write checkpoint `number` under `root`; in the background it may not be there yet when this returns."""
         self.finish()
         if not self.background:
-            return save(root, number, tensors, meta, self.world, files)
+            return self._save(root, number, tensors, meta, files or {})
         # Copies, because training goes on: also the rest of the state changes under our hands.
         staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         frozen = json.loads(json.dumps(meta))
-        job = (root, number, staged, frozen, self.world, dict(files or {}))
-        self._thread = threading.Thread(target=self._write, args=job, name="checkpoint")
-        self._thread.start()
+        self._job = self._pool.submit(self._save, root, number, staged, frozen, dict(files or {}))
         return _folder(root, number)
-
-    def _write(self, *job: Any) -> None:
-        try:
-            save(*job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, `finish` raises it where the run can see it
-            self._error = error
 
     @property
     def failed(self) -> bool:
         """Whether a write in the background has gone wrong on this process; `finish` says how."""
-        return self._error is not None
+        return self._job is not None and self._job.done() and self._job.exception() is not None
 
     def finish(self) -> None:
         """Wait for the write that is under way; raises what went wrong with it."""
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
 
-
-def save(
-    root: Path,
-    number: int,
-    tensors: Mapping[str, Tensor],
-    meta: Mapping[str, Any],
-    world: World,
-    files: Mapping[str, bytes] | None = None,
-) -> Path:
-    """Write checkpoint `number` under `root`, with the main process's `files` in it; whole or not at all."""
-    final, partial = _folder(root, number), root / f".{number:06d}.partial"
-    try:
-        with _together(world):
+    def _save(
+        self,
+        root: Path,
+        number: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        files: Mapping[str, bytes],
+    ) -> Path:
+        """Write checkpoint `number` under `root`, with the main process's `files` in it; whole or not at all."""
+        world, final, partial = self.world, _folder(root, number), root / f".{number:06d}.partial"
+        try:
+            with _together(world):
+                if world.is_main:
+                    _clear(root)
+                    partial.mkdir(parents=True)
+            with _together(world), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
+                writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
+                dcp.save(dict(tensors), storage_writer=writer, no_dist=world.files is None, process_group=world.files)
+            with _together(world):
+                if world.is_main:
+                    for name, content in files.items():
+                        (partial / name).write_bytes(content)
+                    _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
+                    inside = sorted(partial.iterdir())
+                    _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
+                    _put_in_place(partial, final)
+        except SaveFailed as failed:
             if world.is_main:
-                _clear(root)
-                partial.mkdir(parents=True)
-        with _together(world), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
-            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=world.files is None, process_group=world.files)
-        with _together(world):
-            if world.is_main:
-                for name, content in (files or {}).items():
-                    (partial / name).write_bytes(content)
-                _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
-                inside = sorted(partial.iterdir())
-                _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
-                _put_in_place(partial, final)
-    except SaveFailed as failed:
-        if world.is_main:
-            shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
-        raise SaveFailed(
-            f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
-            "cause, and the same command continues from the newest."
-        ) from failed
-    return final
+                shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
+            raise SaveFailed(
+                f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
+                "cause, and the same command continues from the newest."
+            ) from failed
+        return final
 
 
 def _put_in_place(partial: Path, final: Path) -> None:
@@ -340,9 +327,8 @@ def prune(root: Path, keep: int, newest: int, spare: int | None = None) -> None:
 
     Later numbers can only be damaged ones that the run was not continued from: they must not push out good ones.
     """
-    for folder in [folder for folder in folders(root) if int(folder.name) <= newest and int(folder.name) != spare][
-        :-keep
-    ]:
+    known = [folder for folder in folders(root) if int(folder.name) <= newest and int(folder.name) != spare]
+    for folder in known[:-keep]:
         _remove(folder)
 
 

@@ -94,12 +94,6 @@ class Network:
         """All parameters."""
         return self.blocks * self.block_parameters + self.other_parameters
 
-    @property
-    def kept(self) -> dict[Keep, float]:
-        """Bytes that a block keeps with a LoRA, by level; everything is `saved_lora`, or `saved_full`."""
-        outputs = COMPUTE * (1 if self.text_stream else 2)
-        return {"input": COMPUTE, "attention": COMPUTE + outputs}
-
 
 HUNYUAN15 = Network(
     blocks=54,
@@ -311,7 +305,8 @@ def saved(network: Network, job: Job) -> float:
 
 def kept_by_blocks(network: Network, job: Job) -> float:
     """Bytes per token and unit of width that all blocks together keep of one forward pass."""
-    kept = {**network.kept, "all": saved(network, job)}
+    attention = COMPUTE * (1 if network.text_stream else 2)
+    kept = {"input": COMPUTE, "attention": COMPUTE + attention, "all": saved(network, job)}
     return sum(count * kept[level] for level, count in job.levels(network).items())
 
 

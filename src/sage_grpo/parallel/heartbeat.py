@@ -31,8 +31,8 @@ GONE = "left"
 
 
 @dataclass(frozen=True)
-class Sign:
-    """The last that was seen of a rank."""
+class Beat:
+    """The last sign of life of a rank."""
 
     count: str
     where: str
@@ -56,7 +56,7 @@ class Heartbeat:
         """Called with a message when a rank is lost; it ends the process, because the main thread may be waiting in a collective."""
         self._store = store
         self._others = [other for other in range(processes) if other != number]
-        self._seen = {other: Sign("0", "starting", time.monotonic()) for other in self._others}
+        self._seen = {other: Beat("0", "starting", time.monotonic()) for other in self._others}
         self._all_started = False
         self._asked = False
         self._store_lost: float | None = None
@@ -106,11 +106,11 @@ class Heartbeat:
         for other, value in zip(self._others, self._store.multi_get(keys)):
             count, place, where = value.decode().split(" ", 2)
             if count != self._seen[other].count:
-                self._seen[other] = Sign(count, where, time.monotonic(), place)
+                self._seen[other] = Beat(count, where, time.monotonic(), place)
 
     def _forgive(self) -> None:
         now = time.monotonic()
-        self._seen = {other: Sign(sign.count, sign.where, now, sign.place) for other, sign in self._seen.items()}
+        self._seen = {other: Beat(sign.count, sign.where, now, sign.place) for other, sign in self._seen.items()}
 
     def _check(self) -> None:
         """Leave if a rank is lost and the main thread has not found out by itself."""

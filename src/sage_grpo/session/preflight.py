@@ -14,7 +14,7 @@ from sage_grpo.folder.identity import stable
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
-from sage_grpo.models.devices import choose_device
+from sage_grpo.models.devices import choose_device, slow_dtype
 from sage_grpo.models.spec import ModelError, ModelSpec, find_family
 from sage_grpo.named import refuse_object
 from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
@@ -32,7 +32,7 @@ def preflight(config: TrainConfig, ranks: int = 1, own: Given | None = None) -> 
     """
     own = own or Given()
     check_plan(config, ranks)
-    choose_device(config.model.device)
+    device = choose_device(config.model.device)
     for source, given in ((config.data.prompts, own.prompts), (config.data.eval_prompts, own.held_out)):
         if given is None:
             refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
@@ -42,7 +42,9 @@ def preflight(config: TrainConfig, ranks: int = 1, own: Given | None = None) -> 
         check_model(config.model)
     check_code(config, own)
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
-    return [*prompt_remarks(prompts, held_out), *objective_remarks(config), *([few] if few else [])]
+    slow = "" if own.model is not None else slow_dtype(config.model.dtype, device)
+    remarks = [slow, *prompt_remarks(prompts, held_out), *objective_remarks(config), few]
+    return [text for text in remarks if text]
 
 
 def objective_remarks(config: TrainConfig) -> list[str]:

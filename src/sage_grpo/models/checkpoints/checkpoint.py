@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_grpo.hints import nearest
+from sage_grpo.hub import failures
 from sage_grpo.models.checkpoints.files import (
     check_index,
     check_lengths,
@@ -83,11 +84,10 @@ def _neighbours(folder: Path) -> str:
 
 def _download(spec: ModelSpec) -> Path:
     from diffusers import DiffusionPipeline
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(DiffusionPipeline.download(spec.path, revision=spec.revision, use_safetensors=True))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except failures() as error:
         raise ModelError(
             f'model.path "{spec.path}" is neither a folder here nor could it be fetched from the hub '
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). Check the spelling, "

@@ -32,12 +32,12 @@ def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> Non
             f"keep: {len(blocks)} blocks need a level each, of {', '.join(KEEP)}; got {len(levels)}: {sorted(set(levels))}."
         )
     for block, level in zip(blocks, levels):
-        if not isinstance(block.forward, Kept):
-            block.forward = Kept(block.forward)
+        if not isinstance(block.forward, BlockForward):
+            block.forward = BlockForward(block.forward)
         block.forward.level = level
 
 
-class Kept:
+class BlockForward:
     """A block's forward that keeps as much as its level says.
 
     The forward alone: what is hooked to the module (FSDP gathers its weights there) does not run again, and would not run alike.
