@@ -7,7 +7,7 @@ import inspect
 import math
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy for a misspelt name: the nearest known one, and the whole list."""
     known = sorted(known)
     return f"{did_you_mean(name, known, 0.4)} Known: {', '.join(known) or '(none)'}."
+
+
+def check_known(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """RewardConfigError for the first name that is not known; `what` says who has none of this name ("weights: 'clip' has no part")."""
+    for name in names:
+        if name not in known:
+            raise RewardConfigError(f"{what} {name!r}.{nearest(name, known)}")
 
 
 def where_raised(error: BaseException) -> str:
@@ -79,9 +86,7 @@ def check_return(result: object, parts: Sequence[str], count: int) -> PartScores
         if REASONS in result and REASONS not in parts:
             given = result[REASONS]
         reasons = _as_reasons(given, count)
-        for part in parts:
-            if part not in result:
-                raise RewardConfigError(f"The reward returned no part {part!r}.{nearest(part, map(str, result))}")
+        check_known(parts, [str(part) for part in result], "The reward returned no part")
         values = {part: result[part] for part in parts}
     elif len(parts) == 1:
         values = {parts[0]: result}
@@ -144,18 +149,13 @@ class FunctionReward:
     ) -> None:
         """frame_weights: a curve over the clip, from its beginning to its end, in as many points as you like."""
         self.function = function
-        self._parts = tuple(parts) or (function.__name__,)
+        self.names = tuple(parts) or (function.__name__,)
         self._per_frame = per_frame
         self._sample_fps = sample_fps
         self._num_frames = num_frames
         self._frame_weights = _check_weights(frame_weights, per_frame=per_frame)
         self._arguments = arguments
         self._takes_metadata = _check_arguments(function, arguments, positional=2 if per_frame else 3)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parts: the keys of the weights, or the function's own name."""
-        return self._parts
 
     def __call__(
         self,
@@ -170,7 +170,7 @@ class FunctionReward:
             return self._score_frames(videos, prompts, fps, rows)
         extra = {"metadata": rows} if self._takes_metadata else {}
         result = finish(self.function(videos, list(prompts), fps, **self._arguments, **extra))
-        return check_return(result, self._parts, len(prompts))
+        return check_return(result, self.names, len(prompts))
 
     def _score_frames(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
@@ -185,7 +185,7 @@ class FunctionReward:
         repeated = [prompt for prompt in prompts for _ in chosen]
         extra = {"metadata": [row for row in metadata for _ in chosen]} if self._takes_metadata else {}
         result = finish(self.function(frames, repeated, **self._arguments, **extra))
-        flat = check_return(result, self._parts, len(repeated))
+        flat = check_return(result, self.names, len(repeated))
         weights = torch.tensor([weight for _, weight in chosen])
         tables = {part: value.view(count, len(chosen)) for part, value in flat.items()}
         if self._frame_weights == EVEN:

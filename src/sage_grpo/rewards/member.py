@@ -20,9 +20,9 @@ from sage_grpo.rewards.functions import (
     BadReturn,
     FunctionReward,
     RewardConfigError,
+    check_known,
     check_return,
     finish,
-    nearest,
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
@@ -154,11 +154,7 @@ class Member:
             raise RewardConfigError(
                 f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
             )
-        for part in spec.standardize:
-            if part not in reward.names:
-                raise RewardConfigError(
-                    f"standardize: {spec.title!r} has no part {part!r}.{nearest(part, reward.names)}"
-                )
+        check_known(spec.standardize, reward.names, f"standardize: {spec.title!r} has no part")
 
     def batch(self, count: int) -> int:
         """Clips a call when there are `count`."""
@@ -279,9 +275,7 @@ def check_device(spec: RewardSpec) -> torch.device | None:
 
 
 def _weights(spec: RewardSpec, reward: Reward, *, require_weights: bool) -> dict[str, float]:
-    for part in spec.weights:
-        if part not in reward.names:
-            raise RewardConfigError(f"weights: {spec.title!r} has no part {part!r}.{nearest(part, reward.names)}")
+    check_known(spec.weights, reward.names, f"weights: {spec.title!r} has no part")
     if spec.metric_only:
         return {}
     if spec.weights:

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
-from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, nearest, where_raised
+from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, check_known, nearest, where_raised
 from sage_grpo.types import Reward, RewardFacts
 
 BUILT_IN: Mapping[str, str] = {
@@ -149,9 +149,8 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
     if "parts" in parameters and spec.weights:
         options.setdefault("parts", list(spec.weights))
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for name in options:
-        if name not in parameters and not takes_any:
-            raise RewardConfigError(f"Reward {spec.name!r} has no option {name!r}.{nearest(name, parameters)}")
+    if not takes_any:
+        check_known(options, parameters, f"Reward {spec.name!r} has no option")
     for name, parameter in parameters.items():
         variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if parameter.default is parameter.empty and not variable and name not in options:
@@ -309,10 +308,7 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSet
     An object has `names` and `__call__(videos, prompts, fps)`. A function is as docs/rewards.md has it; `options` are its
     further arguments (or `per_frame` and its friends), and its parts are the keys of `weights`, or it has one of its own name.
     """
-    known = list(RewardSettings.__annotations__)
-    for name in settings:
-        if name not in known:
-            raise RewardConfigError(f"own_reward has no setting {name!r}.{nearest(name, known)}")
+    check_known(settings, RewardSettings.__annotations__, "own_reward has no setting")
     if inspect.isclass(target):
         raise RewardConfigError(f"{target.__name__} is a class: give an object of it, {target.__name__}(...).")
     label = settings.get("label") or _label(target)

@@ -54,6 +54,8 @@ class OcrReward:
         licence="rapidocr: Apache-2.0",
     )
 
+    names = ("OCR",)
+
     def __init__(
         self,
         *,
@@ -67,11 +69,6 @@ class OcrReward:
             raise RewardConfigError(f"aggregate must be mean or best, got {aggregate!r}.")
         self._sample_fps, self._num_frames, self._aggregate = sample_fps, num_frames, aggregate
         self._engine = engine or _rapid_ocr()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """OCR."""
-        return ("OCR",)
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; a prompt without quoted text cannot be scored."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.built_in.pretrained import load_tokenizer
-from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.rewards.functions import RewardConfigError, check_known
 
 PATCH, MERGE, TEMPORAL = 14, 2, 2
 FACTOR = PATCH * MERGE
@@ -86,9 +86,7 @@ def read_template(path: Path, strings: Sequence[str], tokens: Sequence[str], sou
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        for name in strings:
-            if name not in constants:
-                raise RewardConfigError(f"{path} has no string {name}.{nearest(name, constants)}")
+        check_known(strings, constants, f"{path} has no string")
         text = "".join(constants[name] for name in strings)
     for token in (*tokens, "{text_prompt}"):
         if text.count(token) != 1:

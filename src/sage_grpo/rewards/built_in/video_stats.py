@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.rewards.functions import check_known
 from sage_grpo.types import PartScores, RewardFacts
 
 SPAN = 1 / 8
@@ -272,23 +272,16 @@ class VideoStats:
     )
 
     def __init__(self, *, parts: Sequence[str] = ()) -> None:
-        for part in parts:
-            if part not in STATISTICS:
-                raise RewardConfigError(f"video_stats has no part {part!r}.{nearest(part, STATISTICS)}")
-        self._parts = tuple(parts) or tuple(STATISTICS)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The chosen statistics."""
-        return self._parts
+        check_known(parts, STATISTICS, "video_stats has no part")
+        self.names = tuple(parts) or tuple(STATISTICS)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Measure the clips; prompts do not matter."""
         clip, frames = Clip(videos, fps), videos.shape[1]
-        short = [part for part in self._parts if frames < NEEDED_FRAMES.get(part, 1)]
+        short = [part for part in self.names if frames < NEEDED_FRAMES.get(part, 1)]
         nothing = torch.full((videos.shape[0],), torch.nan, device=videos.device)
-        values = {part: nothing if part in short else STATISTICS[part](clip) for part in self._parts}
+        values = {part: nothing if part in short else STATISTICS[part](clip) for part in self.names}
         needs = ", ".join(f"{part} needs {NEEDED_FRAMES[part]}" for part in short)
         reasons = dict.fromkeys(range(videos.shape[0]), f"the clip has {frames} frame(s): {needs}") if short else {}
         return PartScores(values, reasons)

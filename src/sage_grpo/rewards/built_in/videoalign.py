@@ -196,6 +196,7 @@ class VideoAlign:
         gigabytes=4.4,
         licence="KwaiVGI/VideoReward: see its page; Qwen2-VL-2B: Apache-2.0",
     )
+    names = (*PARTS, "Overall")
 
     def __init__(
         self,
@@ -238,11 +239,6 @@ class VideoAlign:
                 f"rm_head has {self._head.shape[0]} outputs, model_config.json says {self.config.output_dim}."
             )
         self.to(torch.device(device))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """VQ, MQ, TA and Overall."""
-        return (*PARTS, "Overall")
 
     def to(self, device: torch.device) -> VideoAlign:
         """Move to a device; unless a dtype was given, bfloat16 on CUDA and float32 on a CPU.

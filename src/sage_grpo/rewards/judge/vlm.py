@@ -22,7 +22,7 @@ from torch import Tensor
 from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Positive, Range, checked
 from sage_grpo.rewards.frames import sample_indices
-from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.rewards.functions import RewardConfigError, check_known, nearest
 from sage_grpo.rewards.judge.endpoint import (
     Endpoint,
     EndpointFailure,
@@ -111,6 +111,7 @@ class VlmJudge:
                 f"The judge needs ask_again >= 0 and answer_tokens >= 1, got {ask_again}, {answer_tokens}."
             )
         self._questions = _questions(parts, dimensions)
+        self.names = tuple(self._questions)
         self._low, self._high = float(scale[0]), float(scale[1])
         self._instructions, self._ask_again = instructions, ask_again
         fixed = {"temperature": temperature, "seed": seed, "max_tokens": answer_tokens}
@@ -122,11 +123,6 @@ class VlmJudge:
         self._endpoint = Endpoint(url, key_env, self._network, self.meter, needs_tokens=needs_tokens)
         self._ledger = Ledger(cache, self.names)  # last: it makes a folder
         self.meter.used = self._ledger.spent
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The dimensions."""
-        return tuple(self._questions)
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; what could not be judged is NaN with a reason, and what was judged has the judge's reasons."""
@@ -209,10 +205,7 @@ class VlmJudge:
 
 def _group(kind: type[Group], name: str, given: Mapping[str, Any] | None) -> Group:
     """A group of options as its dataclass; RewardConfigError names what is wrong."""
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for key in given or {}:
-        if key not in known:
-            raise RewardConfigError(f"The judge's {name} have no {key!r}.{nearest(key, known)}")
+    check_known(given or {}, [field.name for field in fields(kind)], f"The judge's {name} have no")  # type: ignore[arg-type]
     try:
         return kind(**(given or {}))
     except (TypeError, ValueError) as error:

@@ -204,16 +204,11 @@ class RemoteReward:
         ):  # fmt: skip
             if not limit.holds(value):
                 raise RewardConfigError(f"The remote reward's {name} must be {limit}, got {value}.")
-        self._parts, self._token_env, self._timeout = tuple(parts), token_env, timeout
+        self.names, self._token_env, self._timeout = tuple(parts), token_env, timeout
         self._token()  # what is no token is refused now
         self._retries, self._backoff = retries, Backoff(backoff, max_backoff)
         self._clips, self._parallel = clips_per_request, parallel or 2 * len(self._urls)
         self._pool = Pool(self._urls, self._backoff)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The scores asked for."""
-        return self._parts
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; failed requests give NaN and a reason."""
@@ -226,7 +221,7 @@ class RemoteReward:
         if again:
             lost = sum(len(answer.reasons) for answer in answers)
             log.warning("%d reward requests were sent again; %d of %d clips have no score.", again, lost, len(prompts))
-        parts = {part: torch.cat([answer[part] for answer in answers]) for part in self._parts}
+        parts = {part: torch.cat([answer[part] for answer in answers]) for part in self.names}
         reasons = {
             start + index: reason for start, answer in zip(starts, answers) for index, reason in answer.reasons.items()
         }
@@ -284,7 +279,7 @@ class RemoteReward:
                 break
         while task.second and not task.settled.wait(0.05):
             pass  # the second try may still bring scores
-        empty = {part: torch.full((len(task.prompts),), torch.nan) for part in self._parts}
+        empty = {part: torch.full((len(task.prompts),), torch.nan) for part in self.names}
         task.settle(PartScores(empty, dict.fromkeys(range(len(task.prompts)), task.reason)))
 
     def _second(self, task: _Task, server: Server, number: int) -> None:
@@ -342,7 +337,7 @@ class RemoteReward:
 
     def _elsewhere(self, task: _Task, scores: PartScores, server: Server) -> PartScores:
         """Ask one other server for the clips that this one could not score: it may be the server's fault, not the clips'."""
-        bad = [i for i in range(len(task.prompts)) if not all(bool(scores[part][i].isfinite()) for part in self._parts)]
+        bad = [i for i in range(len(task.prompts)) if not all(bool(scores[part][i].isfinite()) for part in self.names)]
         found = self._pool.acquire([server, *task.refused], patient=True) if bad else None
         if found is None:
             return scores
@@ -351,22 +346,22 @@ class RemoteReward:
         second = self._try(rest, *found)
         if second is None:
             return scores
-        parts, reasons = {part: scores[part].clone() for part in self._parts}, dict(scores.reasons)
+        parts, reasons = {part: scores[part].clone() for part in self.names}, dict(scores.reasons)
         for place, index in enumerate(bad):
-            if all(bool(second[part][place].isfinite()) for part in self._parts):
-                for part in self._parts:
+            if all(bool(second[part][place].isfinite()) for part in self.names):
+                for part in self.names:
                     parts[part][index] = second[part][place]
                 reason = reasons.pop(index, "no reason given")
                 self._pool.failed(server, None, f"it could not score a clip that another server could: {reason}")
         return PartScores(parts, reasons)
 
     def _chosen(self, scores: PartScores) -> PartScores:
-        for part in self._parts:
+        for part in self.names:
             if part not in scores:
                 near = self._said(nearest(part, scores))
                 raise RewardConfigError(f"The reward server has no part {part!r}.{near}")
         reasons = {index: self._said(reason) for index, reason in scores.reasons.items()}
-        return PartScores({part: scores[part] for part in self._parts}, reasons)
+        return PartScores({part: scores[part] for part in self.names}, reasons)
 
 
 class _Task:
