@@ -41,14 +41,6 @@ def test_a_shift_keeps_noise_and_data_where_they_are(shift: float) -> None:
     assert ends.tolist() == pytest.approx([1.0, 0.0], abs=1e-12)
 
 
-def test_the_dynamic_shift_is_exponential_in_a_linear_function_of_the_tokens() -> None:
-    for tokens, mu in ((256, 0.5), (4096, 1.15), (2176, 0.825)):
-        dynamic = Schedule.dynamic(8, tokens).sigmas
-        torch.testing.assert_close(dynamic, Schedule.shifted(8, math.exp(mu)).sigmas)
-    with pytest.raises(ValueError, match="tokens must be at least 1"):
-        Schedule.dynamic(8, 0)
-
-
 def test_pair_and_pairs_agree() -> None:
     schedule = Schedule.shifted(5, 3.0)
     p, q = schedule.pairs()
@@ -96,11 +88,8 @@ def test_bad_numbers_are_refused() -> None:
         Schedule(torch.tensor([1.0, 0.6, 0.3, 0.0]), (True, False))
 
 
-def test_one_step_and_one_token_are_enough() -> None:
+def test_one_step_is_enough() -> None:
     assert Schedule.shifted(1).sigmas.tolist() == [1.0, 0.0]
-    assert Schedule.dynamic(2, 1).num_steps == 2
-    with pytest.raises(ValueError, match="tokens must be at least 1"):
-        Schedule.dynamic(2, 0)
 
 
 def test_rounding_does_not_lift_the_start_above_one() -> None:

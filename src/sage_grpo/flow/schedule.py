@@ -46,23 +46,6 @@ class Schedule:
         """
         return cls(shift_sigmas(_even(num_steps), shift))
 
-    @classmethod
-    def dynamic(
-        cls,
-        num_steps: int,
-        tokens: int,
-        *,
-        base_tokens: int = 256,
-        max_tokens: int = 4096,
-        base_shift: float = 0.5,
-        max_shift: float = 1.15,
-    ) -> Schedule:
-        """A shift that grows with the number of latent tokens: mu is linear in tokens, the shift is exp(mu)."""
-        if tokens < 1:
-            raise ValueError(f"tokens must be at least 1, got {tokens}.")
-        slope = (max_shift - base_shift) / (max_tokens - base_tokens)
-        return cls.shifted(num_steps, math.exp(base_shift + slope * (tokens - base_tokens)))
-
     @property
     def num_steps(self) -> int:
         """How many steps a rollout takes."""

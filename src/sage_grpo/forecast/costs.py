@@ -420,7 +420,7 @@ def _parameters(reward: str) -> float:
     return 0.0 if facts is None else facts.parameters
 
 
-def keep_what_fits(config: TrainConfig, model: VelocityModel, world: World) -> None:
+def fit_memory(config: TrainConfig, model: VelocityModel, world: World) -> None:
     """Set what a loaded model's blocks keep, and note it where the model says what was decided."""
     chosen = choose_levels(config, model, world)
     model.keep(chosen)

@@ -302,20 +302,7 @@ def _baseline(config: TrainConfig, kernel: KernelName, *, region: Mode) -> Train
 METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     method.__name__: method
     for method in (
-        *(
-            sage,
-            sage_paper,
-            branch,
-            branch_long,
-            sage_exact,
-            precise,
-            flow_grpo,
-            dance_grpo,
-            cps,
-            mix_grpo,
-            mix_grpo_flash,
-            flash_grpo,
-        ),
-        *(tempflow_grpo, grpo_guard, flow_dppo, nft, awm),
+        sage, sage_paper, branch, branch_long, sage_exact, precise, flow_grpo, dance_grpo, cps, mix_grpo, mix_grpo_flash, flash_grpo,
+        tempflow_grpo, grpo_guard, flow_dppo, nft, awm,
     )
-}
+}  # fmt: skip

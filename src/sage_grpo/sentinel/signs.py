@@ -208,21 +208,10 @@ def diversity_collapsed(row: Row, past: Past) -> str:
 SIGNS = {
     sign.__name__: sign
     for sign in (
-        not_finite,
-        spread_vanished,
-        spread_exploded,
-        rewards_failing,
-        replay_differs,
-        ratio_off,
-        clipped_away,
-        gradient_exploded,
-        kl_away,
-        ran_away,
-        weights_stuck,
-        old_is_new,
-        diversity_collapsed,
+        not_finite, spread_vanished, spread_exploded, rewards_failing, replay_differs, ratio_off, clipped_away, gradient_exploded, kl_away,
+        ran_away, weights_stuck, old_is_new, diversity_collapsed,
     )
-}
+}  # fmt: skip
 """What is looked for in every row, by the name of the finding."""
 
 

@@ -96,32 +96,23 @@ def note(trainer: Trainer, kind: str, text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Numbers(Observer):
-    """metrics.jsonl and the loggers."""
+class Rows(Observer):
+    """metrics.jsonl and the loggers, then the terminal, and events.jsonl."""
 
     trainer: Trainer
     metrics: Metrics
-
-    def after(self, row: dict[str, float]) -> None:
-        self.metrics.write(self.trainer.state.iteration, row)
-
-    def evaluated(self, found: Evaluated) -> None:
-        self.metrics.write(self.trainer.state.iteration, found.metrics)
-
-
-@dataclass(frozen=True)
-class Words(Observer):
-    """The terminal, and events.jsonl."""
-
-    trainer: Trainer
     terminal: Terminal
 
     def after(self, row: dict[str, float]) -> None:
-        self.terminal.iteration(self.trainer.state.iteration, row)
+        number = self.trainer.state.iteration
+        self.metrics.write(number, row)
+        self.terminal.iteration(number, row)
         self._failed(self.trainer.failures)
 
     def evaluated(self, found: Evaluated) -> None:
-        self.terminal.evaluation(self.trainer.state.iteration, found.result.metrics)
+        number = self.trainer.state.iteration
+        self.metrics.write(number, found.metrics)
+        self.terminal.evaluation(number, found.result.metrics)
         self._failed(found.result.report)
 
     def told(self, event: SentinelEvent) -> None:
@@ -318,8 +309,7 @@ def observers_of(
     out = Path(trainer.config.out)
     return [
         Profile(trainer, terminal, out / FOLDER),
-        Numbers(trainer, metrics),
-        Words(trainer, terminal),
+        Rows(trainer, metrics, terminal),
         Videos(trainer, samples, metrics),
         Best(trainer, terminal, out / "best"),
         Callbacks(trainer, hooks, saver),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sage_grpo.training.config import TrainConfig
 
@@ -111,11 +111,6 @@ class Old(Snapshot):
         """After a rollout's updates: average with the live weights, of which the old ones count `decay`."""
         for name, p in self.params.items() if self.lags else ():
             self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - decay)
-
-
-def state_of(snapshot: Snapshot | None, prefix: str) -> dict[str, Tensor]:
-    """The copies as flat tensors of a checkpoint."""
-    return {} if snapshot is None else {f"{prefix}/{name}": copy for name, copy in snapshot.copies.items()}
 
 
 Need = Literal["none", "pass", "live", "inert"]

@@ -17,7 +17,7 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
 from sage_grpo.sentinel.sentinel import Sentinel
-from sage_grpo.training.anchor import Anchor, Ema, Old, Reference, state_of
+from sage_grpo.training.anchor import Anchor, Ema, Old, Reference
 from sage_grpo.training.config import SentinelConfig, TrainConfig
 from sage_grpo.training.optim import Optimizer
 
@@ -120,14 +120,11 @@ class TrainState:
         return meta
 
     def _tensors(self) -> dict[str, Tensor]:
-        weights = {f"weights/{name}": p.detach() for name, p in self.params.items()}
-        return {
-            **weights,
-            **self.optimizer.tensors(),
-            **state_of(self.anchor, "anchor"),
-            **state_of(self.ema, "ema"),
-            **state_of(self.old, "old"),
-        }
+        tensors = {f"weights/{name}": p.detach() for name, p in self.params.items()} | self.optimizer.tensors()
+        for prefix, snapshot in (("anchor", self.anchor), ("ema", self.ema), ("old", self.old)):
+            if snapshot is not None:
+                tensors |= {f"{prefix}/{name}": copy for name, copy in snapshot.copies.items()}
+        return tensors
 
     def _meta(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ from torch import Tensor
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.forecast.costs import keep_what_fits
+from sage_grpo.forecast.costs import fit_memory
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -56,7 +56,7 @@ class Trainer:
     ) -> None:
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.model, self.reward, self.held_out = inputs.model, inputs.reward, inputs.held_out
-        keep_what_fits(config, self.model, self.world)
+        fit_memory(config, self.model, self.world)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
