@@ -76,7 +76,7 @@ def test_what_fell_most_is_told_beside_what_was_gained(runs: list[Path], tmp_pat
     assert "What fell most is shape = cross" in lost
     assert f"{lowest['mean']:.3f}" in lost
     told = describe([run])[0]["verdict"]
-    assert told == [gained, lost]
+    assert told == [[gained, lost]]
     plain = verdict(read_run(runs[0]), "a")  # prompts that name no attributes that we know of
     assert len(plain) == 1
     assert plain[0].startswith("a: after 4 iterations")

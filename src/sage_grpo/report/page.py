@@ -87,9 +87,7 @@ def describe(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, P
         "clips": {"kind": "none", "list": []},
         "runs": [_run(run, name) for run, name in zip(runs, names)],
         "summary": table(runs),
-        "verdict": [
-            sentence for run, name in zip(runs, names) for sentence in verdict(run, name if len(runs) > 1 else "")
-        ],
+        "verdict": [verdict(run, name if len(runs) > 1 else "") for run, name in zip(runs, names)],
         "differs": differences(runs) if len(runs) > 1 else [],
         "gallery": shown,
     }, files

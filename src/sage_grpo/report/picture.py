@@ -199,7 +199,7 @@ def side_by_side(left: Tensor, right: Tensor, short: int = SHORT) -> Tensor:
     height, width = held[0].shape[1:3]
     gap = torch.full((frames, height, max(2, round(GUTTER * width)), 3), 255, dtype=torch.uint8)
     both = torch.cat([held[0], gap, held[1]], dim=2)
-    head = _written(both.shape[2], max(12, height // 12), {"base": width / 2, "tuned": both.shape[2] - width / 2})
+    head = _written(both.shape[2], max(14, height // 12), {"base": width / 2, "tuned": both.shape[2] - width / 2})
     whole = torch.cat([head.expand(frames, -1, -1, -1), both], dim=1)
     return F.pad(whole, (0, 0, 0, whole.shape[2] % 2, 0, whole.shape[1] % 2), value=255)  # 4:2:0 needs even sizes
 
@@ -220,28 +220,23 @@ def animate(run: RunData, file: Path, *, places: Sequence[int], columns: int = 2
     """Pairs of a run (by their place) as one animated WebP, each under its prompt: for a page that plays no videos."""
     from PIL import Image
 
+    line = max(14, short // 8)
     pairs = run.pairs(0, max(places) + 1)
+    prompts = [textwrap.wrap(pairs[place][0], int(4.8 * short / line)) for place in places]
     tiles = []
-    for place in places:
-        prompt, left, right = pairs[place]
-        (base, fps), (tuned, _) = read_video(left), read_video(right)
-        tile = side_by_side(base, tuned, short)
-        lines = textwrap.wrap(prompt, 2 * short // 7)
-        above = [_written(tile.shape[2], short // 9, {line: tile.shape[2] / 2}) for line in lines]
-        above = [*above, *[torch.full_like(above[0], 255)] * (2 - len(above))]
-        tiles.append(
-            F.pad(
-                torch.cat([*(line.expand(len(tile), -1, -1, -1) for line in above), tile], 1),
-                (0, 0, 10, 10, 6, 10),
-                value=255,
-            )
-        )
+    for place, lines in zip(places, prompts):
+        (base, fps), (tuned, _) = (read_video(clip) for clip in pairs[place][1:])
+        both = side_by_side(base, tuned, short)
+        width = both.shape[2]
+        blank = [""] * (max(map(len, prompts)) - len(lines))
+        above = torch.cat([_written(width, line, {text: width / 2}) for text in (*blank, *lines)])
+        tiles.append(F.pad(torch.cat([above.expand(len(both), -1, -1, -1), both], 1), (0, 0, 8, 8, 6, 8), value=255))
     rows = [torch.cat(tiles[start : start + columns], dim=2) for start in range(0, len(tiles), columns)]
     frames = [Image.fromarray(frame.numpy()) for frame in torch.cat(rows, dim=1)]
-    milliseconds = [round(1000 / fps)] * (len(frames) - 1) + [700]  # stands still before it starts again
+    milliseconds = [round(1000 / fps)] * (len(frames) - 1) + [700]  # it stands still before it starts again
     with replacing(file) as fresh:
         frames[0].save(
-            fresh, "WEBP", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, quality=80, method=6
+            fresh, "WEBP", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, quality=85, method=6
         )
     return file
 

@@ -94,7 +94,8 @@ function someClips() {
 }
 
 function verdict() {
-  return D.verdict.length ? [make("div", { class: "card verdict" }, ...D.verdict.map((text) => make("p", {}, text)))] : [];
+  const lines = D.verdict.flatMap((told) => told.map((text, place) => make("p", { class: place ? "soft" : "" }, text)));
+  return lines.length ? [make("div", { class: "card verdict" }, ...lines)] : [];
 }
 
 function overview() {

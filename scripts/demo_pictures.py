@@ -1,0 +1,72 @@
+"""The pictures of the miniature in docs/images, from real runs: `python scripts/demo_pictures.py docs/images runs/branch runs/sage`.
+
+Of the first run before_after.webp (moving pairs of held-out clips) and demo.png (what `sage-grpo demo` draws at its end); report-*.webp is the report
+of all, in Chromium; shapes.png is the base model alone. The runs of the committed ones:
+
+    sage-grpo train --recipe shapes/branch --iterations 45 --evaluate.every 45 --evaluate.prompts 128 --evaluate.show 16 --out runs/branch
+    sage-grpo train --recipe shapes/sage --iterations 30 --evaluate.every 45 --evaluate.prompts 128 --evaluate.show 16 --out runs/sage
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from sage_grpo import generate
+from sage_grpo.report.page import write_report
+from sage_grpo.report.picture import animate, draw_run
+from sage_grpo.report.run_data import read_run
+from sage_grpo.video import contact_sheet
+
+PAIRS = (2, 4, 12, 15, 5, 7)
+"""Held-out clips by their place: four that gained, one whose cross became rounder, and one that lost its cross."""
+PROMPTS = (
+    "a large red circle moves right quickly on a white background",
+    "a small blue square moves up slowly on a sand background",
+    "a large yellow triangle bounces quickly on a navy background",
+    "a large green cross moves left quickly on a white background",
+    "a large cyan ring loops around slowly on a grey background",
+    "a small magenta circle bounces slowly on a sand background",
+)
+
+
+def main(out: Path, runs: list[Path]) -> None:
+    """Write all of them."""
+    print(animate(read_run(runs[0]), out / "before_after.webp", places=PAIRS, columns=3, short=128))
+    print(draw_run(runs[0], out / "demo.png"))
+    clips = generate(list(PROMPTS), steps=20, batch=6)
+    print(contact_sheet(out / "shapes.png", list(clips.videos), PROMPTS, columns=9, cell=96))
+    with tempfile.TemporaryDirectory() as place:
+        page = write_report(runs, Path(place) / "report.html").as_uri()
+        screens(page, out)
+
+
+def screens(page: str, out: Path) -> None:
+    """The report on a desk, in the dark and on a phone."""
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    views = {
+        "report-gallery": ("#/gallery", "light", 1280, 900),
+        "report-dark": ("#/overview", "dark", 1280, 1200),
+        "report-phone": ("#/overview", "light", 390, 844),
+    }
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (tab, scheme, width, height) in views.items():
+            opened = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            opened.goto(page + tab)
+            opened.wait_for_timeout(3000)
+            picture = opened.screenshot()
+            Image.open(io.BytesIO(picture)).convert("RGB").save(out / f"{name}.webp", quality=85, method=6)
+            print(out / f"{name}.webp")
+        browser.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), [Path(run) for run in sys.argv[2:]])
