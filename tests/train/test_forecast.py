@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideo15Transformer3DModel, WanTransformer3DModel
+from rich.console import Console
 
 from sage_grpo.cli import main
 from sage_grpo.flow.windows import Window
@@ -421,3 +423,21 @@ def test_steps_that_would_hold_too_much_noise_are_named_in_the_plan_and_at_the_s
     quiet = forecast(recipe("wan/sage"), H200, architecture=found)
     assert "held noise" not in dict(show.arithmetic(quiet))
     assert not any("deterministic" in line for line in show.short(quiet))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cpu_is_predicted_as_it_was_measured(threads: int, monkeypatch) -> None:
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / "iteration_cpu.json"
+    measured_seconds = statistics.fmean(json.loads(file.read_text())["core_seconds"]) / threads
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    said = forecast(recipe("shapes/sage"), hardware.cpu())
+    assert measured_seconds / 1.5 < said.iteration_seconds < 1.5 * measured_seconds
+
+
+def test_an_option_to_copy_loses_nothing_on_a_narrow_terminal(capsys) -> None:
+    said = forecast(recipe("hunyuan15_lora"), hardware.find("rtx4090"))
+    found = changes(said)
+    Console(width=80).print(show.changes_table(said, found))
+    text = capsys.readouterr().out
+    assert found
+    assert all(word in text for one in found[:10] for word in one.option.split())

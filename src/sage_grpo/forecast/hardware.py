@@ -78,9 +78,18 @@ def here(gpus: int = 1) -> Hardware:
 
 
 def cpu() -> Hardware:
-    """This machine's processor; its speed is a guess."""
-    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return Hardware(title="CPU", gib=gib, rates=Rates(**_table()["cpu"]), origin="a guess; --measure takes its own")
+    """This machine's processor: as many cores as PyTorch uses, each like the one that was measured."""
+    import torch
+
+    gib, cores = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, torch.get_num_threads()
+    core = Rates(**_table()["core"])
+    rates = dataclasses.replace(
+        core,
+        **{name: cores * getattr(core, name) for name in ("attention", "products", "bandwidth")},
+        launch=core.launch / cores,
+    )
+    origin = f"{cores} core(s) like the one that was measured (docs/plan.md); others differ by a factor of two or three: --measure takes yours"
+    return Hardware(title="CPU", gib=gib, rates=rates, origin=origin)
 
 
 def _gpu(row: dict[str, Any], gpus: int) -> Hardware:

@@ -140,8 +140,11 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
     """What every change buys."""
     title = "what would make it faster" if now.fits else "what to change, best first"
     table = narrow_table(title)
-    for name in ("change", "GiB", "fits", "s / iteration", f"{_kind(now)}-hours", "run"):
-        table.add_column(name, justify="left" if name == "change" else "right")
+    table.add_column(
+        "change", overflow="fold"
+    )  # it is there to be copied: at 80 columns it may break at a blank, and loses nothing
+    for name in ("GiB", "fits", "s / it.", f"{_kind(now)}-h", "run"):
+        table.add_column(name, justify="right", no_wrap=True)
     rows = [("(as it is)", "", now), *((one.option, one.run, one.after) for one in found[:most])]
     for option, run, after in rows:
         table.add_row(
