@@ -103,24 +103,6 @@ def test_rows_after_the_checkpoint_are_no_damage(tmp_path: Path) -> None:
     assert [row["a"] for row in read_rows(file)] == [1.0, 1.0, 1.0, 3.0]
 
 
-@pytest.mark.parametrize("evaluated", [True, False])
-def test_a_checkpoint_without_a_copy_keeps_its_own_iteration(evaluated: bool, tmp_path: Path) -> None:
-    """Checkpoints of earlier versions have none: the rows up to their iteration are theirs, its own row too, and its evaluation only
-    where that was done before the checkpoint."""
-    book = Journal(tmp_path / "m.jsonl")
-    for iteration in range(5):
-        if iteration:
-            book.write(iteration, {"reward/total": iteration / 4})
-        if iteration % 2 == 0:
-            book.write(iteration, {"eval/total": iteration / 8})
-    rows = journal.rows_until(tmp_path / "m.jsonl", 2, evaluated=evaluated)
-    found = [(json.loads(line)["iteration"], "eval/total" in json.loads(line)) for line in lines(rows)]
-    assert found == [(0, True), (1, False), (2, False), (2, True)][: 4 if evaluated else 3]
-    again, notice = reopen(tmp_path / "m.jsonl", rows)
-    assert notice == ""
-    assert bytes(again.rows) == rows
-
-
 @pytest.mark.parametrize(
     ("kind", "told"),
     [

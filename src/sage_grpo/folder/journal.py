@@ -127,14 +127,6 @@ def _odd(row: Any) -> str:
     return "" if isinstance(iteration, int) and iteration >= 0 else f"iteration is {shown(iteration)}"
 
 
-def rows_until(file: Path, iteration: int, *, evaluated: bool) -> bytes:
-    """The rows up to an iteration (with its evaluation or without), for a checkpoint that has no copy of them."""
-    rows = [row for row in read_rows(file) if row["iteration"] <= iteration]
-    if not evaluated:
-        rows = [row for row in rows if row["iteration"] < iteration or "eval/total" not in row]
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
 def _aside(file: Path, why: str) -> Path:
     number = 1
     while (target := file.with_name(f"{file.stem}.{why}-{number}{file.suffix}")).exists():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -104,18 +104,6 @@ class Explains(Protocol):
     """A model that says what it decided while loading."""
 
     choices: dict[str, str]
-
-
-@runtime_checkable
-class KnowsUnread(Protocol):
-    """A model that knows which parameters of its network nothing reads; they are not trained."""
-
-    unread: Collection[str]
-
-
-def unread_of(model: VelocityModel) -> Collection[str]:
-    """Names of parameters that a checkpoint may hold although the model does not train them: an older version may have."""
-    return model.unread if isinstance(model, KnowsUnread) else ()
 
 
 @runtime_checkable

@@ -49,7 +49,7 @@ class Pace:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
-        self.factor, self.brake = float(state["factor"]), float(state.get("brake", 1.0))
+        self.factor, self.brake = float(state["factor"]), float(state["brake"])
 
 
 def share_kept(kl: float, most: float | None) -> float:

@@ -104,7 +104,6 @@ class RewardParts:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; a checkpoint from before there was this has none."""
-        self.best = {name: (mean, doubt) for name, (mean, doubt) in state.get("best", {}).items()}
-        self.rows = int(state.get("rows", 0))
-        self.held_out, self.low = dict(state.get("held_out", {})), list(state.get("low", []))
+        """Continue where `state_dict` was taken."""
+        self.best = {name: (mean, doubt) for name, (mean, doubt) in state["best"].items()}
+        self.rows, self.held_out, self.low = int(state["rows"]), dict(state["held_out"]), list(state["low"])

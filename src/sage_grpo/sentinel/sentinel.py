@@ -390,13 +390,13 @@ class Sentinel:
         return known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; a checkpoint from before there was a sentinel has none."""
-        state, begun = deepcopy(dict(state)), vars(Sentinel(self.config))
+        """Continue where `state_dict` was taken."""
+        state = deepcopy(dict(state))
         for name in ("start", "recent", *STATE):
-            setattr(self, name, state.get(name, begun[name]))
+            setattr(self, name, state[name])
         self.agreement, self.at_best = _agreements(self.agreement), _agreements(self.at_best)
-        self.remembered = [Remembered(one["scores"], _agreements(one["agreement"])) for one in state.get("looks", [])]
-        self.parts.load_state_dict(state.get("parts", {}))
+        self.remembered = [Remembered(one["scores"], _agreements(one["agreement"])) for one in state["looks"]]
+        self.parts.load_state_dict(state["parts"])
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Remember what was known at a checkpoint, but not forget what was done since: else it would be done forever."""

@@ -36,7 +36,7 @@ from sage_grpo.training.update import Diverged
 
 @contextmanager
 def session(
-    config: TrainConfig, own: Given | None = None, remark: Callable[[str], None] | None = None
+    config: TrainConfig, given: Given | None = None, remark: Callable[[str], None] | None = None
 ) -> Iterator[World]:
     """Start the ranks, refuse what cannot work before anything heavy is loaded, and watch over the ranks while inside.
 
@@ -45,7 +45,7 @@ def session(
     world, lost = start(config.parallel, config.model.device), False
     try:
         if remark is not None:
-            for text in preflight(config, world.size, own):
+            for text in preflight(config, world.size, given):
                 if world.is_main:
                     remark(text)
         with world.watching():
@@ -61,17 +61,19 @@ def session(
 def run(
     config: TrainConfig,
     world: World | None = None,
-    own: Given | None = None,
+    given: Given | None = None,
     hooks: Hooks | None = None,
     stop: StopRequest | None = None,
     *,
     quiet: bool = False,
 ) -> Ended:
-    """Train to the end, or from where the run in the folder stands; `own` takes the place of what the configuration names."""
-    world, own, out = world or World(), own or Given(), Path(config.out)
+    """Train to the end, or from where the run in the folder stands; `given` takes the place of what the configuration names."""
+    world, given, out = world or World(), given or Given(), Path(config.out)
     with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
-        found = Found(**json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, own, out))))))
+        found = Found(
+            **json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, given, out)))))
+        )
         for text in found.notes:
             terminal.say(text, style="yellow")
         if found.finished is not None:
@@ -85,10 +87,10 @@ def run(
             world.note(f"{phase} {done}/{total}")
             terminal.listen(phase, done, total)
 
-        if world.is_main and not quiet and own.model is None:
+        if world.is_main and not quiet and given.model is None:
             for line in opening(config, world.processes):
                 terminal.say(line)
-        trainer = Trainer(config, build(config, world, own), world, Clock(listen))
+        trainer = Trainer(config, build(config, world, given), world, Clock(listen))
         resumed = _resume(trainer, out, found, terminal)
         metrics = _open_metrics(trainer, found, terminal, resumed)
         saver = Checkpoints(trainer, out / "checkpoints", found.identity, metrics)
@@ -187,7 +189,8 @@ def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: i
     coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
     replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
     replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
-    rows, notice = journal.reopen(out / journal.METRICS, _recorded(trainer, out, found))
+    copy = out / "checkpoints" / found.checkpoint / journal.METRICS  # the rows that belong to the checkpoint
+    rows, notice = journal.reopen(out / journal.METRICS, copy.read_bytes() if found.checkpoint else None)
     if notice:
         terminal.say(notice, style="yellow")
     kind, texts = ("start" if resumed is None else "resume"), [notice, *found.notes]
@@ -195,15 +198,3 @@ def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: i
     metrics = Metrics.open(out, config.log, dataclasses.asdict(config), journal=rows, resumed_at=resumed)
     note(trainer, kind, " ".join(text for text in texts if text))
     return metrics
-
-
-def _recorded(trainer: Trainer, out: Path, found: Found) -> bytes | None:
-    """The rows that belong to the checkpoint."""
-    if not found.checkpoint:
-        return None
-    copy = out / "checkpoints" / found.checkpoint / journal.METRICS
-    if copy.is_file():
-        return copy.read_bytes()
-    state, points = trainer.state, trainer.config.evaluate.points(trainer.config.iterations)
-    missing = bool(trainer.held_out) and state.iteration in points and state.evaluated < state.iteration
-    return journal.rows_until(out / journal.METRICS, state.iteration, evaluated=not missing)

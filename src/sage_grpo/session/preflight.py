@@ -24,25 +24,25 @@ from sage_grpo.training.inputs import NAMES, Given, load_sources
 from sage_grpo.training.planner import Planner
 
 
-def preflight(config: TrainConfig, ranks: int = 1, own: Given | None = None) -> list[str]:
+def preflight(config: TrainConfig, ranks: int = 1, given: Given | None = None) -> list[str]:
     """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns sentences
-    on what may not be meant. What a program hands over in `own` is not looked for.
+    on what may not be meant. What a program hands over in `given` is not looked for.
 
     What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
     """
-    own = own or Given()
+    given = given or Given()
     check_plan(config, ranks)
     device = choose_device(config.model.device)
-    for source, given in ((config.data.prompts, own.prompts), (config.data.eval_prompts, own.held_out)):
-        if given is None:
+    for source, prompts_given in ((config.data.prompts, given.prompts), (config.data.eval_prompts, given.held_out)):
+        if prompts_given is None:
             refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
-    check_files(config, own)
-    prompts, held_out = load_sources(config, own)  # prompts that cannot be read
-    if own.model is None:
+    check_files(config, given)
+    prompts, held_out = load_sources(config, given)  # prompts that cannot be read
+    if given.model is None:
         check_model(config.model)
-    check_code(config, own)
+    check_code(config, given)
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
-    slow = "" if own.model is not None else slow_dtype(config.model.dtype, device)
+    slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
     remarks = [slow, *prompt_remarks(prompts, held_out), *objective_remarks(config), few]
     return [text for text in remarks if text]
 
@@ -101,16 +101,16 @@ def check_model(model: ModelSpec) -> None:
         check_lengths(resolve(model))
 
 
-def check_code(config: TrainConfig, own: Given) -> None:
+def check_code(config: TrainConfig, given: Given) -> None:
     """Rewards, sinks and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
     for path in config.log.sinks:
         find_sink(path)
-    if own.model is None and config.model.own_family is not None:
+    if given.model is None and config.model.own_family is not None:
         find_family(config.model.own_family)
     for spec in config.rewards:
         if spec.device:
             choose_device(spec.device)
-        if spec.name not in BUILT_IN and spec.name not in own.rewards:
+        if spec.name not in BUILT_IN and spec.name not in given.rewards:
             find_reward(spec)
 
 
@@ -130,16 +130,16 @@ def check_plan(config: TrainConfig, ranks: int = 1) -> None:
     ).check()
 
 
-def check_files(config: TrainConfig, own: Given | None = None) -> None:
+def check_files(config: TrainConfig, given: Given | None = None) -> None:
     """One message with everything that is missing, and where each comes from."""
-    own = own or Given()
-    given = {
-        "data.prompts": own.prompts,
-        "data.eval_prompts": own.held_out,
-        "model.path": own.model,
-        "model.lora.path": own.model,
+    given = given or Given()
+    objects = {
+        "data.prompts": given.prompts,
+        "data.eval_prompts": given.held_out,
+        "model.path": given.model,
+        "model.lora.path": given.model,
     }
-    absent = [need for need in needs(config) if given.get(need.key) is None and not need.is_here]
+    absent = [need for need in needs(config) if objects.get(need.key) is None and not need.is_here]
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     fetched = [need for need in absent if need.is_hub_id and not offline]
     missing = [need for need in absent if need not in fetched]

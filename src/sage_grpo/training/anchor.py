@@ -177,6 +177,5 @@ class Reference:
         return {"measured": self.measured, "peak": self.peak, "rest": self.rest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; a checkpoint without one begins to measure."""
-        self.measured, self.rest = int(state.get("measured", 0)), int(state.get("rest", 0))
-        self.peak = float(state.get("peak", 0.0))
+        """Continue where `state_dict` was taken."""
+        self.measured, self.peak, self.rest = int(state["measured"]), float(state["peak"]), int(state["rest"])

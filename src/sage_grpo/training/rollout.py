@@ -77,15 +77,14 @@ class NoiseKeys:
         key = (self.seed, self.iteration, group.number) if seed is None else ("prompt", seed)
         return keyed_noise(shape, "start", *key, 0 if self.same_start else member.index)
 
-    def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...]) -> Tensor:
+    def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "step") -> Tensor:
         """Exploration noise of a step (by its label) for every member."""
-        rows = [keyed_noise(shape, "step", self.seed, self.iteration, m.group, m.index, step) for m in members]
+        rows = [keyed_noise(shape, kind, self.seed, self.iteration, m.group, m.index, step) for m in members]
         return torch.stack(rows)
 
     def fresh(self, members: Sequence[Member], level: int, shape: tuple[int, ...]) -> Tensor:
         """Noise with which clean clips are learned at their group's level of this number."""
-        rows = [keyed_noise(shape, "fresh", self.seed, self.iteration, m.group, m.index, level) for m in members]
-        return torch.stack(rows)
+        return self.step(members, level, shape, "fresh")
 
 
 class Sampler:

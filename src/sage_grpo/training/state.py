@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.data.prompts import Prompt, PromptStream
-from sage_grpo.models.base import VelocityModel, unread_of
+from sage_grpo.models.base import VelocityModel
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
@@ -39,8 +38,6 @@ class TrainState:
     old: Old | None = None
     """The policy that samples, where it lags behind the live one."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
-    unread: Collection[str] = ()
-    """Parameters that nothing reads, which an older checkpoint may hold."""
     iteration: int = 0
     """Iterations completed."""
     updates: int = 0
@@ -68,7 +65,6 @@ class TrainState:
             stream=PromptStream(prompts, config.seed),
             reference=Reference.of(config),
             old=old,
-            unread=unread_of(model),
         )
 
     @property
@@ -87,11 +83,11 @@ class TrainState:
         meta = self._restore(folder, world)
         with checkpoint.continuing(folder):
             self.iteration, self.updates, self.best = int(meta["iteration"]), int(meta["updates"]), dict(meta["best"])
-            self.evaluated = int(meta.get("evaluated", self.iteration))
+            self.evaluated = int(meta["evaluated"])
             self.stream.position = int(meta["stream_position"])
-            self.sentinel.load_state_dict(meta.get("sentinel", {}))
+            self.sentinel.load_state_dict(meta["sentinel"])
             if self.anchor is not None:
-                self.anchor.renewed_at = int(meta.get("anchor_renewed_at", -1))
+                self.anchor.renewed_at = int(meta["anchor_renewed_at"])
 
     def go_back(self, folder: Path, world: World) -> None:
         """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
@@ -111,12 +107,12 @@ class TrainState:
         self.optimizer.materialize()
         tensors = self._tensors()
         with torch.no_grad():
-            checkpoint.load(folder, tensors, world, _useless(meta["tensors"], self.unread))
+            checkpoint.load(folder, tensors, world)
         self.optimizer.load_tensors(tensors)
         with checkpoint.continuing(folder):
             self.kl.load_state_dict(meta["kl"])
-            self.optimizer.pace.load_state_dict(meta.get("pace", {"factor": 1.0}))
-            self.reference.load_state_dict(meta.get("reference", {}))
+            self.optimizer.pace.load_state_dict(meta["pace"])
+            self.reference.load_state_dict(meta["reference"])
         return meta
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -146,13 +142,6 @@ def has_ema(folder: Path) -> bool:
     return any(name.startswith("ema/") for name in checkpoint.read_meta(folder)["tensors"])
 
 
-def _useless(names: Iterable[str], unread: Collection[str]) -> set[str]:
-    """Of a checkpoint's tensors (weights/NAME, optimizer/NAME/...) those of parameters that nothing reads, or of adapters there."""
-    return {
-        name for name in names if re.sub(r"\.lora_[AB]\..+", ".weight", name.partition("/")[2].split("/")[0]) in unread
-    }
-
-
 def load_weights(folder: Path, model: VelocityModel, *, ema: bool = False) -> dict[str, Tensor]:
     """The trainable weights (or their EMA) of a checkpoint, by parameter name."""
     meta = checkpoint.read_meta(folder)
@@ -161,7 +150,6 @@ def load_weights(folder: Path, model: VelocityModel, *, ema: bool = False) -> di
         raise ValueError(f"{folder} has no EMA: the run was trained without optimizer.ema.")
     wanted = {f"{prefix}/{name}": torch.empty_like(p, device="cpu") for name, p in model.trainable().items()}
     saved = {name for name in meta["tensors"] if name.startswith(f"{prefix}/")}
-    saved -= _useless(saved, unread_of(model))
     different = sorted(saved ^ set(wanted))
     if different:
         name, where = different[0].partition("/")[2], "the checkpoint" if different[0] in saved else "the model"
