@@ -181,6 +181,17 @@ def one_iteration(file: Path) -> str:
     return _table(["phase", "plain: seconds", "GiB", "FSDP: seconds", "GiB"], cells)
 
 
+def plan_vs_measured(file: Path) -> str:
+    """benchmarks/plan_vs_measured.py: seconds and peaks of whole iterations, predicted and measured."""
+    cells = []
+    for case, found in json.loads(file.read_text())["cases"].items():
+        seconds, gib = found["iteration"]["seconds"], found["iteration"]["gib"]
+        figures = [f"{fixed(a, 1)} s, {fixed(b, 1)} GiB" for a, b in zip(seconds, gib, strict=True)]
+        off = [fixed(100 * (pair[0] / pair[1] - 1), 0, signed=True) for pair in (seconds, gib)]
+        cells.append([case, *figures, f"{off[0]}%, {off[1]}%"])
+    return _table(["case, frames, method", "predicted", "measured", "off by"], cells)
+
+
 def memory_and_traffic(file: Path) -> str:
     """The tables of benchmarks/scale_table.py: all of it is a formula."""
     from scale_table import tables
@@ -250,7 +261,8 @@ def differences(folder: Path) -> str:
 
 
 def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
-    """One number of a comparison. kind: final, difference (from the baseline), way, equal (at equal passes), equal_difference, base."""
+    """One number of a comparison. kind: final, difference (from the baseline), way, equal (at equal passes), equal_difference, clips (at equal
+    clips), clips_difference, base."""
     from sage_grpo.lab.report import percent as share
     from sage_grpo.lab.report import plus_minus
     from sage_grpo.printing import number as plain
@@ -263,7 +275,7 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
         return plain(found.base[key])
     if kind == "way":
         return share(found.way)
-    return plus_minus(getattr(found, kind).get(key), signed=kind == "equal_difference")
+    return plus_minus(getattr(found, kind).get(key), signed=kind.endswith("difference"))
 
 
 def by_seed(folder: Path, arm: str, column: str = "Overall", digits: str = "3") -> str:
@@ -455,6 +467,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             fsdp,
             full_size,
             one_iteration,
+            plan_vs_measured,
             memory_and_traffic,
             peaks,
             iteration,
