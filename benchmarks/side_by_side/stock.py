@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 import weights
 from job import Job
 
-from sage_grpo.models.families import hunyuan15, wan
+from sage_grpo.models.checkpoints.from_configs import Configs, plain, weightless
 from sage_grpo.models.lora import match_targets
+from sage_grpo.models.spec import ModelSpec
 
 TEXT_TOKENS = 100
 """Valid tokens of HunyuanVideo-1.5's text, which it pads to 1000."""
@@ -27,14 +29,17 @@ def run(content: dict[str, Any], job: Job, options: Mapping[str, Any], note: Cal
     if options["model"] == "wan":
         folder = weights.wan(Path(options["work"]) / "wan", tiny=tiny)
         network = WanTransformer3DModel.from_pretrained(folder / "transformer", torch_dtype=weights.dtype(tiny))
-        traits, dead = wan.Wan.traits, wan.Wan.unread_of(network)
+        model = weightless(ModelSpec(), folder)
         arguments = wan_inputs(network.to(device).config, job, options)
     else:
         network = weights.hunyuan15_transformer(tiny=tiny)
-        traits, dead = hunyuan15.Hunyuan15.traits, hunyuan15.Hunyuan15.unread_of(network)
+        with tempfile.TemporaryDirectory() as configs:
+            vae = {"latent_channels": (network.config.in_channels - 1) // 2}
+            Configs(family="hunyuan15", transformer=plain(network.config), vae=vae).write(Path(configs))
+            model = weightless(ModelSpec(), Path(configs))
         arguments = hunyuan15_inputs(network.config, job, options)
     network.requires_grad_(False)
-    targets = match_targets(network, list(traits.lora_targets), traits.blocks, dead)
+    targets = match_targets(network, model.lora_targets, model.traits.blocks, model.unread)
     network.add_adapter(LoraConfig(r=job.rank, lora_alpha=job.rank, target_modules=sorted(targets)))
     network.enable_gradient_checkpointing()
     content["lora"] = meters.lora_report({name: p for name, p in network.named_parameters() if p.requires_grad})

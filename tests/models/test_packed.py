@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedTransformer, _pack, causal_mask
+from sage_grpo.models.families.hunyuan15 import causal_mask
 from sage_grpo.models.network import attention
 from sage_grpo.models.network.attention import PackedAttention, choose_backend, set_backend
 from sage_grpo.models.network.inputs import in_equal_batches
@@ -47,18 +47,14 @@ def test_frozen_are_exactly_those_without_gradient(fresh_model) -> None:
 
 
 @pytest.mark.parametrize("image", [False, True])
-def test_dead_parameters_of_a_deeper_network(image: bool) -> None:
+def test_dead_parameters_of_a_deeper_network(image: bool, fresh_model) -> None:
     """The shortcut of two blocks finds what the whole graph has."""
-    from diffusers import HunyuanVideo15Transformer3DModel
-
-    network = HunyuanVideo15Transformer3DModel(
-        in_channels=5, out_channels=2, num_attention_heads=1, attention_head_dim=8, num_layers=4, num_refiner_layers=1,
-        mlp_ratio=1.0, text_embed_dim=4, text_embed_2_dim=4, image_embed_dim=4, rope_axes_dim=(2, 2, 4),
-    )  # fmt: skip
-    expected = Hunyuan15.unread_of(network, image_to_video=image)
-    _pack(network)
-    inputs = {"text": torch.randn(1, 3, 4)} | ({"image": torch.randn(1, 2, 4)} if image else {})
-    v = PackedTransformer(network)(torch.randn(1, 5, 1, 2, 2), torch.tensor([500.0]), **inputs)
+    ours = fresh_model("hunyuan15_i2v" if image else "hunyuan15_t2v", guidance_scale=1.0)
+    ours.transformer = network = type(ours.transformer).from_config({**ours.transformer.config, "num_layers": 4})
+    expected = ours._unread()
+    ours.network = ours._adapted(network).requires_grad_(True)
+    conditions = ours.encode(["a cat"], [tiny.image()] if image else None)
+    v = ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, conditions)
     names, parameters = zip(*network.named_parameters())
     gradients = torch.autograd.grad(v.sum(), parameters, allow_unused=True)
     silent = {name for name, gradient in zip(names, gradients) if gradient is None or not gradient.any()}

@@ -66,11 +66,8 @@ class Home:
     def move(self, module: nn.Module, device: torch.device) -> None:
         """Put a module's tensors on a device, if they are not there."""
 
-        def there(held: Tensor) -> bool:
-            return held.device.type == device.type and device.index in (
-                None,
-                held.device.index,
-            )  # "cuda" is any of them
+        def there(held: Tensor) -> bool:  # "cuda" is any of them
+            return held.device.type == device.type and device.index in (None, held.device.index)
 
         if all(there(held) for held in (*module.parameters(), *module.buffers())):
             return

@@ -7,8 +7,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import partial
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -37,7 +37,7 @@ from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, r
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_uint8
-from sage_grpo.models.network.gradients import one_after_another, unread_queries, without_gradient
+from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
 from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelError, ModelSpec
@@ -75,6 +75,9 @@ class Traits:
     """Modules that a LoRA adapts unless told otherwise."""
     encoders: tuple[str, ...]
     """Components that only encoding needs; they load on demand."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """What the network reads of a prompt, each with what its config calls its width: "text" has tokens, anything else is one vector.
+    By it is found which parameters nothing reads; where it is empty, all are trained."""
     text_tokens: int = 0
     """Tokens of a prompt, where the costs of training are known: as many as it is padded to, or a long one's."""
     ragged: tuple[tuple[str, int], ...] = ()
@@ -146,9 +149,11 @@ class FamilyModel(ABC):
         experts = ("transformer",) if self.boundary is None else ("transformer", "transformer_2")
         self.component = _trained(spec, index)
         self.transformer: Any = getattr(pipe, self.component)
-        self.network: Any = self.transformer
         self.others = [getattr(pipe, name) for name in experts if name != self.component]
         self._prepare()
+        self.network: Any = self._adapted(self.transformer)
+        for other in self.others:
+            self._adapted(other)
         self.device = choose_device(spec.device if device is None else device)
         self.dtype = DTYPES[spec.dtype]
         defaults = read_defaults(folder)
@@ -216,8 +221,12 @@ class FamilyModel(ABC):
         """The pipeline class that runs a checkpoint: its own, or another that can do more with the same weights."""
         return str(index["_class_name"])
 
-    def _prepare(self) -> None:  # noqa: B027 - or leave them as they are
-        """Change the stock modules before anything else looks at them: their attention, or the network that runs them."""
+    def _prepare(self) -> None:  # noqa: B027 - most families decide nothing more
+        """What the family decides by the spec and the pipeline, before anything else is made."""
+
+    def _adapted(self, transformer: Any) -> nn.Module:
+        """The network that runs a stock transformer: itself, with another attention perhaps, or a module around it."""
+        return transformer
 
     def _instruct(self, prompt: str) -> str:
         """What is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
@@ -242,6 +251,13 @@ class FamilyModel(ABC):
         return [self.pipe.vae.decode(z, return_dict=False)[0]]
 
     # ---- sizes
+
+    def _grid_of_clips(self, channels: int, sides: int = 1) -> Grid:
+        """The grid of most pipelines of clips, which say how their VAE divides them; the transformer says the size of a token."""
+        pipe, config, side = self.pipe, self.transformer.config, self.transformer.config.patch_size
+        temporal, spatial = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial
+        patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
+        return Grid(channels=channels, temporal=temporal, spatial=spatial, patch=patch, sides=sides)
 
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, frames, height, width of one sample's latents."""
@@ -442,22 +458,28 @@ class FamilyModel(ABC):
     # ---- training
 
     def _unread(self) -> set[str]:
-        """Parameters of the trained network that never receive a gradient; they stay frozen."""
-        return self.unread_of(self.transformer, image_to_video=self.image_to_video)
-
-    @classmethod
-    def unread_of(cls, transformer: Any, *, image_to_video: bool = False) -> set[str]:
-        """The same of a transformer of this family. (Text that is quoted may come or not, so it does not count.)"""
-        if cls._trial is FamilyModel._trial:
+        """Parameters of the transformer that never receive a gradient. (Text that is quoted may come or not, so it does not count.)"""
+        blocks = self.traits.blocks
+        if not self.traits.inputs:
             return set()
-        run = partial(cls._trial, image_to_video=image_to_video)
-        traced = without_gradient(transformer, cls.traits.blocks, run, inputs=(cls.__name__, image_to_video))
-        return traced | unread_queries(transformer, cls.traits.blocks)
+        traced = without_gradient(self.transformer, blocks, self._trial, (type(self).__name__, self.image_to_video))
+        return traced | unread_queries(self.transformer, blocks)
 
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        """The output of a network on the meta device for one small sample (see `without_gradient`); without it everything is trained."""
-        raise NotImplementedError
+    def _trial(self, transformer: Any) -> Tensor:
+        """What a transformer of this kind on the meta device answers to one sample."""
+        trial = copy(self)
+        # In float32, and without the stock forward of HunyuanVideo-1.5, which looks at values.
+        trial.spec = replace(self.spec, train=True, lora=None, packed=True)
+        trial.transformer, trial.network, trial.others = transformer, self._adapted(transformer), []
+        inputs = {name: tensor[None] for name, tensor in self._batchable(self._trial_inputs()).items()}
+        sigma = torch.tensor(1.0 if self.trains(1.0) else 0.0)
+        return trial._forward(empty(1, *self.latent_shape()), sigma, empty(1), inputs)
+
+    def _trial_inputs(self) -> dict[str, Tensor]:
+        """Inputs of one sample on the meta device, as `_encode` gives them."""
+        config, widths = self.transformer.config, self.traits.inputs
+        inputs = {name: empty(*([2] if name == "text" else []), config[width]) for name, width in widths.items()}
+        return inputs | ({"guidance": empty(())} if self.guidance.embedded else {})
 
     def _prepare_training(self) -> None:
         self.unread = dead = self._unread() if self.spec.train or self.spec.lora is not None else set()

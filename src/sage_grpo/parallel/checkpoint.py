@@ -15,15 +15,12 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -202,27 +199,16 @@ def _together(world: World) -> Iterator[None]:
     except (OSError, ValueError) as failed:
         error = failed
     where = "" if world.files is None else f"rank {rank}: "
-    texts = _exchange(world, "" if error is None else f"{where}{type(error).__name__}: {error}")
-    told = [text for text in texts if text]
+    own = "" if error is None else f"{where}{type(error).__name__}: {error}"[:500]
+    # Over a group of its own: a write in the background must not meet the training's messages.
+    told = [text for text in world.texts(own, world.files) if text]
     if told:
         raise SaveFailed(told[0]) from error
 
 
-def _exchange(world: World, text: str, size: int = 500) -> list[str]:
-    """The texts of all processes, over a group of its own: a write in the background must not meet the training's messages."""
-    if world.files is None:
-        return [text]
-    dist.monitored_barrier(world.files, timedelta(seconds=world.timeout), wait_all_ranks=True)
-    content = text.encode()[:size]
-    own = torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
-    parts = [torch.empty_like(own) for _ in range(world.processes)]
-    dist.all_gather(parts, own, group=world.files)
-    return [bytes(part.tolist()).rstrip(b"\0").decode(errors="ignore") for part in parts]
-
-
-def load(folder: Path, tensors: Mapping[str, Tensor], world: World, useless: Collection[str] = ()) -> None:
-    """Fill `tensors` (which have the right shapes and shards) in place; `useless` are some of the checkpoint's that nobody needs."""
-    saved, asked = set(read_meta(folder)["tensors"]) - set(useless), set(tensors)
+def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    """Fill `tensors` (which have the right shapes and shards) in place."""
+    saved, asked = set(read_meta(folder)["tensors"]), set(tensors)
     if saved != asked:
         missing, extra = sorted(asked - saved)[:3], sorted(saved - asked)[:3]
         raise CheckpointError(

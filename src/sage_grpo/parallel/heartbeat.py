@@ -28,6 +28,10 @@ LAST_WORDS = 60.0
 """Seconds that a slow store may take for the last word."""
 GONE = "left"
 """The last sign of a rank that ended in good order."""
+LOST = (
+    "Lost {}. Its own output says why; `kill -CONT` wakes a stopped process, and a process killed without a word mostly ran out of memory. "
+    "The same command continues from the last checkpoint."
+)
 
 
 @dataclass(frozen=True)
@@ -125,10 +129,7 @@ class Heartbeat:
             if condition and now - sign.time > STILL:
                 lost.append(f"rank {other} ({condition}; last seen at: {sign.where})")
         if lost and not self._asked:
-            self.leave(
-                f"Lost {', '.join(lost)}. Its own output says why; `kill -CONT` wakes a stopped process, and a process killed "
-                "without a word mostly ran out of memory. The same command continues from the last checkpoint."
-            )
+            self.leave(LOST.format(", ".join(lost)))
             self._asked = True
 
     def stop(self) -> None:
@@ -173,10 +174,7 @@ class Heartbeat:
             doing = ", ".join(f"rank {other}: {self._seen[other].where}" for other in self._others)
             return f"All ranks are alive, but one did not arrive in time ({doing}). Raise parallel.timeout if it is only slow."
         gone = ", ".join(f"rank {other} (last seen at: {self._seen[other].where})" for other in silent)
-        return (
-            f"Lost {gone}. Its own output says why; a process killed without a word mostly ran out of memory. The same command "
-            "continues from the last checkpoint."
-        )
+        return LOST.format(gone)
 
     def _silent(self, since: float) -> list[int]:
         return [other for other in self._others if self._seen[other].time < since]

@@ -66,19 +66,20 @@ class World:
         """Which of `count` things that sequence-parallel ranks all have this one handles: each is handled once."""
         return range(self.sequence_rank, count, self.layout.sequence)
 
-    def gather(self, values: Tensor) -> Tensor:
-        """Concatenate a tensor of rows (of any number per process) over all processes, in their order."""
-        if self.control is None:
+    def gather(self, values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+        """Concatenate a tensor of rows (of any number per process) over all processes, in their order; over `control` unless told otherwise."""
+        group = group or self.control
+        if group is None:
             return values
-        self.barrier()
+        self.barrier(group)
         rows = values.detach().cpu().contiguous()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.processes)]
-        dist.all_gather(counts, torch.tensor([len(rows)]), group=self.control)
+        dist.all_gather(counts, torch.tensor([len(rows)]), group=group)
         most = int(max(counts))
         padded = rows.new_zeros((most, *rows.shape[1:]))
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded, group=self.control)
+        dist.all_gather(parts, padded, group=group)
         return torch.cat([part[: int(count)] for part, count in zip(parts, counts)])
 
     def sum(self, values: Tensor) -> Tensor:
@@ -91,21 +92,21 @@ class World:
         """Whether the flag is set on any process."""
         return bool(self.gather(torch.tensor([float(flag)])).any())
 
-    def texts(self, text: str) -> list[str]:
+    def texts(self, text: str, group: dist.ProcessGroup | None = None) -> list[str]:
         """The texts of all processes."""
         if self.control is None:
             return [text]
         content = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
-        return [part.decode() for part in bytes(self.gather(content).tolist()).split(b"\0")[:-1]]
+        return [part.decode() for part in bytes(self.gather(content, group).tolist()).split(b"\0")[:-1]]
 
     def from_main(self, text: str) -> str:
         """The main process's text: for decisions that depend on the disk."""
         return self.texts(text if self.is_main else "")[0]
 
-    def barrier(self) -> None:
+    def barrier(self, group: dist.ProcessGroup | None = None) -> None:
         """Wait for all processes."""
         if self.control is not None:
-            dist.monitored_barrier(self.control, timedelta(seconds=self.timeout), wait_all_ranks=True)
+            dist.monitored_barrier(group or self.control, timedelta(seconds=self.timeout), wait_all_ranks=True)
 
     def note(self, where: str) -> None:
         """Say what this process is doing, for the message of another that misses it."""

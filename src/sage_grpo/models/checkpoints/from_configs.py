@@ -37,8 +37,6 @@ COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
 }
 """Pipeline, transformer and VAE of text-to-video checkpoints, for those whose files are not here."""
-WIDTHS = {"hunyuan15": "text_embed_dim", "wan": "text_dim"}
-"""What a transformer calls the width of its text's embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,7 @@ def random_model(
     with tempfile.TemporaryDirectory() as folder:
         Configs(family=family, transformer={**plain(transformer), **fewer}, vae=plain(vae)).write(Path(folder))
         model = _assembled(CLASSES[COMPONENTS[family][0]], spec, Path(folder), build, place)
-    width = model.transformer.config[WIDTHS[family]]
+    width = model.transformer.config[model.traits.inputs["text"]]
 
     def encode(prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         return {"text": torch.randn(text_tokens, width).to(place, DTYPES[spec.dtype])}

@@ -25,11 +25,8 @@ KNOWN = ("HunyuanVideo15", "Wan")
 def why_unknown(model: FamilyModel) -> str | None:
     """Why neither latents nor pixels can be compared here; None where they can."""
     name = model.index["_class_name"]
-    return (
-        None
-        if name.startswith(KNOWN)
-        else f"how a {name} is called is not known here (docs/models.md says what is tested)"
-    )
+    unknown = f"how a {name} is called is not known here (docs/models.md says what is tested)"
+    return None if name.startswith(KNOWN) else unknown
 
 
 def why_not_stock(model: FamilyModel) -> str | None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sage_grpo.models.distilled import is_schnell
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, ImageModel, Traits
-from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
 
 TEXT_TOKENS = 512
@@ -29,6 +26,7 @@ class Flux(ImageModel):
         blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
         encoders=("text_encoder", "text_encoder_2"),
+        inputs={"text": "joint_attention_dim", "pooled": "pooled_projection_dim"},
         padded=True,
         even_sigmas=True,
         embeds_guidance=True,
@@ -43,20 +41,6 @@ class Flux(ImageModel):
         self.text_tokens = int(given or (SCHNELL_TEXT_TOKENS if known else TEXT_TOKENS))
         why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
         self.choices["text tokens"] = f"{self.text_tokens} ({why})"
-
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config = network.config
-        return network(
-            hidden_states=empty(1, 2, config.in_channels),
-            timestep=empty(1),
-            guidance=empty(1) if config.guidance_embeds else None,
-            pooled_projections=empty(1, config.pooled_projection_dim),
-            encoder_hidden_states=empty(1, 2, config.joint_attention_dim),
-            txt_ids=empty(2, 3),
-            img_ids=empty(2, 3),
-            return_dict=False,
-        )[0]
 
     def _grid(self) -> Grid:
         return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)

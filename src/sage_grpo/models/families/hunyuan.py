@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
-from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid
 from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
@@ -44,6 +43,7 @@ class Hunyuan(FamilyModel):
         blocks={"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"},
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
         encoders=("text_encoder", "text_encoder_2"),
+        inputs={"text": "text_embed_dim", "pooled": "pooled_projection_dim"},
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         embeds_guidance=True,
@@ -56,33 +56,14 @@ class Hunyuan(FamilyModel):
                 f'"{folder}" is an image-to-video HunyuanVideo, which is not supported. Use the text-to-video one.'
             )
 
-    def _prepare(self) -> None:
+    def _adapted(self, transformer: Any) -> nn.Module:
         block: Any
-        for block in self.blocks():
+        for block in self._blocks_of(transformer):
             block.attn.set_processor(Unmasked())
-
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config = network.config
-        size = 2 * config.patch_size
-        return network(
-            hidden_states=empty(1, config.in_channels, config.patch_size_t, size, size),
-            timestep=empty(1),
-            encoder_hidden_states=empty(1, 2, config.text_embed_dim),
-            encoder_attention_mask=empty(1, 2, dtype=torch.int64),
-            pooled_projections=empty(1, config.pooled_projection_dim),
-            guidance=empty(1) if config.guidance_embeds else None,
-            return_dict=False,
-        )[0]
+        return transformer
 
     def _grid(self) -> Grid:
-        config = self.transformer.config
-        return Grid(
-            channels=config.in_channels,
-            temporal=self.pipe.vae_scale_factor_temporal,
-            spatial=self.pipe.vae_scale_factor_spatial,
-            patch=(config.patch_size_t, config.patch_size, config.patch_size),
-        )
+        return self._grid_of_clips(self.transformer.config.in_channels)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:

@@ -91,6 +91,7 @@ class Hunyuan15(FamilyModel):
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
+        inputs={"text": "text_embed_dim"},
         text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
@@ -113,20 +114,20 @@ class Hunyuan15(FamilyModel):
     def _prepare(self) -> None:
         if self.options["pad_text"] and not self.spec.packed:
             raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
-        _pack(self.transformer)
-        self.network = PackedTransformer(self.transformer)
         for block in vae_attention(self.pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
 
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config, size = network.config, 2 * network.config.patch_size
-        _pack(network)
-        inputs = {"text": empty(1, 2, config.text_embed_dim)}
-        if image_to_video:
-            inputs["image"] = empty(1, 2, config.image_embed_dim)
-        x = empty(1, config.in_channels, config.patch_size_t, size, size)
-        return PackedTransformer(network)(x, empty(1), **inputs)
+    def _adapted(self, transformer: Any) -> nn.Module:
+        for block in transformer.transformer_blocks:
+            block.attn.set_processor(PackedAttention())
+        return PackedTransformer(transformer)
+
+    def _trial_inputs(self) -> dict[str, Tensor]:
+        inputs, (channels, *size) = super()._trial_inputs(), self.latent_shape()
+        if self.image_to_video:
+            image = empty(2, self.transformer.config.image_embed_dim)
+            inputs |= {"image": image, "condition": empty(channels + 1, *size)}
+        return inputs
 
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths.
@@ -140,13 +141,7 @@ class Hunyuan15(FamilyModel):
         return {**inputs, "text": F.pad(text, (0, 0, 0, length - len(text))), "valid": valid}
 
     def _grid(self) -> Grid:
-        config = self.transformer.config
-        return Grid(
-            channels=self.pipe.vae.config.latent_channels,
-            temporal=self.pipe.vae_scale_factor_temporal,
-            spatial=self.pipe.vae_scale_factor_spatial,
-            patch=(config.patch_size_t, config.patch_size, config.patch_size),
-        )
+        return self._grid_of_clips(self.pipe.vae.config.latent_channels)
 
     def split_sequence(self, sequence: SequenceSplit) -> None:
         """From now on run only this rank's part of every clip's tokens."""
@@ -297,11 +292,6 @@ def vae_attention(vae: nn.Module) -> list[Any]:
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]
-
-
-def _pack(transformer: Any) -> None:
-    for block in transformer.transformer_blocks:
-        block.attn.set_processor(PackedAttention())
 
 
 def _pad(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,6 @@ from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
-from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU
 from sage_grpo.models.spec import ModelError, ModelSpec
@@ -39,6 +38,7 @@ class Ltx(FamilyModel):
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=(*CROSS_ATTENTION, "ff.net.*"),
         encoders=("text_encoder",),
+        inputs={"text": "caption_channels"},
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,
@@ -53,21 +53,6 @@ class Ltx(FamilyModel):
                 f'model.options: the VAE of "{self.folder}" takes no timestep, so decode_timestep and decode_noise_scale mean nothing to '
                 "it. Leave them out."
             )
-
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config = network.config
-        return network(
-            hidden_states=empty(1, 2, config.in_channels),
-            encoder_hidden_states=empty(1, 2, config.caption_channels),
-            timestep=empty(1),
-            encoder_attention_mask=None,
-            num_frames=1,
-            height=1,
-            width=2,
-            rope_interpolation_scale=(1.0, 1, 1),
-            return_dict=False,
-        )[0]
 
     def _grid(self) -> Grid:
         pipe = self.pipe

@@ -12,7 +12,6 @@ from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
-from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
 from sage_grpo.models.spec import ModelError
 
@@ -31,6 +30,7 @@ class QwenImage(FamilyModel):
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=(*JOINT_ATTENTION, "img_mlp.net.*", "txt_mlp.net.*"),
         encoders=("text_encoder",),
+        inputs={"text": "joint_attention_dim"},
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,
@@ -44,17 +44,6 @@ class QwenImage(FamilyModel):
                 raise ModelError(
                     f'transformer/config.json of "{folder}" sets {name}, as Qwen-Image does not: not supported.'
                 )
-
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config = network.config
-        return network(
-            hidden_states=empty(1, 1, config.in_channels),
-            timestep=empty(1),
-            encoder_hidden_states=empty(1, 2, config.joint_attention_dim),
-            img_shapes=[[(1, 1, 1)]],
-            return_dict=False,
-        )[0]
 
     def _grid(self) -> Grid:
         return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)

@@ -15,7 +15,6 @@ from torch import Tensor
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
-from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, seen_tokens
 from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
@@ -57,6 +56,7 @@ class SanaVideo(FamilyModel):
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=CROSS_ATTENTION,
         encoders=("text_encoder",),
+        inputs={"text": "caption_channels"},
         ragged=(("encoder_hidden_states", 1),),
         options={"motion_score": None},  # the pipeline adds none; its published examples do
         whole={"motion_score": (1, math.inf)},
@@ -79,24 +79,9 @@ class SanaVideo(FamilyModel):
             else f"prompts end in{_motion(score)!r}"
         )
 
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config = network.config
-        return network(
-            empty(1, config.in_channels, *config.patch_size),
-            encoder_hidden_states=empty(1, 2, config.caption_channels),
-            timestep=empty(1),
-            return_dict=False,
-        )[0]
-
     def _grid(self) -> Grid:
-        return Grid(
-            channels=self.transformer.config.in_channels,
-            temporal=self.pipe.vae_scale_factor_temporal,
-            spatial=self.pipe.vae_scale_factor_spatial,
-            patch=tuple(self.transformer.config.patch_size),
-            sides=32,  # with both VAEs, though Wan's needs 16 only
-        )
+        # The pipeline wants multiples of 32 with both VAEs, though Wan's needs 16 only.
+        return self._grid_of_clips(self.transformer.config.in_channels, sides=32)
 
     @cached_property
     def _instruction(self) -> list[str]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, ImageModel, Traits
-from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid
 
 
@@ -26,6 +25,7 @@ class Sd3(ImageModel):
         blocks={"transformer_blocks": "num_layers"},
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
+        inputs={"text": "joint_attention_dim", "pooled": "pooled_projection_dim"},
         padded=True,
         dynamic_shift=True,
     )
@@ -34,18 +34,6 @@ class Sd3(ImageModel):
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
         if has_component(index, "text_encoder_3"):
             check_components(folder, index, ["tokenizer_3"], [])
-
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config = network.config
-        size = config.patch_size
-        return network(
-            hidden_states=empty(1, config.in_channels, size, size),
-            timestep=empty(1),
-            encoder_hidden_states=empty(1, 2, config.joint_attention_dim),
-            pooled_projections=empty(1, config.pooled_projection_dim),
-            return_dict=False,
-        )[0]
 
     def _grid(self) -> Grid:
         config = self.transformer.config

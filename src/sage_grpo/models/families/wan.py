@@ -36,6 +36,7 @@ class Wan(FamilyModel):
         blocks={"blocks": "num_layers"},
         lora_targets=(*CROSS_ATTENTION, "ffn.net.*"),
         encoders=("text_encoder", "image_encoder"),
+        inputs={"text": "text_dim"},
         text_tokens=TEXT_TOKENS,
     )
 
@@ -61,35 +62,28 @@ class Wan(FamilyModel):
     def _prepare(self) -> None:
         self.expand_timesteps = bool(self.index.get("expand_timesteps"))
         self._sequence: SequenceSplit | None = None
-        for network in (self.transformer, *self.others):
-            for block in network.blocks:
-                block.attn1.set_processor(PlainAttention())
-                block.attn2.set_processor(PlainAttention())
 
     @property
     def takes_images(self) -> bool:
         """Whether a sample may have an image."""
         return self.image_to_video or self.expand_timesteps
 
-    @staticmethod
-    def _trial(network: Any, image_to_video: bool) -> Tensor:
-        config = network.config
-        image = None if config.image_dim is None else empty(1, 2, config.image_dim)
-        return network(
-            hidden_states=empty(1, config.in_channels, *config.patch_size),
-            timestep=empty(1),
-            encoder_hidden_states=empty(1, TEXT_TOKENS, config.text_dim),
-            encoder_hidden_states_image=image,
-            return_dict=False,
-        )[0]
+    def _adapted(self, transformer: Any) -> nn.Module:
+        for block in transformer.blocks:
+            block.attn1.set_processor(PlainAttention())
+            block.attn2.set_processor(PlainAttention())
+        return transformer
+
+    def _trial_inputs(self) -> dict[str, Tensor]:
+        inputs, config, (channels, *size) = super()._trial_inputs(), self.transformer.config, self.latent_shape()
+        if config.image_dim is not None:
+            inputs["image"] = empty(2, config.image_dim)
+        if config.in_channels > channels:
+            inputs["condition"] = empty(config.in_channels - channels, *size)
+        return inputs
 
     def _grid(self) -> Grid:
-        return Grid(
-            channels=self.pipe.vae.config.z_dim,
-            temporal=self.pipe.vae_scale_factor_temporal,
-            spatial=self.pipe.vae_scale_factor_spatial,
-            patch=tuple(self.transformer.config.patch_size),
-        )
+        return self._grid_of_clips(self.pipe.vae.config.z_dim)
 
     def split_sequence(self, sequence: SequenceSplit) -> None:
         """From now on run only this rank's part of every clip's tokens; text is whole everywhere."""
