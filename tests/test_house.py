@@ -48,7 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "folder.saved",
         "folder.card",
     ),
-    ("session.preflight", "training.trainer", "clips", "probe"),
+    ("session.preflight", "training.trainer", "clips", "probe", "shapes.making"),
     ("training.loop", "doctor", "report", "study"),
     ("lab", "telling.observers"),
     ("session",),

@@ -35,12 +35,11 @@ def test_folder_is_small_and_holds_safetensors_only() -> None:
 
 @pytest.mark.slow
 def test_vae_reconstructs_clean_clips(model) -> None:
-    from sage_grpo.shapes.making.networks import batched_vae, load_vae
+    from sage_grpo.shapes.making.networks import load_vae
     from sage_grpo.shapes.making.stages import psnr
 
-    with batched_vae():
-        clips = clean_clips(16, torch.Generator().manual_seed(5), torch.device("cpu"))
-        assert psnr(load_vae(FOLDER, torch.device("cpu")), clips) >= 28.0
+    clips = clean_clips(16, torch.Generator().manual_seed(5), torch.device("cpu"))
+    assert psnr(load_vae(FOLDER, torch.device("cpu")), clips) >= 28.0
 
 
 @pytest.mark.slow

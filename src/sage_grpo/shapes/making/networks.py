@@ -1,29 +1,26 @@
 """The networks and the tokenizer of the miniature, all diffusers' and transformers' own classes, and fast ways to run them in training.
 
 The fast ways use the very same modules and give the same numbers; they only leave out what costs time when all
-captions of a batch have one length: masks, padding and loops over the batch.
+captions of a batch have one length: masks, padding and loops over the batch. That of the transformer is the family's own.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Pipeline, HunyuanVideo15Transformer3DModel
-    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2Tokenizer, T5EncoderModel
+from sage_grpo.models.families.hunyuan15 import LAYERS_TO_SKIP, PackedTransformer, causal_mask, vae_attention
+from sage_grpo.models.network.attention import PackedAttention
 
-SKIPPED_LAYERS = 2
-"""The pipeline reads hidden_states[-3]: the last two layers of the text encoder are never used."""
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2Tokenizer, T5EncoderModel
 
 PREFIX_LENGTH = 108
 """Tokens that the pipeline drops (its `prompt_template_encode_start_idx`): its system message sits there. The chat template here writes a prefix of
@@ -72,7 +69,7 @@ def build_vae(sizes: Sizes) -> AutoencoderKLHunyuanVideo15:
     """A VAE that makes clips 8 times smaller in space and 4 times in time."""
     from diffusers import AutoencoderKLHunyuanVideo15
 
-    return AutoencoderKLHunyuanVideo15(
+    vae = AutoencoderKLHunyuanVideo15(
         latent_channels=sizes.latent_channels,
         block_out_channels=sizes.vae_channels,
         layers_per_block=sizes.vae_layers,
@@ -80,6 +77,7 @@ def build_vae(sizes: Sizes) -> AutoencoderKLHunyuanVideo15:
         temporal_compression_ratio=4,
         scaling_factor=1.0,
     )
+    return _batched(vae)
 
 
 def build_transformer(sizes: Sizes) -> HunyuanVideo15Transformer3DModel:
@@ -127,7 +125,7 @@ def build_text_encoder(sizes: Sizes, vocabulary: int, pad: int) -> Qwen2_5_VLTex
         vocab_size=vocabulary,
         hidden_size=sizes.text_width,
         intermediate_size=2 * sizes.text_width,
-        num_hidden_layers=sizes.text_layers + SKIPPED_LAYERS,
+        num_hidden_layers=sizes.text_layers + LAYERS_TO_SKIP,
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=2048,
@@ -152,15 +150,6 @@ def build_text_encoder_2() -> T5EncoderModel:
     return T5EncoderModel(config)
 
 
-def load_pipeline(folder: Path, device: torch.device) -> HunyuanVideo15Pipeline:
-    """The pipeline of a folder in single precision."""
-    from diffusers import HunyuanVideo15Pipeline
-
-    pipe = HunyuanVideo15Pipeline.from_pretrained(folder, local_files_only=True)
-    pipe.vae.enable_slicing()  # the stock VAE takes one clip at a time
-    return pipe.to(device, torch.float32)
-
-
 def load_vae(folder: Path, device: torch.device) -> AutoencoderKLHunyuanVideo15:
     """A VAE from its own folder or from a pipeline's."""
     from diffusers import AutoencoderKLHunyuanVideo15
@@ -168,40 +157,21 @@ def load_vae(folder: Path, device: torch.device) -> AutoencoderKLHunyuanVideo15:
     inner = folder / "vae" if (folder / "vae").is_dir() else folder
     if not (inner / "config.json").is_file():
         raise FileNotFoundError(f"No VAE in {folder}: expected config.json in it or in its folder vae/.")
-    return AutoencoderKLHunyuanVideo15.from_pretrained(inner).to(device, torch.float32)
+    return _batched(AutoencoderKLHunyuanVideo15.from_pretrained(inner).to(device, torch.float32))
 
 
-def causal_mask(frames: int, positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """0 where a position may look (its own frame and earlier ones), -inf elsewhere, L x L, without a loop."""
-    frame = torch.arange(frames, device=device).repeat_interleave(positions)
-    mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)
-    return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
+def _batched(vae: AutoencoderKLHunyuanVideo15) -> AutoencoderKLHunyuanVideo15:
+    """The VAE with a mask that is made at once and has no batch axis: the stock one takes one clip at a time."""
+    for block in vae_attention(vae):
+        block.prepare_causal_attention_mask = causal_mask
+    return vae
 
 
-@contextmanager
-def batched_vae() -> Iterator[None]:
-    """Inside, the VAE takes batches: its mask is built at once and has no batch axis (stock: one clip at a time)."""
-    from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as module
-
-    block = module.HunyuanVideo15AttnBlock
-    stock = block.__dict__["prepare_causal_attention_mask"]
-    cached = cache(causal_mask)
-
-    def prepare(
-        frames: int, positions: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
-    ) -> Tensor:
-        return cached(frames, positions, dtype, device)
-
-    onednn: Any = torch.backends.mkldnn  # the type of its switch is that of what stands behind it
-    enabled = onednn.enabled
-    block.prepare_causal_attention_mask = staticmethod(prepare)
-    if platform.machine() in ("aarch64", "arm64"):
-        onednn.enabled = False  # oneDNN's 3-D convolutions are 2.5 times slower in training there
-    try:
-        yield
-    finally:
-        block.prepare_causal_attention_mask = stock
-        onednn.enabled = enabled
+def packed(transformer: HunyuanVideo15Transformer3DModel) -> PackedTransformer:
+    """The transformer as it is trained and sampled, on captions of one length."""
+    for block in transformer.transformer_blocks:
+        block.attn.set_processor(PackedAttention())
+    return PackedTransformer(transformer)
 
 
 def portion(device: torch.device) -> int:
@@ -219,7 +189,7 @@ def encode_text(text_encoder: Qwen2_5_VLTextModel, prefix: Tensor, ids: Tensor) 
     length, total = len(prefix), len(prefix) + ids.shape[1]
     cos, sin = _text_rotary(config, total, hidden)
     look_back = torch.ones(ids.shape[1], total, dtype=torch.bool, device=ids.device).tril(length)
-    for layer in text_encoder.layers[: config.num_hidden_layers - SKIPPED_LAYERS]:
+    for layer in text_encoder.layers[: config.num_hidden_layers - LAYERS_TO_SKIP]:
         attention, heads = layer.self_attn, config.num_attention_heads
         query, key, value = _heads(attention, layer.input_layernorm(hidden), heads)
         query_0, key_0, value_0 = _heads(attention, layer.input_layernorm(constant), heads)
@@ -256,54 +226,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def velocity(transformer: HunyuanVideo15Transformer3DModel, x: Tensor, sigma: Tensor, text: Tensor) -> Tensor:
-    """v at x for B sigmas and B texts of one length: the transformer's forward, text to video, without masks."""
+def velocity(network: PackedTransformer, x: Tensor, sigma: Tensor, text: Tensor) -> Tensor:
+    """v at x for B sigmas and B texts of one length: text to video, with an empty condition and a mask of zeros."""
     latents = torch.cat([x, torch.zeros_like(x), torch.zeros_like(x[:, :1])], dim=1)
-    timestep = sigma * 1000
-    rotary = transformer.rope(latents)
-    temb = transformer.time_embed(timestep)
-    hidden = transformer.x_embedder(latents)
-    context = _refine(transformer.context_embedder, text, timestep) + transformer.cond_type_embed.weight[0]
-    last = len(transformer.transformer_blocks) - 1
-    for index, block in enumerate(transformer.transformer_blocks):
-        hidden, context = _block(block, hidden, context, temb, rotary, final=index == last)
-    hidden = transformer.proj_out(transformer.norm_out(hidden, temb))
-    return hidden.transpose(1, 2).unflatten(2, x.shape[2:])
-
-
-def _refine(embedder: Any, text: Tensor, timestep: Tensor) -> Tensor:
-    temb = embedder.time_text_embed(timestep, text.mean(dim=1))
-    return embedder.token_refiner(embedder.proj_in(text), temb, None)
-
-
-def _block(
-    block: Any, hidden: Tensor, context: Tensor, temb: Tensor, rotary: tuple[Tensor, Tensor], final: bool
-) -> tuple[Tensor, Tensor]:
-    from diffusers.models.embeddings import apply_rotary_emb
-
-    attn, tokens = block.attn, hidden.shape[1]
-    normed, gate, shift_mlp, scale_mlp, gate_mlp = block.norm1(hidden, emb=temb)
-    normed_c, gate_c, shift_c, scale_c, gate_mlp_c = block.norm1_context(context, emb=temb)
-
-    def split(project: nn.Linear, states: Tensor) -> Tensor:
-        return project(states).unflatten(2, (attn.heads, -1))
-
-    query = apply_rotary_emb(attn.norm_q(split(attn.to_q, normed)), rotary, sequence_dim=1)
-    key = apply_rotary_emb(attn.norm_k(split(attn.to_k, normed)), rotary, sequence_dim=1)
-    query = torch.cat([query, attn.norm_added_q(split(attn.add_q_proj, normed_c))], dim=1)
-    key = torch.cat([key, attn.norm_added_k(split(attn.add_k_proj, normed_c))], dim=1)
-    value = torch.cat([split(attn.to_v, normed), split(attn.add_v_proj, normed_c)], dim=1)
-    seen = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    seen = seen.transpose(1, 2).flatten(2)
-
-    hidden = hidden + attn.to_out[0](seen[:, :tokens]) * gate.unsqueeze(1)
-    normed = block.norm2(hidden) * (1 + scale_mlp[:, None]) + shift_mlp[:, None]
-    hidden = hidden + gate_mlp.unsqueeze(1) * block.ff(normed)
-    if final:  # nothing reads the text stream any more
-        return hidden, context
-    context = context + attn.to_add_out(seen[:, tokens:]) * gate_c.unsqueeze(1)
-    normed_c = block.norm2_context(context) * (1 + scale_c[:, None]) + shift_c[:, None]
-    return hidden, context + gate_mlp_c.unsqueeze(1) * block.ff_context(normed_c)
+    return cast(Tensor, network(latents, sigma * 1000, text))
 
 
 def used_parameters(
@@ -318,7 +244,7 @@ def used_parameters(
         f"transformer_blocks.{last}.ff_context.",
     )
     layers = text_encoder.config.num_hidden_layers
-    unused_text = ("norm.", *(f"layers.{layers - 1 - i}." for i in range(SKIPPED_LAYERS)))
+    unused_text = ("norm.", *(f"layers.{layers - 1 - i}." for i in range(LAYERS_TO_SKIP)))
     found = {f"transformer.{n}": p for n, p in transformer.named_parameters() if not n.startswith(unused)}
     found |= {f"text_encoder.{n}": p for n, p in text_encoder.named_parameters() if not n.startswith(unused_text)}
     return found

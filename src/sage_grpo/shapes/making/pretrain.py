@@ -17,13 +17,11 @@ from sage_grpo.inside import replace_text
 from sage_grpo.shapes.making.imperfect import Flaws, clean_clips
 from sage_grpo.shapes.making.networks import (
     PAD,
-    batched_vae,
     build_text_encoder,
     build_text_encoder_2,
     build_tokenizer,
     build_transformer,
     build_vae,
-    load_pipeline,
     load_vae,
 )
 from sage_grpo.shapes.making.score import score
@@ -82,9 +80,8 @@ def _vae_stage(options: PretrainOptions, device: torch.device) -> tuple[Autoenco
     ready = options.vae or (own if finished else None)
     if ready is not None:
         vae = load_vae(ready, device)
-        with batched_vae():
-            generator = torch.Generator().manual_seed(options.seed)
-            return vae, psnr(vae, clean_clips(256 if device.type == "cuda" else 8, generator, device))
+        generator = torch.Generator().manual_seed(options.seed)
+        return vae, psnr(vae, clean_clips(256 if device.type == "cuda" else 8, generator, device))
     vae = build_vae(options.sizes()).to(device) if options.vae_start is None else load_vae(options.vae_start, device)
     vae.requires_grad_(True).train()
     quality = train_vae(vae, options)
@@ -95,7 +92,9 @@ def _vae_stage(options: PretrainOptions, device: torch.device) -> tuple[Autoenco
 def _flow_stage(options: PretrainOptions, device: torch.device, vae: AutoencoderKLHunyuanVideo15, folder: Path) -> None:
     tokenizer = build_tokenizer(words())
     if options.start is not None:
-        pipe = load_pipeline(options.start, device)
+        from diffusers import HunyuanVideo15Pipeline
+
+        pipe = HunyuanVideo15Pipeline.from_pretrained(options.start, local_files_only=True).to(device, torch.float32)
         transformer, text_encoder = pipe.transformer, pipe.text_encoder
     else:
         sizes = options.sizes()

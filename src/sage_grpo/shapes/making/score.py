@@ -6,41 +6,33 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inside import replace_text
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.shapes.judge import WEIGHTS, ShapesJudge
-from sage_grpo.shapes.making.networks import (
-    batched_vae,
-    encode_text,
-    load_pipeline,
-    load_vae,
-    prefix_ids,
-    prompt_ids,
-    velocity,
-)
-from sage_grpo.shapes.making.stages import decode, reconstruct
+from sage_grpo.shapes.making.networks import load_vae
+from sage_grpo.shapes.making.stages import reconstruct
 from sage_grpo.shapes.render import render, to_uint8
 from sage_grpo.shapes.scene import ATTRIBUTES, FPS, FRAMES, SIDE, batch_of, from_text, random_scenes, to_text
 from sage_grpo.video import contact_sheet
 
-if TYPE_CHECKING:
-    from diffusers import HunyuanVideo15Pipeline
-
 
 def score(folder: Path, *, prompts: int, steps: int, pictures: Path, device: torch.device) -> str:
     """Sample and judge a pipeline folder on held-out prompts; write pictures and scores.json, return the scores as a Markdown table."""
-    pipe = load_pipeline(folder, device)
+    model = ModelSpec(path=str(folder), train=False, device=str(device)).load()
     scenes = random_scenes(prompts, torch.Generator().manual_seed(1), split="heldout")
     texts = [to_text(scene, index) for index, scene in enumerate(scenes.scenes())]
     clock = time.perf_counter()
-    clips = sample(pipe, texts, steps=steps, seed=2)
+    start = torch.randn(prompts, *model.latent_shape(), generator=torch.Generator().manual_seed(2)).to(device)
+    policy = Policy(model, Ode(), Schedule.shifted(steps, model.shift))
+    clips = model.decode(integrate(policy, start, model.encode(texts)))
     seconds = time.perf_counter() - clock
     contact_sheet(pictures / "samples.png", list(clips[:24]), texts[:24], columns=FRAMES, cell=96)
     replace_text(pictures / "samples.txt", "\n".join(texts[:24]) + "\n")
@@ -51,28 +43,6 @@ def score(folder: Path, *, prompts: int, steps: int, pictures: Path, device: tor
     megabytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
     print(f"{table}\n{prompts} clips in {seconds:.1f} s; the folder has {megabytes:.1f} MB", flush=True)
     return table
-
-
-@torch.no_grad()
-def sample(pipe: HunyuanVideo15Pipeline, prompts: Sequence[str], *, steps: int, seed: int) -> Tensor:
-    """Clips for these prompts by the ODE without guidance, uint8 B x F x H x W x 3 on the host."""
-    device = pipe.transformer.device
-    prefix = torch.tensor(prefix_ids(pipe.tokenizer), device=device)
-    ids = prompt_ids(pipe.tokenizer, prompts)
-    shape = (pipe.vae.config.latent_channels, 1 + (FRAMES - 1) // 4, SIDE // 8, SIDE // 8)
-    start = torch.randn(len(prompts), *shape, generator=torch.Generator().manual_seed(seed))
-    sigmas = Schedule.shifted(steps, pipe.scheduler.config.shift).sigmas.tolist()
-    latents = torch.empty_like(start)
-    for length in sorted({len(row) for row in ids}):
-        members = [i for i, row in enumerate(ids) if len(row) == length]
-        text = encode_text(pipe.text_encoder, prefix, torch.tensor([ids[i] for i in members], device=device))
-        x = start[members].to(device)
-        for sigma, sigma_next in pairwise(sigmas):
-            v = velocity(pipe.transformer, x, torch.full((len(x),), sigma, device=device), text)
-            x = x + (sigma_next - sigma) * v
-        latents[members] = x.cpu()
-    with batched_vae():
-        return decode(pipe.vae, latents.to(device) / pipe.vae.config.scaling_factor).cpu()
 
 
 def judge_clips(clips: Tensor, prompts: Sequence[str]) -> dict[str, float]:
@@ -89,8 +59,7 @@ def clean_clips(folder: Path | None, prompts: Sequence[str], *, seed: int, devic
     scenes = batch_of([from_text(prompt) for prompt in prompts], torch.Generator().manual_seed(seed))
     clips = to_uint8(render(scenes, FRAMES, SIDE, SIDE))
     vae = load_vae(folder or Path(str(files("sage_grpo") / "shapes" / "assets")), device)
-    with batched_vae():
-        after = torch.cat([reconstruct(vae, part.to(device)).cpu() for part in clips.split(128)])
+    after = torch.cat([reconstruct(vae, part.to(device)).cpu() for part in clips.split(128)])
     return {"clean": clips, "after_vae": after}
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sage_grpo.models.families.hunyuan15 import PackedTransformer
 from sage_grpo.shapes.making.imperfect import Flaws, clean_clips, decoder_clips, imperfect_captions, imperfect_clips
 from sage_grpo.shapes.making.networks import (
-    batched_vae,
     encode_text,
+    packed,
     portion,
     prefix_ids,
     prompt_ids,
@@ -72,11 +73,10 @@ def train_vae(vae: AutoencoderKLHunyuanVideo15, options: PretrainOptions) -> flo
         weight_decay=0.0,
         average=0.995,
     )
-    with batched_vae():
-        trainer.run(report)
-        scale_latents(vae, bank[: 4096 if device.type == "cuda" else 64])
-        _show(vae, unseen, picture)
-        return psnr(vae, unseen)
+    trainer.run(report)
+    scale_latents(vae, bank[: 4096 if device.type == "cuda" else 64])
+    _show(vae, unseen, picture)
+    return psnr(vae, unseen)
 
 
 def vae_loss(vae: AutoencoderKLHunyuanVideo15, inputs: Inputs) -> Inputs:
@@ -114,18 +114,18 @@ def to_clips(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reconstruct(vae: AutoencoderKLHunyuanVideo15, clips: Tensor) -> Tensor:
-    """Encode to the mean and decode, uint8 to uint8; needs `batched_vae()`."""
+    """Encode to the mean and decode, uint8 to uint8."""
     return decode(vae, encode(vae, clips))
 
 
 @torch.no_grad()
 def decode(vae: AutoencoderKLHunyuanVideo15, latents: Tensor) -> Tensor:
-    """Unscaled latents to uint8 clips; needs `batched_vae()`."""
+    """Unscaled latents to uint8 clips."""
     return to_clips(torch.cat([vae.decoder(part) for part in latents.split(portion(latents.device))]))
 
 
 def psnr(vae: AutoencoderKLHunyuanVideo15, clips: Tensor) -> float:
-    """Mean over clips of the peak signal-to-noise ratio of reconstructions, dB; needs `batched_vae()`."""
+    """Mean over clips of the peak signal-to-noise ratio of reconstructions, dB."""
     difference = (reconstruct(vae, clips).float() - clips.float()) / 255
     mse = difference.square().mean(dim=(1, 2, 3, 4)).clamp_min(1e-8)
     return float((-10 * mse.log10()).mean())
@@ -133,14 +133,14 @@ def psnr(vae: AutoencoderKLHunyuanVideo15, clips: Tensor) -> float:
 
 @torch.no_grad()
 def encode(vae: AutoencoderKLHunyuanVideo15, clips: Tensor) -> Tensor:
-    """Means of uint8 clips, not scaled; needs `batched_vae()`."""
+    """Means of uint8 clips, not scaled."""
     parts = clips.split(portion(clips.device))
     return torch.cat([vae.encoder(to_model(part)).chunk(2, dim=1)[0] for part in parts])
 
 
 @torch.no_grad()
 def scale_latents(vae: AutoencoderKLHunyuanVideo15, clips: Tensor) -> None:
-    """Set the factor by which the pipeline's latents have unit standard deviation; needs `batched_vae()`."""
+    """Set the factor by which the pipeline's latents have unit standard deviation."""
     latents = encode(vae, clips)
     vae.register_to_config(scaling_factor=round(1 / float(latents.std()), 5))
     centres, spreads = latents.mean(dim=(0, 2, 3, 4)), latents.std(dim=(0, 2, 3, 4))
@@ -179,15 +179,14 @@ def encode_pool(
     device, scale = vae.device, vae.config.scaling_factor
     latents, ids = [], []
     known: dict[str, list[int]] = {}  # there are far fewer captions than clips
-    with batched_vae():
-        for start in range(0, n, AT_ONCE):
-            scenes = random_scenes(min(AT_ONCE, n - start), generator, split="train")
-            clips = imperfect_clips(scenes, flaws, generator, device)
-            latents.append((encode(vae, clips) * scale).half())
-            captions = imperfect_captions(scenes, flaws, generator)
-            new = sorted(set(captions) - known.keys())
-            known |= zip(new, prompt_ids(tokenizer, new) if new else [])
-            ids += [known[caption] for caption in captions]
+    for start in range(0, n, AT_ONCE):
+        scenes = random_scenes(min(AT_ONCE, n - start), generator, split="train")
+        clips = imperfect_clips(scenes, flaws, generator, device)
+        latents.append((encode(vae, clips) * scale).half())
+        captions = imperfect_captions(scenes, flaws, generator)
+        new = sorted(set(captions) - known.keys())
+        known |= zip(new, prompt_ids(tokenizer, new) if new else [])
+        ids += [known[caption] for caption in captions]
     encoded = torch.cat(latents)
     lengths = torch.tensor([len(row) for row in ids])
     groups = [(lengths == length).nonzero().squeeze(1) for length in sorted(set(lengths.tolist()))]
@@ -215,7 +214,7 @@ def train_flow(
     options: PretrainOptions,
 ) -> None:
     """Train both networks in place and leave averaged weights: v = eps - x0 on x = (1 - sigma) x0 + sigma eps."""
-    device = transformer.device
+    device, network = transformer.device, packed(transformer)
     prefix = torch.tensor(prefix_ids(tokenizer), device=device)
     empty = torch.tensor(prompt_ids(tokenizer, [""]), device=device)
     sizes = torch.tensor([len(group) for group in pool.ids], dtype=torch.float32)
@@ -240,7 +239,7 @@ def train_flow(
         "flow",
         options,
         parameters=used_parameters(transformer, text_encoder),
-        loss=lambda inputs: flow_loss(transformer, text_encoder, prefix, inputs),
+        loss=lambda inputs: flow_loss(network, text_encoder, prefix, inputs),
         batches=batches,
         minutes=options.flow_minutes,
         steps=options.flow_steps,
@@ -251,7 +250,7 @@ def train_flow(
 
 
 def flow_loss(
-    transformer: HunyuanVideo15Transformer3DModel,
+    network: PackedTransformer,
     text_encoder: Qwen2_5_VLTextModel,
     prefix: Tensor,
     inputs: Inputs,
@@ -260,5 +259,5 @@ def flow_loss(
     x0, eps, sigma = inputs["x0"], inputs["eps"], inputs["sigma"]
     level = sigma[:, None, None, None, None]
     x = (1 - level) * x0 + level * eps
-    v = velocity(transformer, x, sigma, encode_text(text_encoder, prefix, inputs["ids"]))
+    v = velocity(network, x, sigma, encode_text(text_encoder, prefix, inputs["ids"]))
     return {"loss": (v - (eps - x0)).square().mean()}
