@@ -118,6 +118,33 @@ def row(file: Path, key: str, digits: str = "3", times: str = "1", **match: str)
     return fixed(float(times) * found[-1][key], int(digits))
 
 
+def probe(file: Path) -> str:
+    """A probe.json of `sage-grpo probe`: what exploring at each step, at all, and at the best one with other etas did; 95% intervals over prompts."""
+    found = json.loads(file.read_text())
+    rows = [(f"step {one['step']}", one) for one in found["steps"]] + [("all steps", found["all_steps"])]
+    others = [one for one in found["etas"] if one["eta"] != found["kernel"]["eta"]]
+    rows += [(f"step {found['eta_step']}, eta {one['eta']:g}", one) for one in others]
+
+    def told(one: dict[str, float], digits: int, *, signed: bool = False) -> str:
+        mean, low, high = (fixed(one[key], digits, signed=signed) for key in ("value", "low", "high"))
+        return f"{mean} ({low} to {high})"
+
+    heads = ["exploring at", "start", "explored", "R", "std in a branch", "reward", "drift"]
+    cells = [
+        [
+            name,
+            fixed(one["start"]["value"], 2),
+            told(one["explored"], 2),
+            told(one["linear"], 2),
+            fixed(one["std"]["value"], 2),
+            told(one["reward"], 2, signed=True),
+            told(one["drift"], 3, signed=True),
+        ]
+        for name, one in rows
+    ]
+    return _table(heads, cells)
+
+
 def fsdp(file: Path) -> str:
     """benchmarks/fsdp_one_gpu.py: errors and memory of FSDP on one GPU against none."""
     cells = []
@@ -464,6 +491,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             same_bits,
             number,
             row,
+            probe,
             fsdp,
             full_size,
             one_iteration,
