@@ -25,18 +25,3 @@ def interpolate(x0: Tensor, eps: Tensor, sigma: Tensor | float) -> Tensor:
 def velocity(x0: Tensor, eps: Tensor) -> Tensor:
     """dx/dsigma along the path."""
     return eps - x0
-
-
-def predicted_x0(x: Tensor, v: Tensor, sigma: Tensor | float) -> Tensor:
-    """The data that the velocity points to."""
-    return x - sigma * v
-
-
-def predicted_eps(x: Tensor, v: Tensor, sigma: Tensor | float) -> Tensor:
-    """The noise that the velocity comes from."""
-    return x + (1 - sigma) * v
-
-
-def score(x: Tensor, v: Tensor, sigma: Tensor | float) -> Tensor:
-    """Gradient of the log marginal density at sigma. The divisor is sigma: the paper's Eq. 3 has (1 - sigma)."""
-    return -predicted_eps(x, v, sigma) / sigma
