@@ -73,13 +73,7 @@ class Trainer:
         self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
         self.state.sentinel = Sentinel.of(config, self.reward, self.objective.clip)
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
-        self.planner = Planner(
-            config=config,
-            grid=grid,
-            kernel=config.kernel.build(grid),
-            trains=self.model.trains,
-            ranks=self.world.size,
-        )
+        self.planner = Planner(config, grid, config.kernel.build(grid), self.model.trains, self.world.size)
         self.planner.check()
         self.vae = VaeMover(self.model)
         self.encoded: dict[Prompt, Conditioning] = {}
@@ -87,26 +81,6 @@ class Trainer:
         self.encoded_until = 0
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
-
-    def encode_prompts(self) -> None:
-        """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
-        config, state = self.config, self.state
-        coming = PromptStream(state.stream.prompts, config.seed)
-        coming.position = state.stream.position
-        batches = (coming.take(config.batch.prompts) for _ in range(state.iteration, config.iterations))
-        places = [self.planner.places(rank) for rank in range(self.world.size)]
-        near = look_ahead(batches, places, config.data.encode_ahead)
-        mine = [batch[place] for batch in near for place in places[self.world.rank]]
-        prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
-        with self.clock("encode"):
-            tick = self.clock.ticker(len(prompts))
-            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
-            for prompt in prompts:
-                if prompt not in self.encoded:
-                    (self.encoded[prompt],) = self.model.encode([prompt.text], [first_frame(prompt)])
-                tick()
-        self.model.unload_text()
-        self.encoded_until = state.iteration + len(near)
 
     def step(self) -> dict[str, float]:
         """One iteration: the straight line."""
@@ -135,9 +109,25 @@ class Trainer:
         rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
         return {**rewards, **metrics, **seen, **times}
 
-    def policy(self, group: Group) -> Policy:
-        """The policy that samples a group."""
-        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance)
+    def encode_prompts(self) -> None:
+        """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
+        config, state = self.config, self.state
+        coming = PromptStream(state.stream.prompts, config.seed)
+        coming.position = state.stream.position
+        batches = (coming.take(config.batch.prompts) for _ in range(state.iteration, config.iterations))
+        places = [self.planner.places(rank) for rank in range(self.world.size)]
+        near = look_ahead(batches, places, config.data.encode_ahead)
+        mine = [batch[place] for batch in near for place in places[self.world.rank]]
+        prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
+        with self.clock("encode"):
+            tick = self.clock.ticker(len(prompts))
+            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
+            for prompt in prompts:
+                if prompt not in self.encoded:
+                    (self.encoded[prompt],) = self.model.encode([prompt.text], [first_frame(prompt)])
+                tick()
+        self.model.unload_text()
+        self.encoded_until = state.iteration + len(near)
 
     def roll_out(self, plan: Plan) -> Rollout:
         """Sample this rank's clips, with the old policy where that lags behind and samples."""
@@ -164,6 +154,10 @@ class Trainer:
             solver=config.solver,
             progress=self.clock.ticker(passes.total()),
         )
+
+    def policy(self, group: Group) -> Policy:
+        """The policy that samples a group."""
+        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance)
 
     def decode(self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = ()) -> Tensor:
         """The clips that this process scores, uint8. Rewards that compute elsewhere (`early`) get each micro-batch's as soon as they are there,
