@@ -65,6 +65,32 @@ def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float], leve
     return Paired(statistics.fmean(gaps), _half(gaps, level), len(gaps), _p_value(gaps))
 
 
+def crossed_interval(values: Sequence[Sequence[float]], level: float = LEVEL) -> Paired:
+    """Mean over seeds (rows) and prompts (columns) of scores or of differences, as of other seeds and other prompts.
+
+    All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. The variance is the one that a
+    bootstrap over seeds and prompts has: with a score split into mean, seed, prompt and rest, those of the three parts over their numbers;
+    with n - 1 for n, and Student's t by the seeds.
+    """
+    seeds, prompts = len(values), len(values[0]) if values else 0
+    if not prompts:
+        return Paired(math.nan, math.nan, 0, math.nan)
+    by_seed = [statistics.fmean(row) for row in values]
+    mean = statistics.fmean(by_seed)
+    if seeds < 2 or prompts < 2:
+        return Paired(mean, math.nan, seeds, math.nan)
+    by_prompt = [statistics.fmean(column) for column in zip(*values)]
+    rest = [x - a - b + mean for row, a in zip(values, by_seed) for x, b in zip(row, by_prompt)]
+    variance = (
+        statistics.variance(by_seed) / seeds
+        + statistics.variance(by_prompt) / prompts
+        + sum(x * x for x in rest) / ((seeds - 1) * (prompts - 1)) / (seeds * prompts)
+    )
+    error = math.sqrt(variance)
+    half = t_quantile(0.5 + level / 2, seeds - 1) * error
+    return Paired(mean, half, seeds, _two_sided(mean, error, seeds - 1))
+
+
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Holm's adjustment: with these, the chance that any of the true "no difference" is called one is at most the level.
 
@@ -87,10 +113,14 @@ def _half(values: Sequence[float], level: float) -> float:
 def _p_value(gaps: Sequence[float]) -> float:
     if len(gaps) < 2:
         return math.nan
-    mean, spread = statistics.fmean(gaps), statistics.stdev(gaps)
-    if spread == 0:
+    return _two_sided(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps) - 1)
+
+
+def _two_sided(mean: float, error: float, freedom: int) -> float:
+    """The chance of a mean this far from 0, of either sign, if 0 is the truth."""
+    if error == 0:
         return 1.0 if mean == 0 else 0.0
-    return 2 * (1 - t_cdf(abs(mean) / spread * math.sqrt(len(gaps)), len(gaps) - 1))
+    return 2 * (1 - t_cdf(abs(mean) / error, freedom))
 
 
 def t_cdf(t: float, freedom: float) -> float:

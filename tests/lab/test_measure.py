@@ -12,7 +12,7 @@ from trainer_zoo.toy import ToyModel
 
 from sage_grpo.lab import measure as lab
 from sage_grpo.lab.design import Arm, Suite
-from sage_grpo.lab.prepare import Job, prepare
+from sage_grpo.lab.prepare import Job, key_of, prepare
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 
@@ -204,3 +204,22 @@ def test_long_curves_are_thinned_to_means_of_blocks() -> None:
     curve = lab.blocks(rows, most=3)
     assert curve == {"iteration": [3, 6, 7], "reward/total": [1.0, 4.0, 6.0]}
     assert lab.blocks([{"reward/total": float("nan")}])["reward/total"] == [None]
+
+
+def test_a_run_is_evaluated_after_its_last_iteration_within_a_budget(job_of: MakeJob) -> None:
+    """With scores by prompt there and at the end; the budgets themselves are part of a run's key."""
+    plain = run(job_of("sage"))
+    each = plain["passes"]["2"] / 2
+    budgets = {"passes": int(1.9 * each), "clips": 10**9}
+    job = replace(job_of("sage"), points=(0,), budgets=budgets)
+    found = run(job)
+    assert found["budgets"] == {"passes": 1}
+    assert list(found["evaluations"]) == ["0", "1", "3"]
+    assert found["passes"]["1"] == each
+    assert found["clips"]["1"] == job.config.batch.prompts * job.config.batch.group_size
+    assert list(found["by_prompt"]) == ["1", "3"]
+    for point, scores in found["by_prompt"].items():
+        values = scores["total" if "total" in scores else "Overall"]
+        mean = found["evaluations"][point]["total" if "total" in scores else "Overall"]
+        assert sum(values) / len(values) == pytest.approx(mean, abs=1e-4)
+    assert key_of(job.config, (0,), "train", budgets) != key_of(job.config, (0,), "train")

@@ -152,6 +152,13 @@ def test_a_run_of_unknown_pace_is_only_begun_where_the_slowest_would_have_time()
     assert pool._take() is None
 
 
+def test_an_unknown_run_beside_slow_ones_is_begun_where_something_of_it_will_be_kept() -> None:
+    """Runs are kept every minute: waiting for room for the slowest arm left a GPU idle for half of its time."""
+    pool = Pool([job("new")], [], lambda job, row: None, asked, budget=200)
+    pool.estimates.learn(job("slow"), 1000, 2)
+    assert pool._take() is not None
+
+
 def test_the_start_of_a_run_is_no_part_of_its_pace(monkeypatch) -> None:
     """An import of 40 s, and one iteration a second: 8 s are left of ten iterations, not 400."""
     clock = [0.0]

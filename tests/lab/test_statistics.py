@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sage_grpo.statistics import Z95, holm, mean_interval, paired_interval, t_cdf, t_quantile
+from sage_grpo.statistics import Z95, crossed_interval, holm, mean_interval, paired_interval, t_cdf, t_quantile
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 7: 2.3646, 9: 2.2622, 15: 2.1314, 30: 2.0423, 120: 1.9799}
 """97.5% quantiles of Student's t by degrees of freedom, as printed in tables."""
@@ -157,3 +157,34 @@ def test_near_the_middle_the_distribution_is_a_line(freedom: float) -> None:
 def test_of_very_many_values_students_quantile_is_the_normal_one() -> None:
     assert pytest.approx(1.959963984540054, abs=1e-12) == Z95
     assert t_quantile(0.975, 1e7) == pytest.approx(Z95, abs=1e-5)
+
+
+def test_an_interval_over_seeds_and_prompts_is_that_of_a_bootstrap_over_both() -> None:
+    """Rows and columns drawn again with replacement, 4,000 times; closed form with n for n - 1."""
+    rng = random.Random(5)
+    seeds, prompts = 12, 30
+    of_seed = [rng.gauss(0, 0.3) for _ in range(seeds)]
+    of_prompt = [rng.gauss(0, 0.8) for _ in range(prompts)]
+    table = [[1.0 + a + b + rng.gauss(0, 0.5) for b in of_prompt] for a in of_seed]
+    found = crossed_interval(table)
+    assert found.mean == pytest.approx(sum(map(sum, table)) / (seeds * prompts))
+    error = found.half / t_quantile(0.975, seeds - 1)
+    means = []
+    for _ in range(4000):
+        rows = rng.choices(table, k=seeds)
+        columns = rng.choices(range(prompts), k=prompts)
+        means.append(sum(row[column] for row in rows for column in columns) / (seeds * prompts))
+    middle = sum(means) / len(means)
+    drawn = math.sqrt(sum((mean - middle) ** 2 for mean in means) / len(means))
+    assert error == pytest.approx(drawn, rel=0.08)  # 4% by n - 1, the rest by 4,000 draws
+    assert (
+        found.half > mean_interval([sum(row) / prompts for row in table]).half * 1.5
+    )  # seeds alone know nothing of other prompts
+
+
+def test_scores_that_do_not_differ_by_prompt_have_the_interval_over_seeds() -> None:
+    """Only the seeds differ: every prompt says the same."""
+    found, plain = crossed_interval([[value] * 5 for value in (1.0, 2.0, 4.0)]), mean_interval([1.0, 2.0, 4.0])
+    assert (found.mean, found.half, found.count) == pytest.approx((plain.mean, plain.half, 3))
+    assert math.isnan(crossed_interval([[1.0, 2.0]]).half)
+    assert crossed_interval([]).count == 0

@@ -14,6 +14,7 @@ from sage_grpo.flow.kernels import KERNELS
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inspector import transitions
 from sage_grpo.lab import world
+from sage_grpo.lab.design import FIRST_SEED
 from sage_grpo.lab.measure import measure
 from sage_grpo.lab.prepare import Job, key_of, prepare
 from sage_grpo.lab.suites import SUITES, common, expected_seconds
@@ -48,7 +49,7 @@ def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str
         planner.check()
         plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
         assert plan.updates == config.update.updates_per_rollout
-        assert (config.evaluate.prompts, config.evaluate.steps) == (128, 20)
+        assert (config.evaluate.prompts * config.evaluate.per_prompt, config.evaluate.steps) in ((128, 20), (512, 20))
 
 
 @pytest.mark.parametrize("name", slow_but(SUITES, *QUICK))
@@ -68,9 +69,9 @@ def test_what_was_measured_is_still_what_the_suite_runs(name: str) -> None:
 def test_sizes_are_what_they_promise(name: str) -> None:
     smoke, brief, full = (SUITES[name](size) for size in ("smoke", "brief", "full"))
     assert smoke.name == brief.name == full.name == name
-    assert len(full.seeds) >= 8
+    assert len(full.seeds) >= 8 or full.seeds[-1] < FIRST_SEED  # what only chooses may do with fewer
     assert full.seeds == brief.seeds
-    assert expected_seconds(smoke) < expected_seconds(brief) < expected_seconds(full) < 800  # about ten minutes
+    assert expected_seconds(smoke) < expected_seconds(brief) < expected_seconds(full) < 1000  # about ten minutes
     assert (len(smoke.arms), smoke.iterations) == (2, 2)
     names = {arm.name for arm in full.arms}
     assert {arm.name for arm in brief.arms} <= names

@@ -285,3 +285,29 @@ def test_names_of_a_comparison_do_not_steer_the_terminal(tmp_path: Path, capsys)
     for text in (told, (tmp_path / "report.md").read_text(), (tmp_path / "table.md").read_text()):
         assert "a\\x1b]0;owned" in text
         assert not CONTROL.search(text)
+
+
+def test_at_a_budget_scores_are_those_measured_there_with_intervals_over_seeds_and_prompts() -> None:
+    """The line from the base would say 1.05 at 10 passes; what was measured after the last iteration within the budget was 1.3 and 1.5."""
+    rows = []
+    for arm, seed, at_budget, by_prompt in (
+        ("a", 1, 1.3, [1.0, 1.6]),
+        ("a", 2, 1.5, [1.2, 1.8]),
+        ("b", 1, 1.9, [1.7, 2.1]),
+    ):
+        one = row(arm, seed, {0: 1.0, 1: at_budget, 4: 1.2})
+        one |= {"budgets": {"passes": 1, "clips": 4}, "by_prompt": {"1": {"total": by_prompt}}}
+        rows.append(one)
+    summary = summarize(suite(passes=12, clips=8), rows)
+    a, b, c = summary.arms.values()
+    assert summary.budget == 12
+    assert a.equal["total"].mean == pytest.approx(1.4)
+    # Seeds differ by 0.2 and prompts by 0.6, each exactly: variances 0.02 / 2 and 0.18 / 2, no rest.
+    assert a.equal["total"].half == pytest.approx(T1 * math.sqrt(0.02 / 2 + 0.18 / 2))
+    assert b.equal_difference["total"].mean == pytest.approx(0.6)  # seed 1 alone, prompt by prompt
+    assert b.equal_difference["drift"].mean == pytest.approx(0.06)  # no scores by prompt: seed by seed
+    assert a.clips["total"].mean == pytest.approx(1.2)
+    assert c.equal["total"].count == 0
+    heads = tables(summary).splitlines()[0]
+    assert "Overall at 12 passes" in heads
+    assert "Overall at 8 clips" in heads

@@ -13,7 +13,6 @@ import pytest
 
 import sage_grpo.sentinel.sentinel as sentinel_module
 from sage_grpo.lab import measure as lab
-from sage_grpo.lab import unfinished
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
@@ -107,7 +106,7 @@ def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
 def test_a_point_between_evaluations_is_kept_when_the_last_is_long_ago(
     job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unfinished, "EVERY", -1.0)
+    monkeypatch.setattr(lab, "KEPT_EVERY", -1.0)
     job, notes = job_of("sage", 5), list[str]()
     run(job, tmp_path / "kept", until=3)
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["000003"]
@@ -133,7 +132,7 @@ def test_what_would_lead_elsewhere_is_made_anew_and_that_is_said(
         for folder in damage:
             (root / folder / "state.json").write_text("{}")
         trainer = lab.Trainer(job.config, lab.build(job.config))
-        found = unfinished.Unfinished(root, made_by, notes.append).resume(trainer)
+        found = lab.Unfinished(root, made_by, notes.append).resume(trainer)
         assert (found is None) == (trainer.state.iteration == 0) == (not root.exists())
         return found is not None
 
@@ -156,11 +155,11 @@ def test_a_full_disk_is_told_and_the_run_goes_on(
     job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Any, *words: Any) -> None:
-        raise unfinished.checkpoint.SaveFailed("no space left")
+        raise lab.checkpoint.SaveFailed("no space left")
 
     monkeypatch.setattr(lab.Trainer, "save", full)
     notes: list[str] = []
     assert run(job_of("sage", 3), tmp_path / "kept", notes=notes)["status"] == "done"
     assert notes == ["iteration 2 could not be kept (no space left). The run goes on."]
-    with pytest.raises(unfinished.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
+    with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
         run(job_of("rollback"), tmp_path / "kept")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sage_grpo.lab.prepare import Job, head
+from sage_grpo.lab.store import KEPT_EVERY
 
 Row = dict[str, Any]
 COMMAND = (sys.executable, "-m", "sage_grpo.lab.worker")
@@ -191,12 +192,12 @@ class Pool:
         return next((point - at for point in points if point > at), 0)
 
     def _take(self) -> Job | None:
-        """The next job that gets to an evaluated point in time: what is done until then is not lost."""
+        """The next job of which something is kept in time: a run is at every evaluated point, and once in a while between."""
         with self._lock:
             if self._stopped:
                 return None
             for place, job in enumerate(self.waiting):
-                needs = self.estimates.seconds(job, self._stretch(job), max) or 0.0  # rather too slow than cut off
+                needs = min(2 * KEPT_EVERY, self.estimates.seconds(job, self._stretch(job), max) or 0.0)
                 if self.budget is None or self.elapsed + needs <= self.budget:
                     del self.waiting[place]
                     self.running[job.key] = (job, time.monotonic(), self.kept.get(job.key, 0))

@@ -47,20 +47,22 @@ def tables(summary: Summary) -> str:
 def _scores(summary: Summary) -> list[str]:
     suite, first = summary.suite, summary.suite.columns[0]
     has_way = any(arm.way is not None for arm in summary.arms.values())
-    has_equal = any(arm.equal for arm in summary.arms.values())
+    has_equal, has_clips = any(arm.equal for arm in summary.arms.values()), suite.clips is not None
     heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns)]
     heads += (
         ["way to the ceiling"] * has_way
         + [f"{first.title} at {_whole(summary.budget)} passes"] * has_equal
+        + [f"{first.title} at {_whole(suite.clips or 0)} clips"] * has_clips
         + ["passes", "updates"]
     )
     rows = []
     for names, base in _bases(summary):
         cells = [f"base{names}", "", "0", *(number(base.get(column.key)) for column in suite.columns)]
-        rows.append([*cells, *["0%"] * has_way, *[""] * has_equal, "0", "0"])
+        rows.append([*cells, *["0%"] * has_way, *[""] * (has_equal + has_clips), "0", "0"])
     for arm in summary.arms.values():
         cells = [arm.name, _seeds(arm), str(arm.iterations), *(plus_minus(arm.final[c.key]) for c in suite.columns)]
         cells += [percent(arm.way)] * has_way + [plus_minus(arm.equal.get(first.key))] * has_equal
+        cells += [plus_minus(arm.clips.get(first.key))] * has_clips
         rows.append([*cells, _whole(arm.passes), _whole(arm.updates)])
     return markdown(heads, rows)
 
@@ -71,7 +73,9 @@ def _differences(summary: Summary) -> list[str]:
     if not arms:
         return []
     # A score that is bought with drift is no gain: both, where all have cost the same.
-    at_equal = [c for c in suite.columns if c.key in (first.key, "drift") and any(arm.equal_difference for arm in arms)]
+    both = [column for column in suite.columns if column.key in (first.key, "drift")]
+    at_equal = both if any(arm.equal_difference for arm in arms) else []
+    at_clips = both if suite.clips is not None else []
     heads = [
         f"minus {suite.baseline}",
         "pairs",
@@ -79,12 +83,14 @@ def _differences(summary: Summary) -> list[str]:
         f"p ({first.title}, Holm)",
     ]
     heads += [f"{column.title} at equal passes" for column in at_equal]
+    heads += [f"{column.title} at equal clips" for column in at_clips]
     rows = []
     for arm in arms:
         cells = [arm.name, str(arm.difference[first.key].count if first.key in arm.difference else 0)]
         cells += [plus_minus(arm.difference.get(column.key), signed=True) for column in suite.columns]
         cells += [_p(summary.adjusted.get(arm.name))]
         cells += [plus_minus(arm.equal_difference.get(column.key), signed=True) for column in at_equal]
+        cells += [plus_minus(arm.clips_difference.get(column.key), signed=True) for column in at_clips]
         rows.append(cells)
     return markdown(heads, rows)
 
@@ -117,8 +123,10 @@ def numbers(summary: Summary) -> dict[str, Any]:
             "final": {key: plain(value) for key, value in arm.final.items()},
             "way": plain(arm.way),
             "equal_passes": {key: plain(value) for key, value in arm.equal.items()},
+            "equal_clips": {key: plain(value) for key, value in arm.clips.items()},
             "difference": {key: plain(value) for key, value in arm.difference.items()},
             "equal_passes_difference": {key: plain(value) for key, value in arm.equal_difference.items()},
+            "equal_clips_difference": {key: plain(value) for key, value in arm.clips_difference.items()},
             "p_holm": summary.adjusted.get(name),
             "passes": arm.passes,
             "updates": arm.updates,
@@ -149,9 +157,11 @@ def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[
 
 
 READING = (
-    "Mean ± half of the 95% interval over seeds (Student's t). Differences are taken seed by seed, where both arms ended; their intervals are plain (each for "
-    "itself), the p values are adjusted for the number of arms (Holm). Runs that diverged or failed are counted and in no mean. Passes are samples "
-    "through the network in training: 1 forward, 3 forward and backward."
+    "Mean ± half of the 95% interval: over seeds and prompts where rows have scores by prompt (a bootstrap's variance over both, Student's t by the seeds), "
+    "else over seeds. Differences are taken seed by seed, and prompt by prompt, where both arms ended; their intervals are plain (each for itself), the p "
+    "values are adjusted for the number of arms (Holm). Runs that diverged or failed are counted and in no mean. Passes are samples through the network in "
+    "training: 1 forward, 3 forward and backward; clips are those that were scored. At a budget of the suite a score is measured after the last iteration "
+    "within it; elsewhere, at equal passes, it lies on the line between the evaluations before and after."
 )
 
 

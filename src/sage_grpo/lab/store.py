@@ -21,6 +21,8 @@ ROWS, SUITE, UNFINISHED = "runs.jsonl", "suite.json", "unfinished"
 KEPT = (ROWS, SUITE, UNFINISHED, "configs", "logs", "weights")
 """What a comparison writes into and deletes from its folder, besides files that it replaces. None of it may lead out."""
 FORMAT = 1
+KEPT_EVERY = 60.0
+"""Seconds after which a run under way is kept between two evaluated points, too."""
 FINISHED = ("done", "diverged")
 """States that a run does not leave: to diverge is a result. One that failed is tried again by the next call."""
 
@@ -148,7 +150,7 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
 
 
 def place(folder: Path, key: str) -> Path:
-    """Where a run is kept while it is under way: checkpoints by the number of their iteration (see lab/unfinished.py)."""
+    """Where a run is kept while it is under way: checkpoints by the number of their iteration (see `Unfinished` in lab/measure.py)."""
     return inside(folder, UNFINISHED, key)
 
 

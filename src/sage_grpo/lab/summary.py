@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from sage_grpo.lab.design import Column, Suite
-from sage_grpo.statistics import Interval, Paired, holm, mean_interval, paired_interval
+from sage_grpo.statistics import Interval, Paired, crossed_interval, holm, mean_interval, paired_interval
 
 Row = Mapping[str, Any]
 
@@ -30,11 +30,15 @@ class ArmSummary:
     way: Interval | None
     """Share of the way from base to ceiling, in the first column."""
     equal: dict[str, Interval]
-    """Columns where as many network passes were made as the cheapest arm makes in all."""
+    """Columns at equal network passes: within the suite's budget, or where the cheapest arm ends."""
+    clips: dict[str, Interval]
+    """Columns within the suite's budget of scored clips; empty where it has none."""
     difference: dict[str, Paired]
     """Final columns minus the baseline's."""
     equal_difference: dict[str, Paired]
     """Columns minus the baseline's, at equal passes."""
+    clips_difference: dict[str, Paired]
+    """Columns minus the baseline's, at equal clips."""
     passes: float
     """Samples through the network in a whole run, mean over seeds."""
     updates: float
@@ -67,6 +71,7 @@ def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
     ended = {name: {s: row for s, row in runs.items() if reached(row)} for name, runs in by_arm.items()}
     costs = [_mean([cost(row) for row in runs.values()]) for runs in ended.values() if runs]
     budget = min(costs) if costs and suite.kind == "train" and min(costs) > 0 else math.nan
+    budget = budget if suite.passes is None or math.isnan(budget) else suite.passes
     baseline = ended[suite.baseline]
     arms = {name: _arm(suite, name, by_arm[name], ended[name], baseline, budget) for name in by_arm}
     first = suite.columns[0].key
@@ -92,12 +97,18 @@ def _arm(
     baseline: Mapping[int, Row],
     budget: float,
 ) -> ArmSummary:
-    first, is_baseline = suite.columns[0], name == suite.baseline
     keys = [column.key for column in suite.columns]
-    finals = {key: _column(ended, key) for key in keys}
-    equal = {} if math.isnan(budget) else {key: _at_budget(ended, key, budget) for key in keys}
-    gaps = {key: paired_interval(own, _at_budget(baseline, key, budget)) for key, own in equal.items()}
-    differences = {key: paired_interval(finals[key], _column(baseline, key)) for key in keys}
+    at_end = {key: (_cells(ended, key, _end), _cells(baseline, key, _end)) for key in keys}
+    at_passes = {key: (_at_budget(suite, ended, key, budget), _at_budget(suite, baseline, key, budget)) for key in keys}
+    at_clips = {key: (_cells(ended, key, _within("clips")), _cells(baseline, key, _within("clips"))) for key in keys}
+    if math.isnan(budget):
+        at_passes = {}
+    if suite.clips is None:
+        at_clips = {}
+
+    def minus(places: Mapping[str, tuple[Cells, Cells]]) -> dict[str, Paired]:
+        return {} if name == suite.baseline else {key: _difference(*pair) for key, pair in places.items()}
+
     points = sorted({int(point) for row in ended.values() for point in row["evaluations"]})
     bases = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
     return ArmSummary(
@@ -105,11 +116,13 @@ def _arm(
         iterations=max((row["iterations"] for row in runs.values()), default=0),
         counts=_counts(suite, runs),
         base={key: _mean(known) for key, values in bases.items() if (known := _known(values))},
-        final={key: mean_interval(list(values.values())) for key, values in finals.items()},
-        way=_way(first, ended),
-        equal={key: mean_interval(list(values.values())) for key, values in equal.items()},
-        difference={} if is_baseline else {key: gap for key, gap in differences.items() if gap.count},
-        equal_difference={} if is_baseline else gaps,
+        final={key: _interval(own) for key, (own, _) in at_end.items()},
+        way=_way(suite.columns[0], ended),
+        equal={key: _interval(own) for key, (own, _) in at_passes.items()},
+        clips={key: _interval(own) for key, (own, _) in at_clips.items()},
+        difference={key: gap for key, gap in minus(at_end).items() if gap.count},
+        equal_difference=minus(at_passes),
+        clips_difference=minus(at_clips),
         passes=_mean([cost(row) for row in ended.values()]),
         updates=_mean([row["updates"] for row in ended.values()]),
         seconds={
@@ -128,9 +141,72 @@ def _counts(suite: Suite, runs: Mapping[int, Row]) -> dict[str, int]:
     return {state: states.count(state) for state in ("done", "diverged", "failed", "missing")}
 
 
-def _column(runs: Mapping[int, Row], key: str) -> dict[int, float]:
-    """The last value of every seed that has one."""
-    return _present({seed: row["evaluations"][str(row["iterations"])].get(key) for seed, row in runs.items()})
+@dataclass(frozen=True)
+class Cell:
+    """A column of one run at one evaluation."""
+
+    mean: float
+    by_prompt: tuple[float | None, ...] = ()
+    """Its value for every prompt, where the row has them."""
+
+
+Cells = Mapping[int, Cell]
+"""By seed."""
+
+
+def _cells(runs: Mapping[int, Row], key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:
+    """A column of every seed that has one at its point."""
+    found = {}
+    for seed, row in runs.items():
+        at = point(row)
+        value = None if at is None else row["evaluations"].get(at, {}).get(key)
+        if value is not None:
+            found[seed] = Cell(value, tuple(row.get("by_prompt", {}).get(at, {}).get(key, ())))
+    return found
+
+
+def _end(row: Row) -> str:
+    return str(row["iterations"])
+
+
+def _within(name: str) -> Callable[[Row], str | None]:
+    """The last iteration within a budget, which the run has found."""
+
+    def point(row: Row) -> str | None:
+        at = row.get("budgets", {}).get(name)
+        return None if at is None else str(at)
+
+    return point
+
+
+def _at_budget(suite: Suite, runs: Mapping[int, Row], key: str, budget: float) -> dict[int, Cell]:
+    """A column of every seed where it had made so many passes: measured there where the suite has a budget, else on a line."""
+    if suite.passes is not None:
+        return _cells(runs, key, _within("passes"))
+    values = {seed: at_passes(row, key, budget) for seed, row in runs.items()}
+    return {seed: Cell(value) for seed, value in values.items() if value is not None}
+
+
+def _interval(cells: Cells) -> Interval:
+    """Over seeds and prompts where all rows have scores by prompt, else over seeds."""
+    found = crossed_interval(_table([cell.by_prompt for cell in cells.values()]))
+    return found if found.count else mean_interval([cell.mean for cell in cells.values()])
+
+
+def _difference(ours: Cells, theirs: Cells) -> Paired:
+    """Ours minus theirs over the seeds that both have; prompt by prompt where both have those."""
+    seeds = sorted(set(ours) & set(theirs))
+    tables = [_table([cells[seed].by_prompt for seed in seeds]) for cells in (ours, theirs)]
+    if all(tables) and len(tables[0][0]) == len(tables[1][0]):
+        return crossed_interval([[a - b for a, b in zip(*rows)] for rows in zip(*tables)])
+    return paired_interval({seed: ours[seed].mean for seed in seeds}, {seed: theirs[seed].mean for seed in seeds})
+
+
+def _table(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Seeds by prompts; empty where a seed has no scores by prompt, a clip of one failed, or they are not of the same prompts."""
+    table = [[value for value in row if value is not None] for row in rows]
+    lengths = {len(row) for row in (*rows, *table)}
+    return table if len(lengths) == 1 and lengths != {0} else []
 
 
 def _at(runs: Mapping[int, Row], key: str, point: int) -> list[float]:
@@ -165,11 +241,6 @@ def at_passes(row: Row, key: str, budget: float) -> float | None:
     return found[-1][1] if found and math.isclose(found[-1][0], budget, rel_tol=1e-9) else None
 
 
-def _at_budget(runs: Mapping[int, Row], key: str, budget: float) -> dict[int, float]:
-    """A column of every seed where it had made so many passes."""
-    return _present({seed: at_passes(row, key, budget) for seed, row in runs.items()})
-
-
 def _steps(runs: Mapping[int, Row]) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, list[float]]] = {}
     for row in runs.values():
@@ -178,10 +249,6 @@ def _steps(runs: Mapping[int, Row]) -> dict[int, dict[str, float]]:
                 if value is not None:
                     found.setdefault(int(step), {}).setdefault(name, []).append(value)
     return {step: {name: _mean(values) for name, values in kinds.items()} for step, kinds in sorted(found.items())}
-
-
-def _present(values: Mapping[int, float | None]) -> dict[int, float]:
-    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _known(values: Any) -> list[float]:
