@@ -103,9 +103,8 @@ def _say_no_more() -> None:
 def _run(name: str, argv: list[str]) -> int:
     command = COMMANDS[name]
     topic, argv = _asked(argv, before=COMMANDS if command.positional == "command" else ())
-    takes_one = command.positional not in ("", "command") and not command.many
-    if takes_one and argv and not argv[0].startswith("-"):
-        argv = [f"--{command.positional}", *argv]
+    if command.first and argv and not argv[0].startswith("-"):
+        argv = [f"--{command.first}", *argv]
     if command.positional != "command":
         _refuse_missing(name, argv)
     if command.slow and topic is None and "--print_config" not in argv and _is_first():

@@ -61,12 +61,12 @@ def _digits(value: float) -> int:
     return 3 if abs(value) >= 0.1 else 4
 
 
-def narrow_table(title: str) -> Table:
-    """A table without columns yet, whose padding is narrow: eight of them fit a terminal of 80."""
+def narrow_table(title: str, *heads: str, left: Sequence[str] = ()) -> Table:
+    """A table with columns of these names, figures but for those on the `left`, and narrow padding: eight columns fit a terminal of 80."""
     from rich import box
     from rich.table import Table
 
-    return Table(
+    table = Table(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -74,6 +74,9 @@ def narrow_table(title: str) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
     )
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right")
+    return table
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

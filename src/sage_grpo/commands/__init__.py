@@ -16,40 +16,30 @@ class Command:
     many: bool = False
     """Whether all words that belong to no option are values of `positional`, which is a list."""
     recipes: bool = False
-    """Whether there is a `--recipe NAME`: the module's function `defaults` reads it."""
+    """Whether there is a `--recipe NAME`, which may be the first word: the module's function `defaults` reads it."""
     runs: bool = False
     """Whether the module's function `defaults` looks at the words first: it reads what the options start from in the folder of a
     `--run`, or puts together what is given several times."""
     slow: bool = False
     """Whether it takes seconds until it has something to say."""
 
+    @property
+    def first(self) -> str:
+        """The option that a first word without dashes is the value of; empty for none, or where several words are."""
+        return "recipe" if self.recipes else "" if self.many or self.positional == "command" else self.positional
+
 
 COMMANDS = {
     "demo": Command("demo", "train the miniature video model here and show what changed", slow=True),
-    "train": Command("train", "align a video model with a reward", positional="recipe", recipes=True, slow=True),
-    "plan": Command(
-        "plan",
-        "what a run will do and cost, before any weights are there",
-        positional="recipe",
-        recipes=True,
-        slow=True,
-    ),
+    "train": Command("train", "align a video model with a reward", recipes=True, slow=True),
+    "plan": Command("plan", "what a run will do and cost, before any weights are there", recipes=True, slow=True),
     "doctor": Command(
-        "doctor",
-        "a check-up of machine, model, reward and configuration before a run",
-        positional="recipe",
-        recipes=True,
-        slow=True,
+        "doctor", "a check-up of machine, model, reward and configuration before a run", recipes=True, slow=True
     ),
     "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True, slow=True),
     "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", runs=True, slow=True),
     "export": Command("export", "write a checkpoint as LoRA, merged or full diffusers weights"),
-    "download": Command(
-        "download",
-        "fetch and check everything that a recipe needs, with sizes first",
-        positional="recipe",
-        recipes=True,
-    ),
+    "download": Command("download", "fetch and check everything that a recipe needs, with sizes first", recipes=True),
     "convert": Command(
         "convert",
         "HunyuanVideo-1.5 weights from the original layout to diffusers' and back",
@@ -60,7 +50,6 @@ COMMANDS = {
     "probe": Command(
         "probe",
         "which steps to branch at and with how much noise, from a few clips of a model",
-        positional="recipe",
         recipes=True,
         slow=True,
     ),

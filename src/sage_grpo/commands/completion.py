@@ -66,38 +66,33 @@ def _values(kind: Any) -> list[str]:
     return [value for inner in get_args(kind) if inner is not type(None) for value in _values(inner)]
 
 
+BASH = r"""# sage-grpo: completion for bash
+_sage_grpo() {
+  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" command="" options="" values="" one
+  local commands=%s
+  for one in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case " $commands " in *" $one "*) [ "$command" = "" ] || [ "$command" = launch ] && command="$one" ;; esac
+  done
+  case "$command" in
+%s
+    "") COMPREPLY=($(compgen -W "$commands" -- "$word")); return ;;
+  esac
+  if [ -n "$values" ]; then COMPREPLY=($(compgen -W "$values" -- "$word"))
+  elif [ "${word#-}" != "$word" ]; then COMPREPLY=($(compgen -W "$options" -- "$word"))
+  elif [ "$command" = launch ]; then COMPREPLY=($(compgen -W "$commands" -- "$word"))
+  else COMPREPLY=($(compgen -f -- "$word")); fi
+}
+complete -F _sage_grpo sage-grpo"""
+
+
 def bash(found: Words) -> str:
     """For bash 3.2 or later."""
-    lines = [
-        "# sage-grpo: completion for bash",
-        "_sage_grpo() {",
-        '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" command="" options="" values="" one',
-        f"  local commands={shlex.quote(' '.join(found))}",
-        '  for one in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do',
-        '    case " $commands " in *" $one "*) [ "$command" = "" ] || [ "$command" = launch ] && command="$one" ;; esac',
-        "  done",
-        '  case "$command" in',
-    ]
+    cases = []
     for name, options in found.items():
-        lines.append(f"    {name}) options={shlex.quote(' '.join(options))}")
-        lines.append('      case "$before" in')
-        lines += [
-            f"        {option}) values={shlex.quote(' '.join(values))} ;;"
-            for option, values in options.items()
-            if values
-        ]
-        lines += ["      esac ;;"]
-    lines += [
-        '    "") COMPREPLY=($(compgen -W "$commands" -- "$word")); return ;;',
-        "  esac",
-        '  if [ -n "$values" ]; then COMPREPLY=($(compgen -W "$values" -- "$word"))',
-        '  elif [ "${word#-}" != "$word" ]; then COMPREPLY=($(compgen -W "$options" -- "$word"))',
-        '  elif [ "$command" = launch ]; then COMPREPLY=($(compgen -W "$commands" -- "$word"))',
-        '  else COMPREPLY=($(compgen -f -- "$word")); fi',
-        "}",
-        "complete -F _sage_grpo sage-grpo",
-    ]
-    return "\n".join(lines)
+        cases += [f"    {name}) options={shlex.quote(' '.join(options))}", '      case "$before" in']
+        chosen = {option: shlex.quote(" ".join(values)) for option, values in options.items() if values}
+        cases += [*(f"        {option}) values={values} ;;" for option, values in chosen.items()), "      esac ;;"]
+    return BASH % (shlex.quote(" ".join(found)), "\n".join(cases))
 
 
 def zsh(found: Words) -> str:

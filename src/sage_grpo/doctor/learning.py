@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.doctor.check import TEXTS, Check, graded, relative
+from sage_grpo.doctor.check import WHY, Check, graded, relative
 from sage_grpo.doctor.sampling import Sample
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.parallel.fsdp import disagreeing, local
@@ -184,7 +184,7 @@ def old_policy(trainer: Trainer, items: Sequence[Item]) -> Check:
             "warn",
             "one update a rollout, and the old policy does not lag: both are the same in every update (matching/moved 0)",
             0.0,
-            why=f"{TEXTS['old policy'][0]} with a clipped advantage",
+            why=f"{WHY['old policy']} with a clipped advantage",
             remedy="set objective.old_decay 0.5 with objective.old_ramp 500, as its authors do, or update.updates_per_rollout 2",
         )
     now = velocities(trainer, items)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from sage_grpo.doctor.check import TEXTS, Check, Status, graded
+from sage_grpo.doctor.check import REMEDY, Check, Status, graded
 from sage_grpo.rewards.built_in.video_stats import VideoStats
 
 STATISTICS = ("brightness", "saturation", "motion", "sharpness")
@@ -83,7 +83,7 @@ def spread(scoring: Scoring, *, eta: float | None = None, overshoots: bool = Fal
     explore (None where none does), `overshoots` whether that is more than the sampler can take out again."""
     inside, error, flat = within(scoring.first, scoring.groups), _noise(scoring) / math.sqrt(2), is_flat(scoring)
     status: Status = "fail" if flat or error > inside else "warn" if error > 0.3 * inside else "pass"
-    remedy = TEXTS["reward spread"][1]
+    remedy = REMEDY["reward spread"]
     if not flat and status != "pass":
         remedy = "mend the reward's noise first (reward repeats), or score every clip several times and average"
     elif overshoots and eta is not None:

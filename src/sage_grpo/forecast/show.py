@@ -31,45 +31,29 @@ MEANS = {
 }
 
 
-def arithmetic(forecast: Forecast) -> Iterator[tuple[str, str]]:
+def arithmetic(forecast: Forecast) -> dict[str, str]:
     """How prompts, groups, ranks, micro-batches and updates divide, and what is left over."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
-    batch, window = config.batch, config.rollout.window
-    clips = len(plan.groups) * plan.group_size
+    batch, window, group = config.batch, config.rollout.window, plan.groups[0]
     by_branch = f" x {window.branches} branches" if window.branches > 1 else ""
-    chosen = described(config)
-    yield (
-        "clips",
-        f"{batch.prompts} prompts{by_branch} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
-    )
+    chosen, clips = described(config), len(plan.groups) * plan.group_size
     own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
-    yield "ranks", f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}"
-    yield "micro-batches", _micro_batches(plan, batch.micro_batch)
-    group = plan.groups[0]
-    trained = " + ".join(str(len(steps)) for steps in group.trained)
-    explore = sum(group.schedule.stochastic)
-    yield (
-        "steps",
-        f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
+    trained, explore = " + ".join(str(len(steps)) for steps in group.trained), sum(group.schedule.stochastic)
+    judged = (
+        f"{evaluations(config)} evaluations of {forecast.held_out} prompts" if forecast.held_out else "no evaluation"
     )
-    unexplored = forecast.unexplored()
-    if unexplored:
-        yield "held noise", unexplored
-    yield (
-        "run",
-        f"{config.iterations} iterations = {config.iterations * plan.updates} updates, "
-        + (
-            f"{evaluations(config)} evaluations of {forecast.held_out} prompts"
-            + (f" ({config.evaluate.prompts} asked for)" if forecast.held_out < config.evaluate.prompts else "")
-            if forecast.held_out
-            else "no evaluation"
-        ),
-    )
-    left = _left_idle(forecast)
-    if left:
-        yield "idle", left
+    rows = {
+        "clips": f"{batch.prompts} prompts{by_branch} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+        "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
+        "micro-batches": _micro_batches(plan, batch.micro_batch),
+        "steps": f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
+        "held noise": forecast.unexplored(),
+        "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
+        "idle": _left_idle(forecast),
+    }
+    return {name: text for name, text in rows.items() if text}
 
 
 def _micro_batches(plan: Plan, size: int) -> str:
@@ -97,9 +81,8 @@ def _left_idle(forecast: Forecast) -> str:
 
 def passes_table(forecast: Forecast) -> Table:
     """Passes of the first iteration by phase: on the busiest rank, and on all."""
-    table = narrow_table("passes of the first iteration")
-    for name in ("phase", "velocities", "network", "clips", "all ranks", ""):
-        table.add_column(name, justify="left" if name in ("phase", "") else "right")
+    heads = ("phase", "velocities", "network", "clips", "all ranks", "")
+    table = narrow_table("passes of the first iteration", *heads, left=("phase", ""))
     for phase in PHASES:
         rows = [row[phase] for row in forecast.passes]
         if any(row.velocities for row in rows):
@@ -117,19 +100,13 @@ def _most(rows: Sequence[Passes]) -> list[str]:
 def phases_table(forecast: Forecast) -> Table:
     """Seconds and memory of a mean iteration."""
     kind = "" if forecast.hardware.is_cpu else "one GPU of "
-    table = narrow_table(f"{kind}{forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})")
-    names = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
-    for name in names:
-        table.add_column(name, justify="left" if name == "phase" else "right")
+    heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
+    title = f"{kind}{forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})"
+    table = narrow_table(title, *heads, left=("phase",))
     for phase in forecast.phases:
         m = phase.memory
-        parts = (
-            m.weights + m.gathered,
-            m.gradients + m.optimizer + m.copies,
-            m.activations,
-            m.trajectories,
-            m.visitor,
-        )
+        held, optimizer = m.weights + m.gathered, m.gradients + m.optimizer + m.copies
+        parts = (held, optimizer, m.activations, m.trajectories, m.visitor)
         over = m.total > forecast.room
         total = f"[red]{m.total / GIB:.1f}[/red]" if over else f"{m.total / GIB:.1f}"
         table.add_row(phase.name, f"{phase.seconds:,.1f}", total, *(f"{part / GIB:.1f}" for part in parts))
@@ -161,7 +138,7 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
 def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console) -> None:
     """Everything, for a terminal."""
     head = Table(show_header=False, box=None, padding=(0, 2))
-    for row in (*model_rows(forecast), *arithmetic(forecast)):
+    for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
     console.print(head)
     console.print(passes_table(forecast))
@@ -176,23 +153,24 @@ def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], con
         console.print(changes_table(forecast, found))
 
 
-def model_rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
+def model_rows(forecast: Forecast) -> dict[str, str]:
     """What is trained, on how many tokens."""
-    network, config = forecast.network, forecast.config
-    yield "model", f"{forecast.architecture.family}, from {forecast.architecture.source}"
+    network, video = forecast.network, forecast.architecture.video
+    rows = {"model": f"{forecast.architecture.family}, from {forecast.architecture.source}"}
     advice = distilled(forecast)
     if advice:
-        yield "distilled", advice
-    if network is None or forecast.architecture.video is None:
-        return
-    video, job = forecast.architecture.video, forecast.job
+        rows["distilled"] = advice
+    if network is None or video is None:
+        return rows
+    job = forecast.job
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
-    share = trainable(network, job)
-    yield "trains", f"{share / 1e6:,.1f} M of {network.parameters / 1e6:,.0f} M parameters: {kind}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
-    yield "blocks", f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}"
-    yield "clip", f"{size} = {tokens(network, job):,} tokens, {guided}, {config.model.dtype}"
+    return rows | {
+        "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.parameters / 1e6:,.0f} M parameters: {kind}",
+        "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",
+        "clip": f"{size} = {tokens(network, job):,} tokens, {guided}, {forecast.config.model.dtype}",
+    }
 
 
 def distilled(forecast: Forecast) -> str | None:
@@ -252,8 +230,8 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
 def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change]) -> dict[str, Any]:
     """The same for programs."""
     return {
-        "model": dict(model_rows(forecast)),
-        "arithmetic": dict(arithmetic(forecast)),
+        "model": model_rows(forecast),
+        "arithmetic": arithmetic(forecast),
         "layout": dataclasses.asdict(forecast.layout),
         "passes": [{phase: dataclasses.asdict(one) for phase, one in row.items()} for row in forecast.passes],
         "evaluation": [dataclasses.asdict(one) for one in forecast.evaluation] if forecast.held_out else [],
