@@ -18,11 +18,11 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
-train/test_forecast.py::test_changes_are_options_of_train
-train/test_forecast.py::test_what_to_change_when_it_does_not_fit
-train/test_forecast.py::test_a_measurement_runs_the_real_blocks[hunyuan15_t2v]
-train/test_forecast_passes.py::test_real_architectures_from_their_config_files[hunyuan15_t2v-sage]
-train/test_forecast_passes.py::test_real_architectures_from_their_config_files[wan22_t2v-sage]
+forecast/test_forecast.py::test_changes_are_options_of_train
+forecast/test_forecast.py::test_what_to_change_when_it_does_not_fit
+forecast/test_forecast.py::test_a_measurement_runs_the_real_blocks[hunyuan15_t2v]
+forecast/test_forecast_passes.py::test_real_architectures_from_their_config_files[hunyuan15_t2v-sage]
+forecast/test_forecast_passes.py::test_real_architectures_from_their_config_files[wan22_t2v-sage]
 test_mutants.py::test_survivors_are_named_and_fail_the_command
 test_mutants.py::test_errors_that_are_all_noticed_are_a_success
 test_mutants.py::test_an_error_that_hangs_is_noticed_only_where_that_is_stated
@@ -35,13 +35,13 @@ models/test_families.py::test_ode_rollout_is_the_pipeline[hunyuan_plain-4.0]
 models/test_families.py::test_ode_rollout_is_the_pipeline[flux_plain-4.0]
 models/test_families.py::test_ode_rollout_is_the_pipeline[sana_720p-4.0]
 models/test_families.py::test_ode_rollout_is_the_pipeline[sd3_two-4.0]
-train/test_doctor_faults.py::test_faulty_reward[swapped-reward prompt-warn]
-train/test_doctor_faults.py::test_faulty_reward[of_place-reward batch-fail]
-train/test_branching.py::test_shared_replay_equals_the_plain_path[mask
-train/test_branching.py::test_shared_replay_equals_the_plain_path[scaled
+doctor/test_doctor_faults.py::test_faulty_reward[swapped-reward prompt-warn]
+doctor/test_doctor_faults.py::test_faulty_reward[of_place-reward batch-fail]
+training/test_branching.py::test_shared_replay_equals_the_plain_path[mask
+training/test_branching.py::test_shared_replay_equals_the_plain_path[scaled
 commands/test_run_folder.py::test_an_export_holds_the_average_when_asked
 commands/test_run_folder.py::test_damaged_checkpoints_are_refused
-train/test_api.py::test_a_tuned_model_beside_its_base
+session/test_api.py::test_a_tuned_model_beside_its_base
 """
 """Further cases, by where their names begin: those of which another one, or a smaller law, is quick."""
 

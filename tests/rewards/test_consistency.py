@@ -181,7 +181,7 @@ def test_what_is_no_dino_is_refused_and_the_names_are_known(dino, clip_model):
         RewardSpec(name="subject_consistency", options={"model": dino, "size": 32}),
         RewardSpec(name="background_consistency", options={"model": clip_model}),
     ]
-    scores = CompositeReward(specs)(clips(), ["a", "b"], 8.0)
+    scores = CompositeReward(specs).score(clips(), ["a", "b"], 8.0)[0]
     torch.testing.assert_close(
         scores.total, scores.parts["subject_consistency"] + scores.parts["background_consistency"]
     )

@@ -36,7 +36,7 @@ class TwoParts:
 def total(rewards: Any) -> tuple[CompositeReward, list[float]]:
     specs, objects = gather_rewards(rewards)
     composite = CompositeReward(specs, objects=objects)
-    return composite, [round(value, 4) for value in composite(CLIPS, ["a"] * 3, 8.0).total.tolist()]
+    return composite, [round(value, 4) for value in composite.score(CLIPS, ["a"] * 3, 8.0)[0].total.tolist()]
 
 
 def test_a_function_is_a_reward_of_its_own_name() -> None:

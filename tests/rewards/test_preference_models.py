@@ -181,4 +181,4 @@ def test_they_compose_by_name(base, hps, image_reward):
     composite = CompositeReward(specs)
     assert composite.names == ("HPSv2", "ImageReward")
     assert composite.try_out("a ball") == ""
-    assert composite(clips(), PROMPTS, 8.0).valid.all()
+    assert composite.score(clips(), PROMPTS, 8.0)[0].valid.all()

@@ -41,7 +41,7 @@ def test_the_total_is_the_weighted_sum_of_the_parts():
             toy("mean_level", metric_only=True),
         ]
     )
-    scores = composite(clips(), PROMPTS, FPS)
+    scores = composite.score(clips(), PROMPTS, FPS)[0]
     lengths = torch.tensor([3.0, 3, 5, 4, 4]) + 0.5
     torch.testing.assert_close(scores.total, 2 * LEVELS - FPS + 3 * lengths)
     assert set(scores.parts) == set(composite.names) == {"level", "rate", "length", "mean_level"}
@@ -60,7 +60,9 @@ def test_shared_part_names_carry_the_reward():
 
 
 def test_standardize_is_applied_to_parts_and_total():
-    scores = CompositeReward([toy("mean_level", standardize={"mean_level": [10.0, 4.0]})])(clips(), PROMPTS, FPS)
+    scores = CompositeReward([toy("mean_level", standardize={"mean_level": [10.0, 4.0]})]).score(clips(), PROMPTS, FPS)[
+        0
+    ]
     torch.testing.assert_close(scores.total, (LEVELS - 10) / 4)
     with pytest.raises(RewardConfigError, match="std"):
         CompositeReward([toy("mean_level", standardize={"mean_level": [0.0, 0.0]})])
@@ -69,7 +71,7 @@ def test_standardize_is_applied_to_parts_and_total():
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 8])
 def test_scores_do_not_depend_on_the_batch_size(size):
     toy_rewards.CALLS.clear()
-    scores = CompositeReward([toy("mean_level", batch_size=size)])(clips(), PROMPTS, FPS)
+    scores = CompositeReward([toy("mean_level", batch_size=size)]).score(clips(), PROMPTS, FPS)[0]
     torch.testing.assert_close(scores.total, LEVELS)
     assert sum(toy_rewards.CALLS) == 5
     assert max(toy_rewards.CALLS) == min(size or 5, 5)
@@ -77,13 +79,13 @@ def test_scores_do_not_depend_on_the_batch_size(size):
 
 def test_the_reward_of_a_clip_belongs_to_its_own_prompt_in_every_batch():
     prompts = ["a", "bb", "ccc", "dddd", "eeeee"]
-    scores = CompositeReward([toy("as_list", batch_size=2)])(clips(), prompts, FPS)
+    scores = CompositeReward([toy("as_list", batch_size=2)]).score(clips(), prompts, FPS)[0]
     assert scores.total.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing():
     toy_rewards.CALLS.clear()
-    scores = CompositeReward([toy("out_of_memory_above_two", batch_size=5)])(clips(), PROMPTS, FPS)
+    scores = CompositeReward([toy("out_of_memory_above_two", batch_size=5)]).score(clips(), PROMPTS, FPS)[0]
     torch.testing.assert_close(scores.total, LEVELS)
     assert toy_rewards.CALLS == [2, 2, 1]
 
@@ -109,20 +111,17 @@ def test_infinity_is_a_failure_too():
 
 
 @pytest.mark.parametrize("name", ["too_few", "wrong_shape", "words", "nothing"])
-def test_a_wrong_return_masks_every_clip_and_stops_with_names_and_prompts(name):
-    composite = CompositeReward([toy(name)], max_failed_fraction=0.5)
-    scores, report = composite.score(clips(), PROMPTS, FPS)
+def test_a_wrong_return_masks_every_clip_with_names_and_prompts(name):
+    scores, report = CompositeReward([toy(name)]).score(clips(), PROMPTS, FPS)
     assert not scores.valid.any()
     assert report.failed == 5
-    with pytest.raises(RewardFailure) as caught:
-        composite(clips(), PROMPTS, FPS)
-    assert name in str(caught.value)
-    assert "'three'" in str(caught.value)
+    assert name in report.failures[0].describe()
+    assert "'three'" in report.failures[2].describe()
 
 
 def test_a_failing_metric_does_not_invalidate_the_clip():
     composite = CompositeReward([toy("as_list"), toy("too_few", metric_only=True)], max_failed_fraction=0.0)
-    scores = composite(clips(), PROMPTS, FPS)
+    scores = composite.score(clips(), PROMPTS, FPS)[0]
     assert scores.valid.all()
     assert scores.parts["too_few"].isnan().all()
 
@@ -186,9 +185,9 @@ def test_frames_only_functions_see_frames_sampled_by_time():
     videos[0, :, :, :, 0] = torch.arange(24, dtype=torch.uint8).view(24, 1, 1)
     composite = CompositeReward([toy("red_frames", options={"per_frame": True, "sample_fps": 2.0})])
     # three seconds at 8 fps read at .25, .75, ...: frames 2, 6, 10, ...
-    assert composite(videos, ["a", "b"], 8.0).total.tolist() == [12.0, 0.0]
+    assert composite.score(videos, ["a", "b"], 8.0)[0].total.tolist() == [12.0, 0.0]
     limited = CompositeReward([toy("red_frames", options={"per_frame": True, "num_frames": 1})])
-    assert limited(videos, ["a", "b"], 8.0).total.tolist() == [12.0, 0.0]
+    assert limited.score(videos, ["a", "b"], 8.0)[0].total.tolist() == [12.0, 0.0]
 
 
 def test_rewards_with_weights_move_there_and_back():
@@ -198,7 +197,7 @@ def test_rewards_with_weights_move_there_and_back():
     composite.offload()
     assert places == ["meta", "cpu"]
     between = CompositeReward([RewardSpec(name="toy_rewards:Movable")], offload_between=True)
-    assert between(clips(), PROMPTS, FPS).total.tolist() == LEVELS.tolist()
+    assert between.score(clips(), PROMPTS, FPS)[0].total.tolist() == LEVELS.tolist()
     assert between._members[0].reward.places == ["cpu", "cpu"]
 
 

@@ -32,7 +32,7 @@ def toy(name: str, **kwargs) -> RewardSpec:
 def test_a_write_through_numpy_reaches_nobody_else(size):
     videos = clips()
     composite = CompositeReward([toy("through_numpy", batch_size=size), toy("mean_level"), toy("as_list")])
-    scores = composite(videos, PROMPTS, FPS)
+    scores = composite.score(videos, PROMPTS, FPS)[0]
     assert torch.equal(videos, clips())  # what is saved afterwards
     torch.testing.assert_close(scores.parts["mean_level"], LEVELS)
     torch.testing.assert_close(scores.parts["as_list"], torch.tensor([float(len(p)) for p in PROMPTS]))
@@ -45,7 +45,7 @@ def test_what_ships_with_the_package_gets_no_copy(monkeypatch):
         reward = member.reward
         monkeypatch.setattr(member, "reward", Watched(reward, seen))
     videos = clips()
-    composite(videos, PROMPTS, FPS)
+    composite.score(videos, PROMPTS, FPS)[0]
     own = videos.untyped_storage().data_ptr()
     assert [pointer == own for pointer in seen] == [True, False]
 
@@ -67,7 +67,7 @@ def test_rewards_that_ask_for_metadata_get_each_clips_row(size):
     composite = CompositeReward(
         [toy("counts_words", batch_size=size), toy("TakesMetadata", batch_size=size), toy("mean_level")]
     )
-    scores = composite(clips(), PROMPTS, FPS, rows)
+    scores = composite.score(clips(), PROMPTS, FPS, rows)[0]
     assert scores.parts["counts_words"].tolist() == [1.0, 1.0, 0.0, 0.0, 1.0]
     assert scores.parts["image"].tolist() == [
         0.0,
@@ -77,15 +77,15 @@ def test_rewards_that_ask_for_metadata_get_each_clips_row(size):
         0.0,
     ]  # the rows that the first reward emptied were its own
     assert rows[1] == {"words": "2", "image": "first.png"}
-    without = composite(clips(), PROMPTS, FPS)
+    without = composite.score(clips(), PROMPTS, FPS)[0]
     assert without.parts["counts_words"].tolist() == [0.0] * 5
     with pytest.raises(ValueError, match="One row of metadata a clip"):
-        composite(clips(), PROMPTS, FPS, rows[:3])
+        composite.score(clips(), PROMPTS, FPS, rows[:3])[0]
 
 
 def test_functions_that_see_frames_get_the_row_of_their_clip():
     composite = CompositeReward([toy("image_of_frames", options={"per_frame": True, "sample_fps": 4.0})])
-    scores = composite(clips(3), PROMPTS[:3], FPS, [{"number": n} for n in (3, 5, 8)])
+    scores = composite.score(clips(3), PROMPTS[:3], FPS, [{"number": n} for n in (3, 5, 8)])[0]
     assert scores.total.tolist() == [3.0, 5.0, 8.0]
 
 
@@ -127,7 +127,7 @@ def frames_by_number(count: int = 1) -> torch.Tensor:
 def test_frames_count_by_their_weights(weights, expected):
     options = {"per_frame": True, "sample_fps": 8.0, "frame_weights": weights}
     composite = CompositeReward([toy("frame_number", options=options)])
-    assert composite(frames_by_number(2), ["a", "b"], FPS).total.tolist() == pytest.approx([expected] * 2)
+    assert composite.score(frames_by_number(2), ["a", "b"], FPS)[0].total.tolist() == pytest.approx([expected] * 2)
 
 
 def test_a_frame_that_does_not_count_cannot_fail_and_one_that_does_is_named():
@@ -138,7 +138,10 @@ def test_a_frame_that_does_not_count_cannot_fail_and_one_that_does_is_named():
     assert scores.valid.tolist() == [True, False]
     assert report.failures[0].reason == "frame 0: part 'frame_number' is None"
     late = {**plain, "frame_weights": [0, 0, 0, 0, 1, 1, 1, 1]}
-    assert CompositeReward([toy("frame_number", options=late)])(videos, ["a", "b"], FPS).total.tolist() == [5.5, 5.5]
+    assert CompositeReward([toy("frame_number", options=late)]).score(videos, ["a", "b"], FPS)[0].total.tolist() == [
+        5.5,
+        5.5,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -166,10 +169,10 @@ def test_a_curve_keeps_its_points_and_its_ends():
 def test_async_rewards_are_awaited_also_where_a_loop_runs_already(spec):
     composite = CompositeReward([spec, toy("mean_level", metric_only=True)])
     expected = [float(len(prompt)) for prompt in PROMPTS]
-    assert composite(clips(), PROMPTS, FPS).total.tolist() == expected
+    assert composite.score(clips(), PROMPTS, FPS)[0].total.tolist() == expected
 
     async def notebook():
-        return composite(clips(), PROMPTS, FPS).total.tolist()
+        return composite.score(clips(), PROMPTS, FPS)[0].total.tolist()
 
     assert asyncio.run(notebook()) == expected
 

@@ -136,7 +136,7 @@ def test_scores_do_not_depend_on_batch_size_or_padding(folder, base, template):
     totals = []
     for size in (1, 2, 3):
         spec = RewardSpec(name="videoalign", weights=weights, options=options, batch_size=size)
-        totals.append(CompositeReward([spec])(clips(), PROMPTS, 4.0).total)
+        totals.append(CompositeReward([spec]).score(clips(), PROMPTS, 4.0)[0].total)
     torch.testing.assert_close(totals[0], totals[1], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(totals[0], totals[2], atol=TOLERANCE, rtol=0)
 

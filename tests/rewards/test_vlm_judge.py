@@ -251,7 +251,7 @@ def test_what_is_wrong_with_the_request_is_not_tried_again():
 def test_a_wrong_key_model_or_address_stops_the_run(status):
     with judge_server(Reply(status, b"no", headers={"Location": "http://127.0.0.1:1/"})) as server:
         with pytest.raises(RewardConfigError, match=f"answered {status}"):
-            CompositeReward([_spec(server.url)])(clips(), ["x"], 8.0)
+            CompositeReward([_spec(server.url)]).score(clips(), ["x"], 8.0)[0]
         assert len(server.asked) == 1
 
 
@@ -454,11 +454,11 @@ def test_the_key_is_never_written_or_told(monkeypatch, tmp_path, caplog, capfd):
             spec = _spec(server.url, key_env="JUDGE_KEY", cache=str(tmp_path / "cache"))
             composite = CompositeReward([spec])
             _, report = composite.score(clips(), ["x"], 8.0)
-            told.append(report.describe() + repr(report) + repr(vars(composite._members[0].reward)))
+            told.append(repr(report) + repr(vars(composite._members[0].reward)))
             assert server.asked[0][0]["Authorization"] == f"Bearer {KEY}"
     with judge_server(Reply(401, f"wrong {KEY}".encode())) as server:
         with pytest.raises(RewardConfigError) as error:
-            CompositeReward([_spec(server.url, key_env="JUDGE_KEY")])(clips(), ["x"], 8.0)
+            CompositeReward([_spec(server.url, key_env="JUDGE_KEY")]).score(clips(), ["x"], 8.0)[0]
         told.append(str(error.value))
     printed = capfd.readouterr()
     files = [file.read_text() for file in Path(tmp_path).rglob("*") if file.is_file()]

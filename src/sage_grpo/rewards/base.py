@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome, check_failures
+from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Reward, Scores, VideoSpec
 
@@ -159,18 +159,6 @@ class CompositeReward:
             if isinstance(member.reward, Placeable) and not member.spec.device:
                 member.reward.to(torch.device("cpu"))
                 self._placed.discard(member.spec.title)
-
-    def __call__(
-        self,
-        videos: Tensor,
-        prompts: Sequence[str],
-        fps: float,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
-    ) -> Scores:
-        """Score the clips; RewardFailure when too many fail. For one process; several ranks use `score`."""
-        scores, report = self.score(videos, prompts, fps, metadata)
-        check_failures(report.failed, report.total, self.max_failed_fraction, report.describe())
-        return scores
 
     @torch.no_grad()
     def score(

@@ -28,6 +28,9 @@ from sage_grpo.rewards.functions import (
 from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.types import PartScores, Reward
 
+SHOWN = 5
+"""Failures of an iteration that are told one by one."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -72,16 +75,12 @@ class FailureReport:
         """Failures a reward."""
         return dict(Counter(failure.reward for failure in self.failures))
 
-    def describe(self, limit: int = 5) -> str:
-        """Which rewards, which prompts and why, for people."""
-        return describe_failures(self.counts(), self.total, [one.describe() for one in self.failures], limit)
 
-
-def describe_failures(counts: dict[str, int], total: int, lines: list[str], limit: int = 5) -> str:
-    """A line for every reward that failed, then the first failures; empty when there is none."""
+def describe_failures(counts: dict[str, int], total: int, lines: list[str]) -> str:
+    """A line for every reward that failed on some of the clips, then the first failures; empty when there is none."""
     text = [f"{reward} could not score {count} of {total} clips" for reward, count in counts.items() if count]
-    text += [f"  {line}" for line in lines[:limit]]
-    more = sum(counts.values()) - len(lines[:limit])
+    text += [f"  {line}" for line in lines[:SHOWN]]
+    more = sum(counts.values()) - len(lines[:SHOWN])
     return "\n".join([*text, *([f"  and {more} more"] if more > 0 else [])])
 
 

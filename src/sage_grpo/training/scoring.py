@@ -13,7 +13,7 @@ from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward, Early
-from sage_grpo.rewards.member import check_failures, describe_failures
+from sage_grpo.rewards.member import SHOWN, check_failures, describe_failures
 from sage_grpo.sentinel.figures import agreements
 from sage_grpo.types import VideoSpec
 
@@ -73,7 +73,7 @@ def score_everywhere(
     failed = dict(zip(reward.titles, counts))
     text = ""
     if any(counts):
-        lines = world.texts("\n".join(one.describe() for one in report.failures[:5]))
+        lines = world.texts("\n".join(one.describe() for one in report.failures[:SHOWN]))
         text = describe_failures(failed, len(rows), [line for part in lines for line in part.splitlines()])
     check_failures(int((~torch.isfinite(rows[:, 2])).sum()), len(rows), reward.max_failed_fraction, text)
     rows = rows[torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])]
