@@ -1,6 +1,6 @@
 """CONTRIBUTING.md says which files a new kernel, reward, recipe, family and observer touch: here they are added in a copy of the package.
 
-What a field touches is in train/test_new_field.py; kernels and sinks that stay outside of the package are in train/test_own_code.py.
+What a field touches is in training/test_new_field.py; kernels and sinks that stay outside of the package are in session/test_own_code.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ CHANGES = {
         ]
     },
     "family": {
-        "models/families/toy.py": [("", (TESTS / "train" / "trainer_zoo" / "toy.py").read_text(encoding="utf-8"))],
+        "models/families/toy.py": [("", (TESTS / "trainer_zoo" / "toy.py").read_text(encoding="utf-8"))],
         "models/spec.py": [('"qwen_image")', '"qwen_image", "toy")')],
         "models/checkpoints/checkpoint.py": [
             ('    "QwenImagePipeline": ', '    "ToyPipeline": "toy",\n    "QwenImagePipeline": '),

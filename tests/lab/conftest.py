@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sage_grpo.lab.design import Arm, Suite
-
-TOYS = Path(__file__).parent.parent / "train"
-sys.path.insert(0, str(TOYS))
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_killed_and_continued_with_a_run_that_fails(
     words = ["compare", "shapes/sage", "--vary", f"rewards={good},{bad}", "--seeds", "2", "--iterations", "24"]
     words += ["--points", "[4,8,12,16,20]"]
     words += ["--set", *(f"{key}={value}" for key, value in toy_options.items()), "--jobs", "1", "--out", str(out)]
-    paths = [str(ROOT / "src"), str(ROOT / "tests" / "train")]
+    paths = [str(ROOT / "src"), str(ROOT / "tests")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     first = [*words, "--arms", json.dumps([f"shapes/sage rewards={good}"])]
     process = subprocess.Popen([sys.executable, "-m", "sage_grpo", *first], stderr=subprocess.DEVNULL)

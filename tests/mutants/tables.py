@@ -6,7 +6,7 @@ An entry of such a file:
       in: sentinel/sentinel.py::Sentinel._before      # file under src/sage_grpo, and symbol
       from: Python that stands in that symbol once # an expression or statements; see pattern.py
       to: what stands there instead                # `pass` takes statements away
-      tests: train/test_sentinel.py::test_name     # under tests/; or a list, the most specific first
+      tests: sentinel/test_sentinel.py::test_name     # under tests/; or a list, the most specific first
       which: 2 of 3                                # only where it stands there several times
       hangs: true                                  # only where running into the time limit counts as noticed
 

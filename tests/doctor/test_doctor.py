@@ -1,0 +1,184 @@
+"""A healthy run raises nothing, over kinds of checkpoints and over seeds; and the command says what it found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_grpo.cli import main
+from sage_grpo.doctor import DoctorSpec, examine
+from sage_grpo.doctor.check import REMEDY, WHY, Check, show, worst
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.parallel.world import World
+from sage_grpo.recipes import recipe
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.anchor import Snapshot
+from sage_grpo.training.config import DataConfig
+from sage_grpo.training.inputs import Inputs, build
+from sage_grpo.training.trainer import Trainer
+from slowly import slow_but
+
+NAMES = [
+    *("versions", "device", "files", "prompts", "trainable", "variance", "last step", "stability"),
+    *("tokenizer", "encodings", "prompt", "padding", "pipeline", "vae", "noise", "guidance"),
+    *(
+        "reward valid",
+        "reward spread",
+        "reward repeats",
+        "reward batch",
+        "reward prompt",
+        "reward statistics",
+        "signal",
+    ),
+    *("ratio", "gradients", "update", "step size", "ranks", "trust region", "save"),
+]
+LORA = {"lora": LoraSpec(rank=2)}
+SIZE = {"frames": 5, "height": 32, "width": 32}
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> str:
+    """Held-out prompts that are not trained on."""
+    file = tmp_path / "apart.txt"
+    file.write_text("a house\na green frog\n")
+    return str(file)
+
+
+def raised(findings: Sequence[Check]) -> list[Check]:
+    """Warnings and failures."""
+    return [finding for finding in findings if finding.status in ("warn", "fail")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        pytest.param("hunyuan15_t2v", LORA | {"guidance_scale": 3.0}, marks=pytest.mark.slow),
+        pytest.param("hunyuan15_t2v", {}, marks=pytest.mark.slow),
+        pytest.param("wan_t2v", LORA, marks=pytest.mark.slow),
+        pytest.param("wan22_t2v", {}, marks=pytest.mark.slow),
+        pytest.param("sana_video", {}, marks=pytest.mark.slow),
+        pytest.param("flux", LORA | {"frames": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_healthy_checkpoint(kind: str, model: dict[str, Any], make_config, prompts, apart: str) -> None:
+    config = make_config(
+        data=DataConfig(prompts=str(prompts), eval_prompts=apart),
+        kind=kind,
+        model={**SIZE, **model},
+        kernel=KernelSpec(name="sage_exact", eta=0.7),
+        rewards=[RewardSpec(name="doctor_rewards:pattern", batch_size=0)],
+    )
+    heard: list[Check] = []
+    found = examine.examine(config, DoctorSpec(probe=kind == "wan_t2v"), heard.append)
+    assert heard == found
+    assert [finding.name for finding in found] == NAMES
+    assert not raised(found)
+    assert all(finding.why for finding in found)
+
+
+@pytest.mark.parametrize("mode", slow_but(["none", "stepwise"], "stepwise"))
+def test_an_objective_without_exploration_is_healthy(mode: str, make_config, prompts, apart: str) -> None:
+    """What there is to say of exploration is left out; the KL to the old policy is looked at after an update."""
+    config = METHODS["nft"](
+        make_config(
+            data=DataConfig(prompts=str(prompts), eval_prompts=apart),
+            kind="wan_t2v",
+            model=SIZE,
+            rewards=[RewardSpec(name="doctor_rewards:pattern", batch_size=0)],
+            rollout={"steps": 4},
+        )
+    )
+    config = replace(config, trust_region=replace(config.trust_region, mode=mode))
+    found = {finding.name: finding for finding in examine.examine(config, DoctorSpec(), lambda finding: None)}
+    assert not raised(list(found.values()))
+    assert {"variance", "signal"} <= {name for name, finding in found.items() if finding.status == "skip"}
+    assert (found["trust region"].status == "skip") == (mode == "none")
+    assert found["old policy"].number > 0
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Inputs, Snapshot]:
+    """The shapes world, and its first weights."""
+    made = build(recipe("shapes/sage"))
+    return made, Snapshot(made.model.trainable())
+
+
+@pytest.mark.parametrize("seed", slow_but(range(10), 3))
+def test_healthy_shapes(seed: int, parts) -> None:
+    made, before = parts
+    config, spec = replace(recipe("shapes/sage"), seed=seed), DoctorSpec(prompts=3, probe=False)
+    sample = examine.prepare(Trainer(examine.small(config, spec), made))
+    found = [*examine.of_schedule(sample.trainer, sample), *examine.of_sampling(config, spec, made, sample)]
+    if seed < 2:  # what an update does is the same for all seeds, but for the numbers
+        found += examine.of_learning(sample)
+        before.take_back(0.0)
+    assert not raised(found)
+    assert len(found) == (19 if seed < 2 else 12)
+    assert len(sample.trainer.encoded) <= spec.prompts + 1  # not those of the whole run
+
+
+@pytest.mark.slow
+def test_command(capsys) -> None:
+    assert main(["doctor", "shapes/branch", "--json", "--doctor.members", "2", "--doctor.probe", "false"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [finding["name"] for finding in report["findings"]] == NAMES
+    assert report["status"] in ("pass", "skip")
+    ratio = next(finding for finding in report["findings"] if finding["name"] == "ratio")
+    assert ratio["number"] == 0.0
+
+
+def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"recipe: shapes/sage\ndata:\n  prompts: {tmp_path}/nothing.txt\n")
+    assert main(["doctor", str(file)]) == 1
+    text = "".join(capsys.readouterr().out.split())
+    assert "nothing.txt" in text
+    assert text.endswith("2pass,1fail")
+
+
+def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monkeypatch) -> None:
+    def breaks(sample: object) -> Check:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(examine.sampling, "noise", breaks)
+    found = {one.name: one for one in examine.examine(make_config(), DoctorSpec(prompts=2, members=2, probe=False))}
+    assert found["sampling"].status == "fail"
+    assert "no more memory" in found["sampling"].value
+    assert found["ratio"].status == "pass"
+
+
+def test_what_another_rank_found_is_told(monkeypatch) -> None:
+    bad = Check("x", "fail", "3")
+    good = replace(bad, status="pass")
+    monkeypatch.setattr(World, "texts", lambda self, text: [text, json.dumps([asdict(bad)])])
+    (told,) = examine.over_ranks([good], World())
+    assert (told.status, told.value) == ("fail", "rank 1: 3")
+    assert not examine.over_ranks([bad], World())
+
+
+def test_verdicts_are_ordered() -> None:
+    def one(status: Any) -> Check:
+        return Check("x", status, "")
+
+    assert worst([]) == "pass"
+    assert worst([one("warn"), one("fail"), one("skip")]) == "fail"
+    assert worst([one("pass"), one("warn")]) == "warn"
+
+
+def test_why_and_remedy_are_told_only_where_something_is_wrong(capsys) -> None:
+    from rich.console import Console
+
+    for status in ("pass", "skip", "warn", "fail"):
+        show(one := Check("ratio", status, "measured"), Console(width=200))
+        text = capsys.readouterr().out
+        assert "measured" in text
+        assert (one.why in text and f"-> {one.remedy}" in text) == (status in ("warn", "fail"))
+        assert (one.why in text) == (status in ("warn", "fail"))
+    assert WHY.keys() == REMEDY.keys() >= set(NAMES), "every check says why it matters"

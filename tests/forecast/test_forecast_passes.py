@@ -1,0 +1,304 @@
+"""What `sage-grpo plan` says of the network's passes is what the network does, counted during real iterations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from sage_grpo.flow.windows import Window
+from sage_grpo.forecast.architecture import latent_elements
+from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.hardware import find
+from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations, kinds
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.recipes import recipe
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.recipes.targets import TARGETS
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
+from sage_grpo.training.plan import Plan
+from slowly import slow_but
+from trainer_helpers import plan_of
+
+GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
+
+
+def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
+    """Forward passes and clips of one iteration, by what the trainer was doing."""
+    result, phase = {}, ["other"]
+
+    def note(module, arguments, named):
+        x = named.get("hidden_states", arguments[0] if arguments else None)
+        kind = phase[0] if not torch.is_grad_enabled() or phase[0] == "other" else "replay"
+        result.setdefault(kind, Counter()).update({"forwards": 1, "clips": len(x)})
+
+    def during(name, function):
+        def call(*arguments, **named):
+            phase[0] = name
+            try:
+                return function(*arguments, **named)
+            finally:
+                phase[0] = "other"
+
+        return call
+
+    networks = (trainer.model.network, *trainer.model.others)
+    handles = [network.register_forward_pre_hook(note, with_kwargs=True) for network in networks]
+    trainer.roll_out = during("rollout", trainer.roll_out)
+    trainer.update = during("reference", trainer.update)
+    trainer.evaluate = during("evaluation", trainer.evaluate)
+    trainer.step()
+    if evaluate:
+        trainer.evaluate()
+    for handle in handles:
+        handle.remove()
+    return result
+
+
+def check(config, trainer, *, rank: int = 0, ranks: int = 1, evaluate: bool = False) -> None:
+    said = forecast(config, find("cpu"), gpus=ranks, held_out=len(trainer.held_out))
+    row, seen = said.passes[rank], counted(trainer, evaluate=evaluate)
+    sampled = row["shared"] + row["sampling"] + row["idle"]
+    expected = {"rollout": sampled, "reference": row["reference"] + row["gauge"], "replay": row["replay"]}
+    if evaluate:
+        expected["evaluation"] = said.evaluation[rank]
+    assert set(row) == set(PHASES)
+    assert set(seen) <= set(expected)  # every pass happened in a phase that the plan knows
+    for name, passes in expected.items():
+        assert seen.get(name, Counter())["clips"] == passes.clips, name
+        assert seen.get(name, Counter())["forwards"] == passes.forwards, name
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("target", slow_but(TARGETS, "shapes", "hunyuan15_lora"))
+def test_every_recipe(target, method, make_config, make_trainer) -> None:
+    """Every target with every method: fewer prompts and steps, on a model whose pass takes a tenth of a millisecond."""
+    base, small = TARGETS[target](), make_config()
+    base = replace(base, iterations=8, rollout=replace(base.rollout, steps=6), batch=replace(base.batch, prompts=2))
+    config = replace(
+        METHODS[method](base),
+        model=replace(GUIDED, guidance_scale=1.0 if target == "shapes" else 4.0),
+        rewards=small.rewards,
+        data=small.data,
+        evaluate=replace(base.evaluate, prompts=3, per_prompt=2, steps=2),
+    )
+    check(config, make_trainer(config), evaluate=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("hunyuan15_t2v", "sage"), ("wan_t2v", "branch"), ("wan22_t2v", "sage"), ("wan22_t2v", "branch")],
+)
+def test_real_architectures_from_their_config_files(kind, method, make_config, make_trainer) -> None:
+    """Guidance, experts and grid are read from the folder; wan22 has two networks."""
+    model = {"guidance_scale": None, "guidance_scale_2": 1.0 if "wan22" in kind else None}
+    batch = BatchConfig(prompts=2, group_size=4, micro_batch=2)  # one prompt in each: texts differ in length
+    config = make_config(kind=kind, model=model, rollout={"steps": 5}, batch=batch)
+    config = METHODS[method](replace(config, evaluate=EvalConfig(every=0, prompts=2, per_prompt=2, steps=2)))
+    check(config, make_trainer(config), evaluate=True)
+
+
+@pytest.mark.parametrize("mode", ["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"])
+@pytest.mark.parametrize("in_training", [True, False])
+def test_anchors_and_guidance(mode, in_training, make_config, make_trainer) -> None:
+    model = replace(GUIDED, guidance_in_training=in_training)
+    config = make_config(trust_region=TrustRegion(mode=mode), batch=BatchConfig(prompts=3, group_size=3, micro_batch=2))
+    config = replace(config, model=model)
+    said = forecast(config, find("h200")).passes[0]
+    assert (said["reference"].clips > 0) == (mode not in ("none", "stepwise"))
+    assert said["replay"].forwards == said["replay"].velocities * (2 if in_training else 1)
+    check(config, make_trainer(config), evaluate=True)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_measuring_the_step(share, make_config, make_trainer) -> None:
+    config = make_config(optimizer=OptimizerConfig(target_kl=0.1), rollout={"steps": 5, "same_noise": share})
+    config = replace(config, model=GUIDED, batch=BatchConfig(prompts=3, group_size=3, micro_batch=2))
+    said = forecast(config, find("h200")).passes[0]
+    assert said["gauge"].velocities > 0
+    check(config, make_trainer(config))
+
+
+@pytest.mark.parametrize("deal", ["steps", "clips"])
+def test_clips_that_are_not_trained(deal, make_config, make_trainer) -> None:
+    """With one clip a pass, which of them are best does not matter."""
+    batch = BatchConfig(prompts=3, group_size=5, micro_batch=1, trained_fraction=0.4)
+    config = make_config(batch=batch, optimizer=OptimizerConfig(target_kl=0.1))
+    config = replace(config, model=GUIDED, update=replace(config.update, deal=deal))
+    said = forecast(config, find("cpu")).passes[0]
+    every = forecast(replace(config, batch=replace(batch, trained_fraction=1.0)), find("cpu")).passes[0]
+    assert said["replay"].clips == 0.4 * every["replay"].clips
+    assert said["gauge"] == every["gauge"]
+    check(config, make_trainer(config))
+
+
+@pytest.mark.parametrize("old_decay", [0.0, 0.5])
+def test_the_old_policys_passes(old_decay, make_config, make_trainer) -> None:
+    """Of every update but the first, or of all where the old policy lags; beside the anchor's."""
+    config = METHODS["nft"](make_config(batch=BatchConfig(prompts=3, group_size=3, micro_batch=2)))
+    objective = replace(config.objective, levels=4, old_decay=old_decay, old_ramp=0)
+    update = replace(config.update, updates_per_rollout=2)
+    config = replace(config, model=GUIDED, objective=objective, trust_region=TrustRegion(mode="fixed"), update=update)
+    said = forecast(config, find("h200")).passes[0]
+    old = said["replay"].clips // (1 if old_decay else 2)
+    assert said["reference"].clips == old + said["replay"].clips // 2  # the fixed anchor is live in the first update
+    check(config, make_trainer(config))
+
+
+def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -> dict[str, Passes]:
+    """A rank's passes one by one, as the plan lists them."""
+    result = dict.fromkeys(PHASES, Passes())
+    for one in plan.sampled(rank):
+        result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma)
+    first = plan.group_of(plan.batches(rank)[0])
+    for trained, number in plan.idle_passes(rank).items():
+        sigma = next((s for s in first.schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)
+        result["idle"] += sum([guiding.one(1, sigma)] * number, Passes())
+    for update, referenced in enumerate(reference):
+        own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.replays(rank, update)]
+        spare = plan.replayable(rank, update)[0]
+        spare = own[0] if own else (spare.rows, plan.groups[spare.members[0].group].sigma(spare.step))
+        own += [spare] * (plan.rounds[update] - len(own))
+        passes = sum((guiding.one(*one) for one in own), Passes())
+        result["replay"] += passes
+        result["reference"] += sum([passes] * referenced, Passes())
+    gauged = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.gauged(rank)]
+    rows = 1 if first.shared else len(plan.batches(rank)[0].members)
+    gauged += [(rows, first.sigma(first.trained[0][0]))] * (plan.gauge_rounds - len(gauged))
+    result["gauge"] = sum((guiding.one(*one) for one in gauged), Passes())
+    return result
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "every clip for itself": {},
+    "groups share their beginning": {"rollout": {"same_noise": True}},
+    "side by side": {"rollout": {"same_noise": True}, "window": Window(kind="drawn", length=2), "micro_batch": 3},
+    "as many steps before, elsewhere": {
+        "rollout": {"same_noise": True, "before_steps": 1},
+        "window": Window(kind="drawn"),
+    },
+    "branches of one walk": {"rollout": {"same_noise": True}, "window": Window(kind="drawn", branches=2)},
+    "drawn, all for themselves": {"window": Window(kind="drawn", length=2), "micro_batch": 2},
+    "a window that moves": {"window": Window(kind="sliding", length=2, every=1), "micro_batch": 3},
+    "the step is measured": {"optimizer": {"target_kl": 0.1}, "micro_batch": 2},
+    "the step of groups is measured": {
+        "optimizer": {"target_kl": 0.1},
+        "rollout": {"same_noise": True},
+        "micro_batch": 2,
+    },
+    "fresh noise levels": {"method": "nft"},
+    "the best and the worst": {"trained_fraction": 0.5, "optimizer": {"target_kl": 0.1}},
+    "the best and the worst, some together": {"trained_fraction": 0.5, "micro_batch": 2, "deal": "clips"},
+    "clips of groups are dealt out": {"rollout": {"same_noise": True}, "deal": "clips", "micro_batch": 3},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config) -> None:
+    """Parts are counted once a kind: the same passes, the same states, whatever they share and wherever shares end."""
+    case = KINDS[name]
+    window = case.get("window", Window())
+    config = make_config(rollout={"steps": 6, "window": window, **case.get("rollout", {})}, iterations=2)
+    config = METHODS[case["method"]](config) if "method" in case else config
+    config = replace(
+        config,
+        model=GUIDED,
+        batch=BatchConfig(
+            prompts=7,
+            group_size=4,
+            micro_batch=case.get("micro_batch", 1),
+            trained_fraction=case.get("trained_fraction", 1.0),
+        ),
+        optimizer=replace(config.optimizer, **case.get("optimizer", {})),
+        update=replace(
+            config.update,
+            step_fraction=1.0,
+            updates_per_rollout=1 if window.kind == "drawn" else 2,
+            deal=case.get("deal", "steps"),
+        ),
+    )
+    said = forecast(config, find("cpu"), gpus=ranks)
+    # An expert takes over, and guidance ends, on the way: noise levels are not all alike.
+    guiding = Guiding(lambda sigma: 2 if sigma > 0.6 else 1, together=1)
+    for whole in said.plans:
+        plan = replace(whole, trains=lambda sigma: sigma > 0.3)
+        reference = [1, 2, 0][: plan.updates]
+        found = count(plan, kinds(plan, guiding.branches), guiding, reference=reference)
+        assert found.phases == [plainly(plan, rank, guiding, reference) for rank in range(ranks)]
+        replays = [[len(plan.replays(rank, update)) for update in range(plan.updates)] for rank in range(ranks)]
+        assert found.padding == ranks * sum(plan.rounds) - sum(map(sum, replays))
+
+
+@pytest.mark.parametrize(
+    "name", ["every clip for itself", "side by side", "branches of one walk", "the step is measured"]
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_states_that_are_kept_are_those_of_all_parts(name: str, ranks: int, checkpoint) -> None:
+    """Bytes, part by part and at once; where a group is one micro-batch, one step's end is the next one's start."""
+    case = KINDS[name]
+    base = recipe("shapes/sage")
+    rollout = replace(base.rollout, steps=6, window=case.get("window", Window()), **case.get("rollout", {}))
+    for micro in (case.get("micro_batch", 1), 4):
+        config = replace(
+            base,
+            model=ModelSpec(path=str(checkpoint("hunyuan15_t2v"))),
+            rollout=rollout,
+            batch=BatchConfig(prompts=7, group_size=4, micro_batch=micro),
+            optimizer=replace(base.optimizer, **case.get("optimizer", {})),
+            update=replace(base.update, step_fraction=1.0, updates_per_rollout=1),
+        )
+        said = forecast(config, find("cpu"), gpus=ranks)
+        for rank in range(ranks):
+            states, rows = said._stored(said.plan, rank)
+            clips = sum(len(batch.members) for batch in said.plan.batches(rank))
+            anchors = 4 * max(rows) * config.trust_region.uses_anchor
+            assert said._kept(rank) == latent_elements(said.architecture) * (states + anchors + 4 * clips)
+
+
+def test_a_plan_of_many_clips_is_as_few_kinds_as_one_of_few() -> None:
+    """What is counted clip by clip takes minutes for thousands of them."""
+    base = recipe("wan/sage")
+
+    def number(prompts: int) -> int:
+        config = replace(base, batch=BatchConfig(prompts=prompts, group_size=4, micro_batch=3))
+        plan = forecast(config, find("h200")).plan
+        return len(kinds(plan, lambda sigma: 1)[0])
+
+    assert number(1024) <= number(16) <= 6
+
+
+def test_small_clips_are_guided_in_one_batch(checkpoint) -> None:
+    """On CUDA: as many clips, half as many passes."""
+    config = replace(recipe("shapes/sage"), model=ModelSpec(path=str(checkpoint("hunyuan15_t2v")), guidance_scale=2.0))
+    config = replace(config, batch=BatchConfig(prompts=2, group_size=4, micro_batch=4))
+    gpu, cpu = (forecast(config, find(name)).passes[0] for name in ("h200", "cpu"))
+    for phase in PHASES:
+        assert gpu[phase].clips == cpu[phase].clips
+        assert 2 * gpu[phase].forwards == cpu[phase].forwards
+
+
+def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -> None:
+    """Windows that move: later iterations too."""
+    config = METHODS["mix_grpo"](make_config(model={"shift": 3.0}, rollout={"steps": 8}, iterations=8))
+    config = replace(config, rollout=replace(config.rollout, window=replace(config.rollout.window, every=1)))
+    trainer, said = make_trainer(config), forecast(config, find("h200"))
+    assert len(said.plans) == 8
+    assert len({sum(one.rows for one in plan.sampled(0)) for plan in said.plans}) > 1
+    for iteration, plan in enumerate(said.plans):
+        mine = plan_of(trainer, iteration)
+        assert [group.trained for group in plan.groups] == [group.trained for group in mine.groups]
+        assert list(plan.sampled(0)) == list(mine.sampled(0))
+
+
+@pytest.mark.parametrize(("every", "iterations", "number"), [(0, 7, 2), (3, 7, 4), (3, 6, 3), (20, 7, 2), (1, 3, 4)])
+def test_evaluations_of_a_run(every, iterations, number, make_config) -> None:
+    config = make_config(evaluate=EvalConfig(every=every, prompts=2), iterations=iterations)
+    due = [n for n in range(iterations + 1) if n in (0, iterations) or (every and n % every == 0)]
+    assert evaluations(config) == number == len(due)
+    assert evaluations(replace(config, data=DataConfig(prompts=config.data.prompts))) == 0

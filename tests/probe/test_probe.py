@@ -1,0 +1,388 @@
+"""`sage-grpo probe`: the decomposition against known truths, and a recommendation that `train` takes."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from sage_grpo.cli import main
+from sage_grpo.commands.probe import Options, _table
+from sage_grpo.configure import parse
+from sage_grpo.data.groups import Member
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.windows import Window
+from sage_grpo.parallel.world import World
+from sage_grpo.probe.estimate import (
+    CORRELATION,
+    Advice,
+    Effect,
+    Estimate,
+    advise,
+    best_step,
+    bootstrap,
+    effect,
+    split_variance,
+)
+from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, ProbeSpec, chosen_etas, passes, snippet
+from sage_grpo.recipes import names, recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.config import BatchConfig, TrainConfig
+from sage_grpo.training.inputs import load_rewards, prompts_from
+from sage_grpo.training.planner import Planner
+from trainer_zoo.toy import SIZE, ToyModel
+
+PROMPTS = 24
+
+
+def quadruples(*shape: int) -> torch.Tensor:
+    """Scalar noises in the probe's order, of this shape and four more in the last dimension."""
+    first, other = torch.randn(2, *shape, dtype=torch.float64)
+    second = CORRELATION * first + math.sqrt(1 - CORRELATION**2) * other
+    return torch.stack([first, -first, second, -second], -1)
+
+
+def test_components_are_unbiased() -> None:
+    """Hermite polynomials of known variance, a start effect of known variance, and a level per prompt that must not count."""
+    torch.manual_seed(1)
+    prompts, starts, quads = 6000, 3, 3
+    e = quadruples(prompts, starts, quads).flatten(2)
+    r = 2.0 * e + 1.0 * (e**2 - 1) / math.sqrt(2) + 0.8 * (e**3 - 3 * e) / math.sqrt(6)
+    r = r + 1.5 * torch.randn(prompts, starts, 1) + 100 * torch.randn(prompts, 1, 1)
+    truth = {"start": 1.5**2, "explored": 4 + 1 + 0.64, "linear": 4 + CORRELATION**2 * 0.64}
+    for name, values in split_variance(r).items():
+        error = float(values.std()) / math.sqrt(prompts)
+        assert abs(float(values.mean()) - truth[name]) < 3 * error, name
+        assert error < 0.06 * truth[name]  # else the line above says little
+
+
+def test_what_is_even_in_the_noise_is_not_linear_in_it() -> None:
+    torch.manual_seed(4)
+    e = quadruples(4000, 2, 2).flatten(2)
+    parts = split_variance(e.abs())
+    assert float(parts["linear"].abs().max()) < 1e-20
+    assert float(parts["explored"].mean()) == pytest.approx(1 - 2 / math.pi, rel=0.05)
+
+
+def test_noises_are_the_quadruples_of_the_formula() -> None:
+    keys = ProbeKeys(seed=3, iteration=0, prompt=1)
+    noise = keys.step([Member(0, index) for index in range(8)], 2, (20000,))
+    product = noise @ noise.T / 20000
+    block = torch.tensor(
+        [[1.0, -1.0, 0.5, -0.5], [-1.0, 1.0, -0.5, 0.5], [0.5, -0.5, 1.0, -1.0], [-0.5, 0.5, -1.0, 1.0]]
+    )
+    torch.testing.assert_close(product, torch.block_diag(block, block), atol=0.04, rtol=0)
+    for other in (replace(keys, prompt=2), replace(keys, seed=4)):
+        assert not torch.equal(other.step([Member(0, 0)], 2, (8,))[0], noise[0, :8])
+    assert not torch.equal(keys.step([Member(1, 0)], 2, (8,)), keys.step([Member(0, 0)], 2, (8,)))
+    assert not torch.equal(keys.step([Member(0, 0)], 1, (8,)), keys.step([Member(0, 0)], 2, (8,)))
+
+
+@pytest.mark.parametrize(("level", "low", "high"), [(0.95, 0.87, 0.97), (0.5, 0.40, 0.56)])
+def test_intervals_cover_as_often_as_they_say(level, low, high) -> None:
+    """The mean of 10 normal prompts; a bootstrap of 10 covers a little less than its level."""
+    torch.manual_seed(2)
+    inside = 0
+    for number in range(300):
+        one = bootstrap(torch.randn(10, 1) + 5, lambda m: m[:, 0], level=level, draws=400, seed=number)
+        assert one.low < one.value < one.high
+        inside += one.low < 5 < one.high
+    assert low < inside / 300 < high
+
+
+def fixed(value: float, low: float | None = None, high: float | None = None) -> Estimate:
+    return Estimate(value=value, low=value if low is None else low, high=value if high is None else high)
+
+
+HALF, ZERO = fixed(0.5), fixed(0.0)
+
+
+def seen(linear: Estimate = HALF, reward: Estimate = ZERO, drift: Estimate | None = None) -> Effect:
+    return Effect(start=HALF, explored=HALF, linear=linear, std=fixed(1.0), reward=reward, drift=drift)
+
+
+def test_advice_on_steps() -> None:
+    rows = [
+        (0, seen(fixed(0.30, 0.20, 0.4))),  # enough, but not beside the others
+        (1, seen(fixed(0.16, 0.10, 0.2))),  # less than half of the largest
+        (2, seen(fixed(0.36, 0.20, 0.5))),
+        (3, seen(fixed(0.18, 0.10, 0.2))),
+        (4, seen(fixed(0.30, -0.01, 0.7))),  # may be 0
+        (5, replace(seen(fixed(0.90, 0.80, 1.0)), explored=fixed(0.05))),  # hardly moves the reward
+    ]
+    etas = [(1.0, seen())]
+    advice = advise(rows, etas)
+    assert advice.steps == [2, 3]
+    total = 0.6 + math.sqrt(0.18)
+    assert advice.weights == pytest.approx([0.6 / total, math.sqrt(0.18) / total], abs=1e-4)
+    flat = [(step, seen(fixed(0.3 + 0.01 * (step == 4), 0.2, 0.4))) for step in range(9)]
+    assert 4 in advise(flat, etas).steps
+    assert len(advise(flat, etas).steps) == 3
+    assert advise(rows[4:], etas).steps == []
+    assert best_step(rows[4:]) == 4
+    assert best_step(rows[5:]) == 5
+
+
+def test_advice_on_eta() -> None:
+    ok, worse = fixed(-0.1, -0.3, 0.1), fixed(-0.3, -0.4, -0.1)
+    drifting, steady = fixed(0.3, 0.1, 0.5), fixed(0.1, -0.1, 0.3)
+    rows = [(1, seen())]
+    safe = [(0.5, seen(reward=ok, drift=steady)), (1.0, seen(reward=ok, drift=steady))]
+    assert advise(rows, [*safe, (2.0, seen(reward=worse, drift=steady))]).eta == 1.0
+    assert advise(rows, [*safe, (2.0, seen(reward=ok, drift=drifting))]).eta == 1.0
+    assert advise(rows, [*safe, (2.0, seen(reward=ok))]).eta == 2.0
+    bad = [*safe, (2.0, seen(reward=worse, drift=drifting))]
+    assert advise(rows, bad, loss=0.11, drift=0.11).eta == 2.0
+    assert advise(rows, bad, loss=0.09, drift=0.11).eta == advise(rows, bad, loss=0.11, drift=0.09).eta == 1.0
+    none = advise(rows, [(0.5, seen(reward=worse)), (1.0, seen(reward=worse))])
+    assert (none.eta, none.eta_is_safe) == (0.5, False)
+
+
+def test_the_table_fits_a_narrow_terminal() -> None:
+    wide = fixed(-0.123, -0.123, 0.123)
+    row = seen(linear=wide, reward=wide, drift=wide)
+    console = Console(width=80, file=io.StringIO())
+    console.print(_table("title", "step", [("10", row), ("all", row)]))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert text.count("-0.123..+0.123") == 4
+
+
+def test_a_failed_clip_costs_its_prompt_and_no_other() -> None:
+    torch.manual_seed(3)
+    rewards, still = torch.randn(5, 2, 8), torch.randn(5, 2)
+    whole = effect(rewards[1:], still[1:])
+    rewards[0, 1, 3] = math.nan
+    assert effect(rewards, still) == whole
+    rewards[1:4, 0, 0] = math.nan
+    with pytest.raises(ValueError, match="Only 1 of 5 prompts"):
+        effect(rewards, still)
+    with pytest.raises(ValueError, match="the same for all clips"):
+        effect(torch.ones(5, 2, 8), torch.ones(5, 2))
+
+
+class Linear(ToyModel):
+    """A velocity that is linear in x, and a decoder whose pixels are a slope times the latents around the middle."""
+
+    rate = 0.6
+
+    def velocity(self, x, sigma, conditions, *, guidance=None):
+        return self.rate * x
+
+    def decode(self, latents, progress=None):
+        pixels = (128 + 20 * latents).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1)
+        return pixels.repeat_interleave(2, 2).repeat_interleave(2, 3).contiguous()
+
+
+@pytest.fixture
+def probe_of(make_config):
+    """A prober on a model and a configuration of the toys."""
+
+    def make(model=None, spec: ProbeSpec | None = None, **fields) -> Prober:
+        config = make_config(
+            kernel=KernelSpec(name="sage_exact", eta=math.sqrt(2)),
+            batch=BatchConfig(prompts=2, group_size=4, micro_batch=6),
+            **fields,
+        )
+        prompts = prompts_from(config.data.prompts) * 5
+        reward = load_rewards(config, prompts[0], World())
+        spec, model = spec or ProbeSpec(prompts=PROMPTS), model or ToyModel(config.model)
+        conditions = model.encode([prompt.text for prompt in prompts])
+        return Prober(config, spec, model, reward, prompts[: spec.prompts], conditions)
+
+    return make
+
+
+def by_hand(prober: Prober, step: int, eta: float) -> tuple[float, float]:
+    """Variances of the mean latent that come from the start and from the noise of a step, for the linear model."""
+    grid, rate = prober.grid, Linear.rate
+    transition = replace(prober.config.kernel, eta=eta).build()(*grid.pair(step))
+    gains = [1 + float(b - a) * rate for a, b in zip(grid.sigmas[:-1], grid.sigmas[1:])]
+    later = math.prod(gains[step + 1 :]) ** 2
+    start = math.prod(gains[:step]) ** 2 * float(transition.a + transition.b * rate) ** 2
+    return start * later, float(transition.std) ** 2 * later
+
+
+@pytest.mark.parametrize(("step", "eta"), [(0, 1.4), (1, 1.4), (2, 1.4), (2, 0.5), (3, 1.4)])
+def test_the_decomposition_of_a_linear_world(step, eta, probe_of) -> None:
+    """Model and reward linear: start and step by the product of the steps' gains, and everything explored is linear."""
+    prober = probe_of(Linear(probe_of().config.model))
+    still = prober.run(prober.still(), eta)
+    clips = prober.run(prober.exploring(eta, step), eta)
+    found = effect(clips.reward, still.reward[..., 0])
+    start, noise = by_hand(prober, step, eta)
+    wide = 1.0  # a second interval's half: one in twenty would miss it by chance
+    both = start + noise
+    for estimate, share in ((found.start, start / both), (found.explored, noise / both), (found.linear, 1.0)):
+        slack = wide * (estimate.high - estimate.low) / 2 + 1e-6
+        assert estimate.low - slack < share < estimate.high + slack
+        assert estimate.high - estimate.low < 1.2
+    # bright is the mean pixel over 255
+    std = 20 / 255 * math.sqrt(noise / SIZE)
+    assert found.std.value == pytest.approx(std, rel=0.25)
+    assert found.reward.low - 0.01 < 0 < found.reward.high + 0.01
+    assert found.drift is None
+
+
+def counted(model) -> list[int]:
+    calls: list[int] = []
+    velocity = model.velocity
+
+    def spied(x, sigma, conditions, **options):
+        assert not torch.is_grad_enabled()
+        calls.append(len(x))
+        return velocity(x, sigma, conditions, **options)
+
+    model.velocity = spied
+    return calls
+
+
+@pytest.mark.parametrize(
+    "rollout", [{"steps": 5}, {"steps": 8, "after_steps": 2, "solver": "ab2", "window": Window(kind="fixed", start=1)}]
+)
+def test_plans_make_the_passes_that_they_state(rollout, probe_of) -> None:
+    prober = probe_of(spec=ProbeSpec(prompts=2, starts=3), rollout=rollout)
+    calls = counted(prober.model)
+    for plans in (prober.still(), prober.exploring(1.0, None), *(prober.exploring(1.0, s) for s in prober.steps())):
+        calls.clear()
+        clips = prober.run(plans, 1.0)
+        assert len(calls) == passes(plans)
+        assert not any(plan.replays(0, 0) for plan in plans)  # nothing is kept for an update
+        assert clips.reward.shape[:2] == (2, 3)
+    if rollout["steps"] == 5:  # by hand: 3 starts in one batch, their trunks too; 3 x 8 members in batches of 6
+        assert passes(prober.still()) == 2 * 5
+        assert passes(prober.exploring(1.0, 1)) == 2 * (2 + 4 * 3)
+        assert passes(prober.exploring(1.0, None)) == 2 * (1 + 4 * 4)
+
+
+def test_all_settings_start_from_the_same_noises(probe_of) -> None:
+    """With next to no exploration every clip is the deterministic one of its start."""
+    prober = probe_of(spec=ProbeSpec(prompts=2, starts=2))
+    still = prober.run(prober.still(), 1e-4).reward
+    near = prober.run(prober.exploring(1e-4, 2), 1e-4).reward
+    torch.testing.assert_close(near, still.expand_as(near), atol=2e-4, rtol=0)
+    assert float(still.std(1).min()) > 1e-3
+
+
+@pytest.fixture
+def files(make_config, tmp_path, monkeypatch) -> tuple[Path, Path]:
+    """A configuration of the toy model in a file, and a folder for the probe."""
+    config = make_config(rewards=[RewardSpec(name="trainer_toys:bright", batch_size=0)])
+    file = tmp_path / "toy.yaml"
+    file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config)))))
+    return file, tmp_path / "probe"
+
+
+def words(file: Path, out: Path, *more: str) -> list[str]:
+    small = "--probe.prompts 5 --probe.members 24 --batch.micro_batch 24 --probe.steps [1,2] --probe.etas [0.2]"
+    return ["--config", str(file), "--probe.out", str(out), "--kernel.name", "sage_exact", *small.split(), *more]
+
+
+@pytest.mark.slow
+def test_from_the_command_to_training(files, tmp_path, capsys, monkeypatch) -> None:
+    """Stated passes are made, the same seed gives the same file, and the snippet trains; then the run itself is probed."""
+    file, out = files
+    calls: list[int] = []
+    velocity = ToyModel.velocity
+
+    def spied(self, x, *rest, **options):
+        calls.append(len(x))
+        return velocity(self, x, *rest, **options)
+
+    monkeypatch.setattr(ToyModel, "velocity", spied)
+    assert main(["probe", *words(file, out)]) == 0
+    text = capsys.readouterr().out
+    said = re.search(r"(\d+) passes of the network, then (\d+) to (\d+) to compare", text)
+    first, least, most = map(int, said.groups())
+    assert "no part named drift" in text
+    assert "…" not in text
+    found = json.loads((out / "probe.json").read_text())
+    assert len(calls) == found["sampled"]["passes"]
+    assert len(calls) - first in (least, most)  # by which of the two steps is best
+    assert [row["step"] for row in found["steps"]] == [1, 2]
+    assert [row["eta"] for row in found["etas"]] == [0.2, 0.5]
+    assert (out / "probe.png").stat().st_size > 5000
+    advised = found["recommended"]
+    assert advised["steps"], "the toy's brightness is all but linear in its noise"
+
+    assert main(["probe", *words(file, tmp_path / "again", "--probe.json")]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+    assert main(["train", "--config", str(file), "--config", str(out / "snippet.yaml"), "--iterations", "1"]) == 0
+    trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert trained["rollout"]["window"]["at"] == advised["steps"]
+    assert trained["kernel"]["eta"] == advised["eta"]
+    runs = []
+    own = ["probe", "--run", str(tmp_path / "run")]
+    assert main(own) == 2
+    assert "add --trust_run true" in capsys.readouterr().err
+    for weights in ("final", "base"):
+        few = ["--probe.prompts", "2", "--probe.etas", "[]", "--probe.out", str(tmp_path / weights)]
+        assert main([*own, "--trust_run", "--weights", weights, "--probe.json", *few]) == 0
+        runs.append(json.loads((tmp_path / weights / "probe.json").read_text()))
+    assert runs[0]["deterministic"] != runs[1]["deterministic"]
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name.startswith("shapes/")])
+def test_the_snippet_fits_every_recipe(name, tmp_path) -> None:
+    advice = Advice(steps=[1, 3], weights=[0.4, 0.6], eta=0.9, eta_is_safe=True)
+    options = Options(rollout=replace(Options().rollout, steps=6), kernel=KernelSpec(name="sage_exact"))
+    finding = ProbeResult(0.9, [], seen(), 1, [], None, advice, 0)
+    file = tmp_path / "snippet.yaml"
+    file.write_text(snippet(finding, options))
+    config = parse(TrainConfig, ["--config", str(file)], prog="train", defaults=recipe(name))
+    grid = Schedule.shifted(config.rollout.steps, 3.0)
+    planner = Planner(config=config, grid=grid, kernel=config.kernel.build(), trains=lambda sigma: True)
+    planner.check()
+    assert planner.candidates() == [1, 3]
+    assert config.rollout.window.size == config.rollout.window.branches == 1
+    assert (config.kernel.name, config.kernel.eta, config.rollout.window.weights) == ("sage_exact", 0.9, [0.4, 0.6])
+    assert config.optimizer == recipe(name).optimizer
+
+
+@pytest.mark.parametrize(
+    ("more", "answer"),
+    [
+        (["--probe.members", "6"], "probe.members must be at least 8, got 6"),
+        (["--probe.members", "10"], "probe.members must be 8, 12, 16, ..., got 10"),
+        (["--probe.prompts", "1"], "probe.prompts must be at least 2, got 1"),
+        (["--probe.prompts", "9"], "has only 5 prompts"),
+        (["--probe.starts", "1"], "probe.starts must be at least 2"),
+        (["--probe.steps", "[7]"], "steps 0 to 4"),
+        (["--probe.steps", "[1, 1]"], "must name different values"),
+        (["--probe.etas", "[0.0]"], "probe.etas[0] must be positive"),
+        (["--kernel.name", "cps", "--probe.etas", "[1.5]"], "eta"),
+        (["--kernel.name", "ode"], "no step of a window there can be trained"),
+        (["--rewards", '[{"name": "trainer_toys:flat"}]'], "the same for all clips"),
+        (["--run", "nowhere", "--recipe", "shapes/sage"], "give one of them"),
+        (["--probe.member", "8"], "Did you mean 'probe.members'?"),
+    ],
+)
+def test_nonsense_is_refused(more, answer, files, capsys) -> None:
+    file, out = files
+    assert main(["probe", *words(file, out, *more)]) == 2
+    assert answer in capsys.readouterr().err
+    assert not (out / "probe.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "eta", "others"),
+    [("sage_exact", math.sqrt(2), [math.sqrt(2) / 2]), ("sage", 1.0, [0.5, 1.5]), ("cps", 0.8, [0.4])],
+)
+def test_no_eta_is_tried_by_itself_that_its_own_kernel_would_warn_of(kernel, eta, others, recwarn) -> None:
+    config = replace(recipe("shapes/branch"), kernel=KernelSpec(name=kernel, eta=eta))
+    found = chosen_etas(config, ProbeSpec())
+    assert found == others
+    for value in found:
+        replace(config.kernel, eta=value)
+    assert not recwarn.list
+    assert chosen_etas(config, ProbeSpec(etas=[2.5])) == [2.5]  # what is asked for is tried

@@ -1,0 +1,86 @@
+"""Kernels and sinks of one's own, by their import paths: they are used as those of the package are, and refused with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import trainer_toys
+from sage_grpo.commands import completion
+from sage_grpo.configure import ConfigError, parse
+from sage_grpo.flow.kernels import KERNELS, KernelSpec
+from sage_grpo.folder import identity
+from sage_grpo.folder.journal import read_rows
+from sage_grpo.session import run
+from sage_grpo.session.preflight import preflight
+from sage_grpo.training.config import LogConfig, TrainConfig
+from sage_grpo.training.inputs import Given
+
+OWN = "trainer_toys:Quiet"
+
+
+def test_a_kernel_of_ones_own_trains_and_replays_to_the_bit(make_config, make_trainer) -> None:
+    config = make_config(kernel=KernelSpec(name=OWN, eta=0.5))
+    trainer = make_trainer(config)
+    assert type(trainer.planner.kernel) is trainer_toys.Quiet
+    assert trainer.step()["ratio/first_log"] == 0.0
+    assert trainer.log[1]["ratio/largest_log"] > 0
+    other = make_trainer(replace(config, kernel=KernelSpec(name="dance", eta=0.5)))
+    assert other.step()["reward/total"] != trainer.step()["reward/total"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module_here:Quiet", "kernel.name 'no_such_module_here:Quiet': there is no module"),
+        ("trainer_toys:bright", "is not a kernel: it must be a dataclass with"),
+        ("subprocess:Popen", "is not a kernel: it must be a dataclass with"),
+        ("quiet", "kernel.name must be one of ode, flow"),
+    ],
+)
+def test_what_is_not_a_kernel_is_refused_before_a_run(name: str, said: str, make_config) -> None:
+    with pytest.raises(ValueError) as refused:
+        preflight(make_config(kernel=KernelSpec(name=name)))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_line_takes_it_and_still_offers_those_of_the_package() -> None:
+    assert parse(TrainConfig, ["--kernel.name", OWN], prog="x").kernel.name == OWN
+    with pytest.raises(ConfigError, match=r"kernel\.name must be one of .*got 'saeg'\. Did you mean 'sage'\?"):
+        parse(TrainConfig, ["--kernel.name", "saeg"], prog="x")
+    assert completion.words()["train"]["--kernel.name"] == list(KERNELS)
+
+
+def test_the_code_of_a_kernel_is_part_of_what_a_run_is(make_config) -> None:
+    config = replace(make_config(), rewards=TrainConfig().rewards)
+    own = replace(config, kernel=KernelSpec(name=OWN))
+    assert identity._of_plugins(own, Given()) != identity._of_plugins(config, Given())
+
+
+def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_toys.Kept, "rows", [])
+    monkeypatch.setattr(trainer_toys.Kept, "closed", [])
+    config = make_config(iterations=2, log=LogConfig(tensorboard=False, progress=False, sinks=["trainer_toys:Kept"]))
+    run(config)
+    written = [row["iteration"] for row in read_rows(Path(config.out) / "metrics.jsonl")]
+    assert [iteration for iteration, _ in trainer_toys.Kept.rows] == written
+    assert [iteration for iteration, row in trainer_toys.Kept.rows if "reward/total" in row] == [1, 2]
+    assert trainer_toys.Kept.closed == [Path(config.out)]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("trainer_toys:Kep", "log.sinks 'trainer_toys:Kep': module trainer_toys has no 'Kep'. Did you mean 'Kept'?"),
+        ("no_such_module_here:Kept", "there is no module no_such_module_here"),
+        ("trainer_toys:bright", "log.sinks 'trainer_toys:bright' is not a sink"),
+        ("subprocess:Popen", "is not a sink"),
+    ],
+)
+def test_what_is_not_a_sink_is_refused_before_a_run(path: str, said: str, make_config) -> None:
+    with pytest.raises(ValueError) as refused:
+        preflight(make_config(log=LogConfig(sinks=[path])))
+    assert said in str(refused.value)

@@ -1,0 +1,284 @@
+"""Interrupted and continued runs equal uninterrupted ones to the bit; damaged and foreign checkpoints are told apart."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sage_grpo.training.trainer as trainer_module
+import trainer_toys
+from sage_grpo.commands.train import run as command
+from sage_grpo.models import family
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.parallel.checkpoint import CheckpointError
+from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.session import run as train
+from sage_grpo.training.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
+from sage_grpo.training.state import load_weights
+from slowly import slow_but
+
+
+def rows(config: TrainConfig) -> list[dict]:
+    """metrics.jsonl without times."""
+    lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+
+
+def final(config: TrainConfig) -> dict[str, torch.Tensor]:
+    files = sorted((Path(config.out) / "final").rglob("*.safetensors"))
+    assert files
+    return {f"{file.name}/{name}": t for file in files for name, t in load_file(file).items()}
+
+
+def assert_same_run(one: TrainConfig, other: TrainConfig) -> None:
+    assert rows(one) == rows(other)
+    left, right = final(one), final(other)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def interrupt(config: TrainConfig, at: int, how: str = "crashes") -> int | None:
+    """Run until reward call number `at`, which ends the process's work in the middle of an iteration (or signals it)."""
+    trainer_toys.CALLS["count"] = 0
+    config = replace(config, rewards=[replace(reward, try_out=False) for reward in config.rewards])
+    with pytest.MonkeyPatch.context() as patch:
+        act, bright = getattr(trainer_toys, how), trainer_toys.bright
+
+        @functools.wraps(bright)
+        def disturbed(videos, prompts, fps):
+            return act(videos, prompts, fps, at, bright)
+
+        patch.setattr(trainer_toys, "bright", disturbed)
+        if how == "signals":
+            return command(config)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    return None
+
+
+@pytest.fixture
+def full(make_config, tmp_path: Path) -> TrainConfig:
+    """Every kind of state in use."""
+    return make_config(
+        out=str(tmp_path / "whole"),
+        iterations=5,
+        trust_region=TrustRegion(mode="dual"),
+        anchor=AnchorConfig(every=3),
+        kl=KlCoefficient(kind="ppo", lambda_min=1e-3, lambda_max=1.0, warmup_updates=2, target=1e-9),
+        optimizer=OptimizerConfig(lr=1e-2, ema=0.9, warmup_updates=3, decay="cosine"),
+        keep=KeepConfig(checkpoint_every=2, videos_every=0),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # Muon computes in bfloat16, which not every CPU has
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_interrupted_twice_is_the_same_run(optimizer: str, full: TrainConfig, tmp_path: Path) -> None:
+    full = replace(full, optimizer=replace(full.optimizer, kind=optimizer))
+    broken = replace(full, out=str(tmp_path / "broken"))
+    train(full)
+    interrupt(broken, at=2)  # in the first iteration: nothing saved yet (call 1 is the evaluation)
+    interrupt(broken, at=6)  # after the checkpoint of iteration 2
+    train(broken)
+    assert_same_run(full, broken)
+
+
+@pytest.mark.parametrize("lora", slow_but([None, LoraSpec(rank=2)], LoraSpec(rank=2)), ids=["full", "lora"])
+def test_resume_is_exact_on_a_real_architecture(lora: LoraSpec | None, make_config, tmp_path: Path) -> None:
+    whole = make_config(
+        kind="wan_t2v", model={"lora": lora}, rollout={"steps": 3}, iterations=2, out=str(tmp_path / "whole"),
+        optimizer=OptimizerConfig(lr=1e-2),
+    )  # fmt: skip
+    broken = replace(whole, out=str(tmp_path / "broken"))
+    train(whole)
+    interrupt(broken, at=3)
+    train(broken)
+    assert_same_run(whole, broken)
+
+
+def test_sigterm_saves_exits_with_0_and_the_same_command_continues(full: TrainConfig, tmp_path: Path) -> None:
+    stopped = replace(full, out=str(tmp_path / "stopped"))
+    train(full)
+    assert interrupt(stopped, at=2, how="signals") == 0
+    # Iteration 1 is no multiple of checkpoint_every, so this checkpoint is the signal's.
+    assert [folder.name for folder in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["000001"]
+    assert not (tmp_path / "stopped" / "final").exists()
+    train(stopped)
+    assert_same_run(full, stopped)
+
+
+@pytest.mark.parametrize(("which", "iteration"), [(1, 0), (2, 2)])
+def test_a_stop_cuts_an_evaluation_short_and_the_continued_run_does_it_again(
+    which: int, iteration: int, full: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, calls, evaluate = replace(full, out=str(tmp_path / "stopped")), [], trainer_module.evaluate
+
+    def signalled(*arguments, **named):
+        calls.append(1)
+        if len(calls) == which:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*arguments, **named)
+
+    train(full)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "evaluate", signalled)
+        train(stopped)
+    saved = [folder.name for folder in (tmp_path / "stopped" / "checkpoints").glob("*")]
+    assert saved == ([f"{iteration:06d}"] if iteration else [])
+    assert [row["iteration"] for row in rows(stopped) if "eval/total" in row] == list(range(0, iteration, 2))
+    interrupt(stopped, at=2)  # after the evaluation, before the next checkpoint: it must not be logged twice
+    train(stopped)
+    assert_same_run(full, stopped)
+
+
+def test_a_finished_run_does_nothing_more(full: TrainConfig) -> None:
+    train(full)
+    before = rows(full)
+    shutil.rmtree(Path(full.out) / "final")  # a kill between the last checkpoint and the export
+    train(full)
+    assert rows(full) == before
+    assert final(full)
+
+
+def newest(config: TrainConfig, number: int) -> Path:
+    (file,) = (Path(config.out) / "checkpoints" / f"{number:06d}").glob("*.safetensors")
+    return file
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def lose_the_state(file: Path) -> None:
+    (file.parent / "state.json").unlink()
+
+
+def lose_the_manifest(file: Path) -> None:
+    (file.parent / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", slow_but([cut_short, flip_a_bit, lose_the_state, lose_the_manifest], flip_a_bit))
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, full: TrainConfig, tmp_path: Path) -> None:
+    hurt = replace(full, out=str(tmp_path / "hurt"))
+    train(full)
+    interrupt(hurt, at=8)  # in iteration 5 (evaluations before 1, after 2 and after 4): checkpoints 2 and 4 are there
+    damage(newest(hurt, 4))
+    with pytest.warns(UserWarning, match=r"000004 is damaged .*using the one before it"):
+        train(hurt)
+    assert_same_run(full, hurt)
+
+
+def test_when_all_checkpoints_are_damaged_the_run_says_so_and_keeps_what_is_there(full: TrainConfig) -> None:
+    interrupt(full, at=8)
+    before = rows(full)
+    for number in (2, 4):
+        flip_a_bit(newest(full, number))
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match=r"every checkpoint.*damaged"):
+        train(full)
+    assert rows(full) == before
+
+
+def test_leftovers_of_an_interrupted_write_are_ignored_and_removed(full: TrainConfig, tmp_path: Path) -> None:
+    hurt = replace(full, out=str(tmp_path / "hurt"))
+    train(full)
+    interrupt(hurt, at=6)
+    checkpoints = Path(hurt.out) / "checkpoints"
+    shutil.copytree(checkpoints / "000002", checkpoints / ".000004.partial")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(hurt)
+    assert sorted(folder.name for folder in checkpoints.iterdir()) == ["000004", "000005"]
+    assert_same_run(full, hurt)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trust_region": TrustRegion(mode="none")},
+        {"optimizer": OptimizerConfig(lr=1e-2, ema=None)},
+        {"optimizer": OptimizerConfig(lr=1e-2, ema=0.9, kind="muon")},
+    ],
+    ids=["no anchor", "no ema", "muon"],
+)
+def test_a_checkpoint_of_another_kind_of_run_does_not_fit_even_if_asked_for(change: dict, full: TrainConfig) -> None:
+    interrupt(full, at=6)
+    with pytest.raises(CheckpointError, match=r"does not fit this configuration.*choose another `out`"):
+        train(replace(full, **change, allow_changes=["trust_region", "optimizer"]))
+
+
+def test_a_checkpoint_of_another_lora_rank_is_refused(make_config) -> None:
+    config = make_config(kind="wan_t2v", model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3}, iterations=1)
+    train(config)
+    wider = replace(config, iterations=2, model=replace(config.model, lora=LoraSpec(rank=4)), allow_changes=["model"])
+    with pytest.raises(CheckpointError, match=r"does not fit this configuration"):
+        train(wider)
+
+
+@pytest.mark.parametrize("lora", slow_but([None, LoraSpec(rank=2)], LoraSpec(rank=2)), ids=["full", "lora"])
+def test_a_run_that_trained_what_nothing_reads_is_continued_and_exported(
+    lora, make_config, kept_models, monkeypatch
+) -> None:
+    """Earlier versions did not know that the last text queries of HunyuanVideo-1.5 never learn, and saved them."""
+    config = make_config(
+        kind="hunyuan15_t2v", model={"lora": lora}, rollout={"steps": 3}, iterations=1, trust_region=TrustRegion(mode="dual"),
+        optimizer=OptimizerConfig(lr=1e-2, ema=0.9),
+    )  # fmt: skip
+    with monkeypatch.context() as older:
+        older.setattr(family, "unread_queries", lambda *given: set())
+        train(config)
+    saved = json.loads((Path(config.out) / "checkpoints" / "000001" / "state.json").read_text())["tensors"]
+    assert any("weights/transformer_blocks.1.attn.add_q_proj" in name for name in saved)
+    kept_models.clear()
+    now = replace(config, iterations=2)
+    model = now.model.load()
+    assert not any("transformer_blocks.1.attn.add_q_proj" in name for name in model.trainable())
+    weights = load_weights(Path(config.out) / "checkpoints" / "000001", model, ema=True)
+    assert weights.keys() == model.trainable().keys()
+    train(now)
+    assert [row["iteration"] for row in rows(now)][-1] == 2
+
+
+def test_compatible_changes_are_announced(full: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupt(full, at=6)
+    capsys.readouterr()
+    train(replace(full, iterations=6, rewards=full.rewards, max_failed_fraction=0.5))
+    said = capsys.readouterr().out
+    assert "at iteration 2" in said
+    assert "iterations" in said
+    assert "max_failed_fraction" in said
+    assert "anchor" not in said.split("differs from the checkpoint's in")[1].splitlines()[0]
+
+
+def test_resume_must_and_never(full: TrainConfig) -> None:
+    with pytest.raises(FileNotFoundError, match="no usable checkpoint"):
+        train(replace(full, resume="must"))
+    interrupt(full, at=6)
+    with pytest.raises(ValueError, match="holds checkpoints of another run"):
+        train(replace(full, resume="never"))
+    train(replace(full, resume="must"))
+
+
+def test_only_so_many_checkpoints_are_kept_besides_the_best(full: TrainConfig) -> None:
+    train(replace(full, keep=KeepConfig(checkpoint_every=1, checkpoints=3, videos_every=0)))
+    folders = sorted(folder.name for folder in (Path(full.out) / "checkpoints").iterdir())
+    assert folders == ["000003", "000004", "000005"]
+    scores = {row["iteration"]: row["eval/total"] for row in rows(full) if "eval/total" in row}
+    assert sorted(scores) == [0, 2, 4, 5]
+    assert (Path(full.out) / "best").exists() == (max(scores, key=scores.get) > 0)

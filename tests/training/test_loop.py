@@ -1,0 +1,236 @@
+"""The loop itself, with observers and a saver of the tests' own: who is told what, in which order, and what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_grpo.sentinel.guard import Guard
+from sage_grpo.telling.events import SentinelEvent, StopRequest
+from sage_grpo.training.config import SentinelConfig
+from sage_grpo.training.loop import Evaluated, Loop, Observer
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.update import Diverged
+from trainer_helpers import weights_of
+
+Log = list[tuple[object, ...]]
+
+
+@dataclass
+class Noting(Observer):
+    """Writes down what it is told."""
+
+    name: str
+    log: Log
+
+    @contextmanager
+    def during(self, number: int) -> Iterator[None]:
+        self.log.append((self.name, "begins", number))
+        try:
+            yield
+        finally:
+            self.log.append((self.name, "ends", number))
+
+    def after(self, row: dict[str, float]) -> None:
+        self.log.append((self.name, "after", *sorted(name for name in row if name.startswith("added/"))))
+        row[f"added/{self.name}"] = 1.0
+
+    def evaluated(self, found: Evaluated) -> None:
+        self.log.append((self.name, "evaluated", found.best))
+        found.best = True
+
+    def saved(self, folder: Path) -> None:
+        self.log.append((self.name, "saved", folder.name))
+
+    def told(self, event: SentinelEvent) -> None:
+        self.log.append((self.name, event.action, event.iteration))
+
+
+@dataclass
+class Keeping:
+    """Saves when it is asked to after these iterations, and writes down what for."""
+
+    trainer: Trainer
+    root: Path
+    when: Sequence[int] = ()
+    asked: list[tuple[int, bool, bool]] = field(default_factory=list)
+    saves: list[tuple[int, bool]] = field(default_factory=list)
+
+    def due(self, number: int, *, last: bool, stopping: bool) -> bool:
+        self.asked.append((number, last, stopping))
+        return number in self.when
+
+    def save(self, *, needed: bool) -> Path:
+        self.saves.append((self.trainer.state.iteration, needed))
+        return self.trainer.save(self.root)
+
+
+@pytest.fixture
+def loop(make_config, make_trainer, tmp_path: Path):
+    """A loop over three iterations; fields of its configuration and of the loop itself may be given."""
+
+    def make(*, when: Sequence[int] = (), config: dict | None = None, **fields: object) -> Loop:
+        trainer = make_trainer(make_config(**(config or {})))
+        guard = Guard(
+            trainer.config, trainer.state, trainer.writer, tmp_path / "saved", held_out=bool(trainer.held_out)
+        )
+        given = {"observers": (), "points": (), "stop": StopRequest(), **fields}
+        return Loop(trainer, guard, Keeping(trainer, tmp_path / "saved", when), **given)
+
+    return make
+
+
+def test_observers_are_told_in_their_order_and_see_what_those_before_them_added(loop) -> None:
+    log: Log = []
+    run = loop(observers=[Noting("a", log), Noting("b", log)], points=[1], when=[1])
+    run.trainer.step, step = lambda: (log.append(("step",)), step())[1], run.trainer.step
+    assert run.run() is False
+    one = [("a", "begins", 0), ("b", "begins", 0), ("step",), ("b", "ends", 0), ("a", "ends", 0)]
+    one += [("a", "after"), ("b", "after", "added/a")]
+    one += [("a", "evaluated", False), ("b", "evaluated", True), ("a", "saved", "000001"), ("b", "saved", "000001")]
+    assert log[: len(one)] == one
+    assert log[len(one) :].count(("step",)) == 2  # and the other two iterations are neither evaluated nor saved
+    assert not [what for _, what, *_ in (note for note in log[len(one) :] if len(note) > 1) if what == "saved"]
+
+
+@pytest.mark.parametrize("where", ["during", "after", "evaluated", "saved"])
+def test_what_an_observer_raises_ends_the_run_and_no_later_one_is_told(where: str, loop) -> None:
+    log: Log = []
+    broken = Observer()
+
+    def fails(*given: object) -> None:
+        raise LookupError("the observer's own")
+
+    setattr(broken, where, fails)
+    run = loop(observers=[Noting("before", log), broken, Noting("later", log)], points=[1], when=[1])
+    with pytest.raises(LookupError, match="the observer's own"):
+        run.run()
+    at = {"during": "begins"}.get(where, where)
+    assert [note[0] for note in log if note[1] == at] == ["before"]
+    assert run.trainer.state.iteration == (0 if where == "during" else 1)
+    assert log.count(("before", "ends", 0)) == 1  # what it had opened is closed
+    assert run.saver.saves == ([(1, False)] if where == "saved" else [])
+
+
+def test_evaluations_stand_at_the_points_and_are_not_repeated(loop) -> None:
+    at: list[int] = []
+    run = loop(points=[0, 2, 3])
+    evaluate = run.trainer.evaluate
+    run.trainer.evaluate = lambda after: (at.append(run.trainer.state.iteration), evaluate(after))[1]
+    run.run()
+    assert at == [0, 2, 3]
+    assert run.trainer.state.evaluated == 3
+    run.trainer.state.iteration = 2
+    run.trainer.state.evaluated = 2  # as in a run that is continued from a point which has been evaluated
+    run.run()
+    assert at == [0, 2, 3, 3]
+
+
+def test_an_evaluation_may_be_done_in_the_trainers_place(loop) -> None:
+    log: Log = []
+    run = loop(observers=[Noting("a", log)], points=[0, 3])
+    known, calls = run.trainer.evaluate(), []
+    run.evaluation = lambda after: (calls.append(run.trainer.state.iteration), known)[1]
+    run.trainer.evaluate = None
+    run.run()
+    assert calls == [0, 3]
+    assert [note for note in log if note[1] == "evaluated"] == [("a", "evaluated", False)] * 2
+
+
+@dataclass
+class Stopping(Observer):
+    """Asks for a stop after so many iterations."""
+
+    loop: Loop
+    number: int
+
+    def after(self, row: dict[str, float]) -> None:
+        if self.loop.trainer.state.iteration == self.number:
+            self.loop.stop.set()
+
+
+def test_a_stop_during_an_evaluation_leaves_it_to_the_continued_run(loop) -> None:
+    log: Log = []
+    run = loop(points=[2], when=[1])
+    run.observers = [Stopping(run, 2), Noting("a", log)]
+    assert run.run() is True
+    assert run.trainer.state.iteration == 2
+    assert run.trainer.state.evaluated == -1  # so the continued run does it first
+    assert not [note for note in log if note[1] == "evaluated"]
+    assert run.saver.saves == [(1, False), (2, False)]  # also where nothing was due
+    run.stop = StopRequest()
+    assert run.run() is False
+    assert [note for note in log if note[1] == "evaluated"] == [("a", "evaluated", False)]
+
+
+def test_the_last_evaluation_is_finished_although_a_stop_was_asked_for(loop) -> None:
+    run = loop(points=[3])
+    run.observers = [Stopping(run, 3)]
+    assert run.run() is False
+    assert run.trainer.state.evaluated == 3
+
+
+def test_a_stop_between_iterations_asks_the_saver_and_ends(loop) -> None:
+    run = loop()
+    run.observers = [Stopping(run, 2)]
+    assert run.run() is True
+    assert run.saver.asked == [(1, False, False), (2, False, True)]
+    run.stop = StopRequest()
+    assert run.run() is False
+    assert run.saver.asked[2:] == [(3, True, False)]
+
+
+ROLLBACK = SentinelConfig(action="rollback")
+
+
+def test_an_iteration_that_diverges_is_left_out_and_the_weights_of_the_good_checkpoint_are_back(loop) -> None:
+    log: Log = []
+    run = loop(observers=[Noting("a", log)], points=[0, 1], config={"sentinel": ROLLBACK, "iterations": 4})
+    trainer, seen = run.trainer, {}
+    step = trainer.step
+
+    def diverges_once() -> dict[str, float]:
+        number = trainer.state.iteration
+        seen.setdefault(number, weights_of(trainer))
+        if number == 2 and "raised" not in seen:
+            seen["raised"] = True
+            raise Diverged("the loss is not finite")
+        if "raised" in seen:
+            seen.setdefault("back", weights_of(trainer))
+        return step()
+
+    trainer.step = diverges_once
+    assert run.run() is False
+    assert trainer.state.iteration == 4
+    assert ("a", "rollback", 2) in log
+    assert sum(note[1] == "after" for note in log) == 4  # the one that diverged is nobody's row
+    assert run.saver.saves[:2] == [
+        (0, True),
+        (1, True),
+    ]  # what the sentinel may go back to is saved because it is needed
+    good = seen[1]  # the weights after one iteration
+    assert all(torch.equal(good[name], seen["back"][name]) for name in good)
+
+
+def test_an_iteration_that_diverges_ends_a_run_that_may_not_go_back(loop) -> None:
+    run = loop()
+
+    def diverges() -> dict[str, float]:
+        raise Diverged("the loss is not finite")
+
+    run.trainer.step = diverges
+    with pytest.raises(Diverged):
+        run.run()
+    assert run.saver.saves == []
+
+
+def test_only_what_is_due_is_saved_where_no_sentinel_needs_more(loop) -> None:
+    run = loop(when=[2], points=[0, 1, 2, 3])
+    run.run()
+    assert run.saver.saves == [(2, False)]
+    assert run.saver.asked == [(1, False, False), (2, False, False), (3, True, False)]

@@ -1,0 +1,264 @@
+"""Laws of a plan and of what samples it: who replays what, which passes are one, where windows lie, and by what noise is keyed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.windows import Window
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import Planner
+from trainer_helpers import plan_of
+
+PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
+EXACT = KernelSpec(name="sage_exact", eta=math.sqrt(2))
+"""A kernel whose last step can be trained."""
+
+
+def planner_of(make_config, *, ranks: int = 1, micro_batch: int = 8, update: UpdateConfig | None = None, **rollout):
+    """A planner without a model."""
+    config = replace(
+        make_config(),
+        kernel=EXACT,
+        rollout=RolloutConfig(**{"steps": 6, "same_noise": True, **rollout}),
+        batch=BatchConfig(prompts=len(PROMPTS), group_size=2, micro_batch=micro_batch),
+        update=update or UpdateConfig(updates_per_rollout=2),
+    )
+    return Planner(config, Schedule.shifted(config.rollout.steps, 3.0), EXACT.build(), lambda sigma: True, ranks)
+
+
+def replayed(plan: Plan, ranks: int, update: int) -> Counter[tuple[int, int, int]]:
+    """(group, member, step in the run's grid) of everything that is replayed in an update."""
+    return Counter(
+        (member.group, member.index, plan.groups[member.group].label(replay.step))
+        for rank in range(ranks)
+        for replay in plan.replays(rank, update)
+        for member in replay.members
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "repeat", "ranks", "micro_batch", "branches"),
+    [
+        (True, False, 1, 8, 1),
+        (True, False, 1, 3, 2),
+        (False, False, 1, 8, 1),
+        (True, False, 2, 4, 1),
+        (True, True, 1, 1, 1),
+    ],
+)
+def test_every_member_replays_what_its_own_group_trains(
+    share: bool, repeat: bool, ranks: int, micro_batch: int, branches: int, make_config
+) -> None:
+    """Groups that explore at the same steps may train them in other updates: windows of three steps, dealt out to two updates."""
+    window = Window(kind="drawn", at=[1, 2], length=3, branches=branches)
+    update = UpdateConfig(updates_per_rollout=2, repeat=repeat, permute_steps=True)
+    planner = planner_of(make_config, ranks=ranks, micro_batch=micro_batch, update=update, window=window, share=share)
+    differ = False
+    for iteration in range(3):
+        plan = planner.plan(iteration, PROMPTS)
+        ways = {(group.branch, group.trained) for group in plan.groups}
+        differ |= len(ways) > len({branch for branch, _ in ways})
+        for number in range(plan.updates):
+            wanted = Counter(
+                (group.index, member, group.label(step))
+                for group in plan.groups
+                for member in range(plan.group_size)
+                for step in group.trained[number]
+            )
+            assert replayed(plan, ranks, number) == wanted, (iteration, number)
+    assert differ, "no two groups of one window trained its steps in another order"
+
+
+def test_what_goes_together_goes_the_same_way(make_config) -> None:
+    """Windows that overlap may train the same step of the same grid: they still explore elsewhere, and are not sampled as one."""
+    window, update = Window(kind="drawn", at=[1, 2], length=3), UpdateConfig(updates_per_rollout=1, step_fraction=0.3)
+    planner, alike = planner_of(make_config, update=update, window=window), False
+    for iteration in range(8):
+        plan = planner.plan(iteration, PROMPTS)
+        flags = {}
+        for group in plan.groups:
+            flags.setdefault(group.trained, set()).add(group.schedule.stochastic)
+        alike |= max(map(len, flags.values())) > 1
+        together = [tuple(plan.groups[m.group] for m in batch.members) for batch in plan.batches(0)]
+        for groups in (*plan.trunks(0), *together):
+            assert (
+                len({(tuple(g.schedule.sigmas.tolist()), g.schedule.stochastic, g.offset, g.trained) for g in groups})
+                == 1
+            )
+    assert alike, "no two windows trained one step"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_make_as_many_passes_as_the_one_that_has_most(ranks: int, make_config) -> None:
+    """Sharded networks take all ranks to run one: in rollouts, in every update, and where the policy is measured."""
+    window = Window(kind="drawn", at=[1, 2, 3], length=2)
+    planner = planner_of(make_config, ranks=ranks, micro_batch=3, window=window)
+    planner = replace(planner, config=replace(planner.config, optimizer=OptimizerConfig(lr=1e-3, max_kl=1.0)))
+    uneven = False
+    for iteration in range(4):
+        plan = planner.plan(iteration, PROMPTS)
+        counts = [sum(1 for _ in plan.sampled(rank)) for rank in range(ranks)]
+        uneven |= len(set(counts)) > 1
+        assert [count + plan.idle_passes(rank).total() for rank, count in enumerate(counts)] == [max(counts)] * ranks
+        for update in range(plan.updates):
+            assert plan.rounds[update] == max(len(plan.replays(rank, update)) for rank in range(ranks))
+        assert plan.gauge_rounds == max(len(plan.gauged(rank)) for rank in range(ranks))
+        labels = {group.label(step) for group in plan.groups for step in group.trained[0]}
+        assert set(plan.labels(0)) == labels
+    assert uneven == (ranks > 1)
+
+
+def test_the_equaliser_is_of_all_steps_that_may_be_drawn(make_config) -> None:
+    """Not of those of this iteration: a step would weigh more or less by what other prompts happen to draw."""
+    planner = planner_of(make_config, update=UpdateConfig(updates_per_rollout=1), window=Window(kind="drawn"))
+    plans = [planner.plan(iteration, PROMPTS[:2]) for iteration in range(3)]
+    assert len({group.branch for plan in plans for group in plan.groups}) > 2
+    for plan in plans:
+        assert plan.equalizer == plans[0].equalizer
+        assert plan.equalizer.keys() == set(planner.candidates())
+
+
+def test_gauges_of_an_iteration_cover_the_steps_in_proportion(make_config) -> None:
+    """Each step is measured by its share of the groups, to the nearest whole number, in every iteration and not only on average."""
+    planner = planner_of(make_config, window=Window(), same_noise=False)
+    config = replace(
+        planner.config, optimizer=OptimizerConfig(lr=1e-3, target_kl=0.1), batch=BatchConfig(prompts=9, group_size=2)
+    )
+    planner = replace(planner, config=config)
+    square = {s: float(planner.kernel(*planner.grid.pair(s)).sensitivity) ** 2 for s in planner.trainable([True] * 6)}
+    share = {step: 9 * value / sum(square.values()) for step, value in square.items()}
+    for iteration in range(3):
+        plan = planner.plan(iteration, [Prompt(str(n)) for n in range(9)])
+        counts = Counter(group.gauge.step for group in plan.groups if group.gauge is not None)
+        assert all(math.floor(share[step]) <= counts[step] <= math.ceil(share[step]) for step in share), (counts, share)
+
+
+@pytest.mark.parametrize(("length", "noisy_end", "last"), [(1, False, 4), (1, True, 5), (2, False, 4), (3, True, 3)])
+def test_a_drawn_window_may_lie_anywhere_up_to_the_end(length: int, noisy_end: bool, last: int, make_config) -> None:
+    """A last step without noise cannot be trained alone, but a window may end with it."""
+    window = Window(kind="drawn", length=length)
+    planner = planner_of(
+        make_config, update=UpdateConfig(updates_per_rollout=1), window=window, deterministic_last=not noisy_end
+    )
+    planner = replace(planner, kernel=KernelSpec(name="sage").build())
+    assert planner.candidates() == list(range(last + 1))
+    drawn = {group.branch - 1 for n in range(4) for group in planner.plan(n, PROMPTS).groups}
+    assert last in drawn
+
+
+BRANCHES = {"steps": 10, "before_steps": 3, "window": Window(kind="drawn", at=[4, 8], branches=2), "same_noise": True}
+"""Two groups a prompt whose ways to their branches start alike (sigma 1) and then differ."""
+
+
+def rolled_out(make_config, make_trainer, **rollout):
+    """Plan, rollout and trainer."""
+    config = make_config(rollout={**BRANCHES, **rollout}, update=UpdateConfig(updates_per_rollout=1), kernel=EXACT)
+    trainer = make_trainer(config)
+    plan = plan_of(trainer)
+    return trainer, plan, trainer.roll_out(plan)
+
+
+def test_passes_are_shared_only_where_the_whole_way_is_the_same(make_config, make_trainer) -> None:
+    """Branches of one prompt with so many steps before them: only their first pass, at sigma 1, is one."""
+    _, plan, shared = rolled_out(make_config, make_trainer, share=True)
+    assert plan.groups[0].schedule.sigmas[1] != plan.groups[1].schedule.sigmas[1]
+    ways = {(group.number, *group.schedule.sigmas[:stop].tolist()) for group in plan.groups for stop in range(1, 5)}
+    assert len(ways) == 2 * 7
+    passes = Counter(one.sigma for one in plan.sampled(0) if one.shared)
+    assert passes == Counter(way[-1] for way in ways)
+    _, _, apart = rolled_out(make_config, make_trainer, share=False)
+    for left, right in zip(by_member(shared.latents), by_member(apart.latents), strict=True):
+        assert left[0] == right[0]
+        torch.testing.assert_close(left[1], right[1], rtol=1e-3, atol=1e-3)  # a wrong pass is off by tenths
+
+
+def by_member(latents) -> list[tuple[object, torch.Tensor]]:
+    """Every clip with its name."""
+    found = [(member, row) for batch, rows in latents for member, row in zip(batch.members, rows)]
+    return sorted(found, key=lambda one: (one[0].group, one[0].index))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("before", [None, 2, 3])
+def test_exploration_noise_goes_by_the_step_of_the_runs_own_grid(share, before, make_config, make_trainer) -> None:
+    """However many steps are taken before it: else runs with other numbers of them would not explore alike."""
+    window = Window(kind="drawn", at=[4, 7], length=2)
+    trainer, plan, rollout = rolled_out(make_config, make_trainer, share=share, before_steps=before, window=window)
+    shape, seen = trainer.model.latent_shape(), set()
+    for replay, record in rollout.records.items():
+        step = record.policy.step(replay.step, record.x, record.conditions)
+        law = step.gaussian.expand(len(replay.members))
+        noise = (record.x_next - law.mean) / law.std
+        for member, row in zip(replay.members, noise.detach()):
+            label = plan.groups[member.group].label(replay.step)
+            seen.add(label)
+            expected = keyed_noise(shape, "step", trainer.config.seed, 0, member.group, member.index, label)
+            torch.testing.assert_close(row, expected, rtol=0.0, atol=1e-2)  # another key is off by whole numbers
+    assert seen <= {4, 5, 7, 8}
+    assert len(seen) > 1
+
+
+ENDS_LOW = Schedule(torch.tensor([1.0, 0.9, 0.75, 0.5, 0.3, 0.01, 0.0]))
+"""A grid whose last but one value is near 0, as SD3's and that of Wan with FlowMatchEuler."""
+
+
+def low_planner(make_config, *, kernel: str = "sage", grid: Schedule = ENDS_LOW, **rollout) -> Planner:
+    config = replace(
+        make_config(),
+        kernel=KernelSpec(name=kernel),  # type: ignore[arg-type]
+        rollout=RolloutConfig(steps=6, **rollout),
+        batch=BatchConfig(prompts=len(PROMPTS), group_size=2, micro_batch=8),
+        update=UpdateConfig(updates_per_rollout=1),
+    )
+    return Planner(config, grid, config.kernel.build(grid), lambda sigma: True)
+
+
+def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_and_that_is_told(make_config) -> None:
+    def trained(**given) -> list[int]:
+        (group,) = low_planner(make_config, **given).plan(0, PROMPTS[:1]).groups
+        assert {step for step, flag in enumerate(group.schedule.stochastic[:-1]) if flag} == set(group.trained[0]) - {5}
+        return sorted(group.trained[0])
+
+    assert trained() == [0, 1, 2, 3]
+    assert trained(deterministic_last=True) == [0, 1, 2, 3, 4]
+    assert trained(deterministic_last=False) == [0, 1, 2, 3, 4, 5]
+    assert trained(kernel="sage_exact") == [0, 1, 2, 3, 4]  # its last step has no noise
+    assert low_planner(make_config, window=Window(kind="drawn")).candidates() == [0, 1, 2, 3]
+    told = low_planner(make_config).unexplored()
+    assert told is not None
+    assert "step 4 is deterministic" in told
+    for quiet in ({"deterministic_last": True}, {"kernel": "sage_exact"}, {"grid": Schedule.shifted(6, 3.0)}):
+        assert low_planner(make_config, **quiet).unexplored() is None
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        (Window(kind="fixed", start=0, length=3), False),
+        (Window(kind="fixed", start=3, length=2), True),
+        (Window(kind="random", length=2, stop=4), False),
+        (Window(kind="sliding", length=2), True),
+        (Window(kind="sliding", length=2, start=4, stop=6), True),
+        (Window(kind="drawn", at=[1, 2]), False),
+        (Window(kind="drawn", at=[1, 3], length=2), True),
+        (Window(kind="drawn"), True),
+    ],
+)
+def test_only_what_a_window_covers_is_told(window: Window, told: bool, make_config) -> None:
+    assert (low_planner(make_config, window=window).unexplored() is not None) == told
+
+
+def test_a_window_of_such_steps_alone_is_refused_with_the_reason(make_config) -> None:
+    for window in (Window(kind="fixed", start=4, length=1), Window(kind="drawn", at=[4])):
+        with pytest.raises(ValueError, match=r"Step 4 is deterministic, too: .* times the variance"):
+            low_planner(make_config, window=window).check()

@@ -1,0 +1,274 @@
+"""A trust region that acts: the KL of a rollout's updates is measured exactly, bounded, and steers the learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from double import CLOSE
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.windows import Window
+from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.telling.terminal import plan_table
+from sage_grpo.training.anchor import Snapshot
+from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.update import Diverged, path_kl
+from trainer_helpers import assert_resumes_to_the_bit, plan_of, resume, same, weights_of
+
+FREE = TrustRegion(mode="none")
+BRANCH = {"steps": 5, "same_noise": True, "window": Window(kind="drawn", at=[2])}
+
+
+def optimizer(**options) -> OptimizerConfig:
+    return OptimizerConfig(**{"lr": 1e-3, "weight_decay": 0.0, **options})
+
+
+def measured(make_config, make_trainer, *, rollout=None, **fields):
+    """One iteration of a trainer, with its plan and rollout."""
+    trainer = make_trainer(make_config(trust_region=FREE, rollout=rollout, **fields))
+    plan = trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts))
+    kept = {}
+    roll_out = trainer.roll_out
+
+    def noted(plan):
+        kept["rollout"] = roll_out(plan)
+        return kept["rollout"]
+
+    trainer.roll_out = noted
+    before = weights_of(trainer)
+    row = trainer.step()
+    return trainer, plan, kept["rollout"], before, row
+
+
+def nats(trainer, record, step, row, before) -> float:
+    """KL(old, new) of one step of one member from the two Gaussians themselves: means and std."""
+    new = record.policy.step(step, record.x, record.conditions).gaussian
+    snapshot = Snapshot(trainer.state.params)
+    for name, value in before.items():
+        snapshot.copies[name].copy_(value)
+    with snapshot.applied():
+        old = record.policy.step(step, record.x, record.conditions).gaussian
+    return float(((new.mean[row] - old.mean[row]) / old.std).double().square().sum() / 2)
+
+
+@pytest.mark.parametrize("branching", [True, False])
+@pytest.mark.usefixtures("in_double")
+def test_the_kl_of_an_update_is_that_of_its_gaussians(branching: bool, make_config, make_trainer) -> None:
+    """In nats, summed over dimensions; mean over groups, which stand for all their trained steps."""
+    update = UpdateConfig(updates_per_rollout=1 if branching else 2)
+    trainer, plan, rollout, before, row = measured(
+        make_config, make_trainer, rollout=BRANCH if branching else {"steps": 5}, update=update,
+        optimizer=optimizer(target_kl=1e-9), batch=BatchConfig(prompts=3, group_size=4, micro_batch=3),
+    )  # fmt: skip
+    expected = []
+    with torch.no_grad():
+        for group in plan.groups:
+            steps = sorted(step for part in group.trained for step in part)
+            squares = {step: float(trainer.policy(group).transition(step).sensitivity) ** 2 for step in steps}
+            assert group.gauge.step in steps
+            for replay, record in rollout.records.items():
+                places = [
+                    p for p, member in enumerate(replay.members) if (member.group, member.index) == (group.index, 0)
+                ]
+                if places and replay.step == group.gauge.step:
+                    weight = sum(squares.values()) / squares[replay.step]
+                    expected.append(
+                        weight
+                        * nats(trainer, record, replay.step, places[0] * replay.rows // len(replay.members), before)
+                    )
+    assert len(expected) == len(plan.groups) == 3
+    assert row["optimizer/kl"] == pytest.approx(sum(expected) / 3, rel=CLOSE)
+    assert row["optimizer/kl"] > 0
+
+
+def test_steps_are_gauged_without_bias(make_config, make_trainer) -> None:
+    """What goes with the sensitivity squared is exact in every draw; anything else is right on average."""
+    trainer = make_trainer(make_config(trust_region=FREE, optimizer=optimizer(target_kl=0.1), rollout={"steps": 6}))
+    square = {s: float(trainer.planner.kernel(*trainer.planner.grid.pair(s)).sensitivity) ** 2 for s in range(5)}
+    assert max(square.values()) > 3 * min(square.values())
+    counts, draws = [], 150
+    for iteration in range(draws):
+        for group in plan_of(trainer, iteration).groups:
+            assert group.gauge.weight * square[group.gauge.step] == pytest.approx(sum(square.values()))
+            counts.append(group.gauge.weight)
+    assert len(counts) == 2 * draws
+    assert sum(counts) / len(counts) == pytest.approx(5, rel=0.15)  # how many steps there are
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 12), (1, 1), (2, 3), (3, 2), (5, 4)])
+def test_every_group_is_gauged_once_on_any_layout(shared, ranks, micro_batch, make_config, make_trainer) -> None:
+    config = make_config(
+        trust_region=FREE, optimizer=optimizer(max_kl=1.0), rollout=BRANCH if shared else {"steps": 5},
+        update=UpdateConfig(updates_per_rollout=1 if shared else 3), batch=BatchConfig(prompts=3, group_size=4, micro_batch=micro_batch),
+    )  # fmt: skip
+    planner = replace(make_trainer(config).planner, ranks=ranks)
+    plan = planner.plan(0, [Prompt("a"), Prompt("b"), Prompt("c")])
+    gauged = [(replay, rows) for rank in range(ranks) for replay, rows in plan.gauged(rank).items()]
+    found = []
+    for replay, rows in gauged:
+        for row, weight in rows:
+            member = replay.members[row * len(replay.members) // replay.rows]
+            assert member.index == 0
+            assert plan.groups[member.group].gauge.weight == weight
+            found.append(member.group)
+    assert sorted(found) == [0, 1, 2]
+    assert plan.gauge_rounds == max(len(plan.gauged(rank)) for rank in range(ranks)) > 0
+
+
+def test_measuring_takes_one_pass_a_group_and_the_plan_says_so(make_config, make_trainer) -> None:
+    passes, said = [], []
+    for limit in (None, 1e9):
+        config = make_config(trust_region=FREE, optimizer=optimizer(max_kl=limit))
+        trainer = make_trainer(config)
+        velocity, calls = trainer.model.velocity, []
+        trainer.model.velocity = lambda *a, calls=calls, velocity=velocity, **k: calls.append(1) or velocity(*a, **k)
+        ticks = []
+        trainer.clock.listen = lambda phase, done, total, ticks=ticks: ticks.append((phase, done, total))
+        trainer.step()
+        assert [(done, total) for phase, done, total in ticks if phase == "update"][-1] == (
+            8 + (2 if limit else 0),
+        ) * 2
+        passes.append(len(calls))
+        table = plan_table(config, plan_of(trainer), dims=96, clip=0.1, device="cpu", parameters=1)
+        said.append(" ".join(str(cell) for column in table.columns for cell in column._cells))
+    assert passes[1] - passes[0] == 2
+    assert "2 to measure the step" in said[1]
+    assert "to measure" not in said[0]
+
+
+def test_without_targets_nothing_is_measured_and_nothing_is_kept(make_config, make_trainer) -> None:
+    trainer, plan, rollout, _, row = measured(make_config, make_trainer)
+    assert plan.gauge_rounds == 0
+    assert not [name for name in row if name in ("optimizer/kl", "optimizer/kept", "optimizer/lr_factor")]
+    assert trainer.before is None
+    assert all(record.v_old is None for record in rollout.records.values())
+
+
+@pytest.mark.parametrize("lr", [2e-5, 3e-2])
+def test_the_learning_rate_follows_until_the_kl_is_at_its_target(lr: float, make_config, make_trainer) -> None:
+    """Over three decades of learning rate."""
+    config = make_config(
+        trust_region=FREE, update=UpdateConfig(updates_per_rollout=1), rollout=BRANCH,
+        optimizer=optimizer(lr=lr, target_kl=0.003, max_lr_factor=1e3),
+    )  # fmt: skip
+    trainer = make_trainer(config)
+    rows = [trainer.step() for _ in range(45)]
+    settled = [math.log(row["optimizer/kl"]) for row in rows[-20:]]
+    assert math.exp(sum(settled) / 20) == pytest.approx(0.003, rel=0.5)
+    for before, after in pairwise(rows):
+        assert before["optimizer/lr"] == pytest.approx(lr * before["optimizer/lr_factor"])
+        assert (after["optimizer/lr_factor"] < before["optimizer/lr_factor"]) == (before["optimizer/kl"] > 0.003)
+
+
+@pytest.mark.usefixtures("in_double")
+def test_a_step_that_went_too_far_is_taken_back_to_the_limit(make_config, make_trainer) -> None:
+    """All of its updates together, and measured again it has the KL that it may have."""
+    limit = 1e-3
+    trainer, plan, rollout, before, row = measured(
+        make_config, make_trainer, optimizer=optimizer(max_kl=limit), update=UpdateConfig(updates_per_rollout=2)
+    )
+    assert row["optimizer/kl"] > 4 * limit
+    assert row["optimizer/kept"] == pytest.approx(math.sqrt(limit / row["optimizer/kl"]))
+    assert 96 * path_kl(plan, rollout, trainer.world, trainer.model.device) == pytest.approx(limit, rel=0.05)
+    free, *_ = measured(make_config, make_trainer, optimizer=optimizer(max_kl=1e9))
+    assert free.log[-1]["optimizer/kept"] == 1.0
+    whole = weights_of(free)
+    for name, now in weights_of(trainer).items():
+        moved = before[name] + row["optimizer/kept"] * (whole[name] - before[name])
+        torch.testing.assert_close(now, moved, rtol=CLOSE, atol=CLOSE)
+
+
+def test_a_step_is_taken_back_to_where_it_began(make_config, make_trainer) -> None:
+    """Not to the weights of an earlier iteration: with nearly nothing kept, the weights stay where they are."""
+    trainer = make_trainer(make_config(trust_region=FREE, optimizer=optimizer(max_kl=1e9)))
+    first = weights_of(trainer)
+    trainer.step()
+    second = weights_of(trainer)
+    strict = replace(trainer.config.optimizer, max_kl=1e-14)
+    trainer.config = replace(trainer.config, optimizer=strict)
+    assert trainer.step()["optimizer/kept"] < 1e-4
+    moved = sum(float((now - second[name]).abs().max()) for name, now in weights_of(trainer).items())
+    assert moved < 1e-3 * sum(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_anchor_and_average_see_what_is_left_of_a_step(make_config, make_trainer) -> None:
+    config = make_config(
+        trust_region=TrustRegion(mode="moving"), anchor=AnchorConfig(every=1), update=UpdateConfig(updates_per_rollout=1),
+        optimizer=optimizer(max_kl=1e-5, ema=0.0),
+    )  # fmt: skip
+    trainer = make_trainer(config)
+    assert trainer.step()["optimizer/kept"] < 0.5
+    assert same(trainer.state.anchor.copies, weights_of(trainer))
+    assert same(trainer.state.ema.copies, weights_of(trainer))
+
+
+def test_a_policy_that_is_no_number_any_more_stops_the_run(make_config, make_trainer) -> None:
+    trainer = make_trainer(make_config(trust_region=FREE, optimizer=optimizer(target_kl=0.1)))
+    apply = trainer._apply
+
+    def broken(metrics):
+        result = apply(metrics)
+        next(iter(trainer.state.params.values())).data.fill_(torch.nan)
+        return result
+
+    trainer._apply = broken
+    trainer.planner = replace(
+        trainer.planner, config=replace(trainer.config, update=UpdateConfig(updates_per_rollout=1))
+    )
+    with pytest.raises(Diverged, match="velocities are not finite"):
+        trainer.step()
+
+
+def test_the_share_of_the_kl_is_held_in_a_run(make_config, make_trainer) -> None:
+    """The KL of a fixed anchor has no gradient in the first update; afterwards it has the part that it should have."""
+    config = make_config(
+        kl=KlCoefficient(kind="share", share=0.2), trust_region=TrustRegion(mode="fixed"), rollout=BRANCH,
+        update=UpdateConfig(updates_per_rollout=1),
+    )  # fmt: skip
+    trainer = make_trainer(config)
+    rows = [trainer.step() for _ in range(40)]
+    assert rows[0]["gradient/kl_share"] == 0.0
+    assert rows[0]["kl/lambda"] == rows[1]["kl/lambda"] == 1.0
+    shares = [row["gradient/kl_share"] for row in rows[-15:]]
+    assert sum(shares) / 15 == pytest.approx(0.2, rel=0.25)
+
+
+@pytest.mark.parametrize("region", ["fixed", "dual"])
+def test_a_run_with_a_trust_region_that_acts_resumes_to_the_bit(region, make_config, make_trainer, tmp_path) -> None:
+    config = make_config(
+        iterations=4, trust_region=TrustRegion(mode=region), kl=KlCoefficient(kind="share", share=0.3),
+        optimizer=optimizer(target_kl=1e-4, max_kl=2e-3),
+    )  # fmt: skip
+    assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")
+    trainer = make_trainer(config)
+    resume(trainer, tmp_path / "checkpoints")
+    assert trainer.state.optimizer.pace.factor < 0.9  # else the test could not fail
+    assert trainer.state.kl.value > 1.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kl": KlCoefficient(kind="share"), "trust_region": FREE}, "trust_region.mode is none, so that there is no KL"),
+        (
+            {"kl": KlCoefficient(kind="share"), "trust_region": TrustRegion(mode="stepwise"), "update": UpdateConfig(updates_per_rollout=1)},
+            "no gradient with update.updates_per_rollout 1",
+        ),
+    ],
+)  # fmt: skip
+def test_a_share_of_nothing_is_refused(fields, message, make_config) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(**fields)
+
+
+def test_contradictions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_lr_factor .* needs optimizer.target_kl"):
+        OptimizerConfig(max_lr_factor=2.0)
+    with pytest.raises(ValueError, match=r"max_kl .* is below optimizer.target_kl"):
+        OptimizerConfig(target_kl=0.1, max_kl=0.01)

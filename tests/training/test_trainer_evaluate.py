@@ -1,0 +1,217 @@
+"""Evaluation: the ODE, fixed seeds, all rewards, whatever the batches."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from double import CLOSE
+from sage_grpo.cli import main
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import RewardFailure
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.session import run as train
+from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig
+from sage_grpo.training.inputs import build
+from trainer_helpers import plan_of, same, weights_of
+
+REWARDS = [
+    RewardSpec(name="trainer_toys:bright", weights={"bright": 2.0}),
+    RewardSpec(name="video_stats", weights={"brightness": 1.0}, metric_only=True),
+]
+
+
+@pytest.mark.parametrize("kind", ["toy", "wan_t2v"])
+@pytest.mark.usefixtures("in_double")
+def test_evaluation_repeats_and_does_not_depend_on_batches_or_history(kind: str, make_config, make_trainer) -> None:
+    config = make_config(kind=kind, rewards=REWARDS, evaluate=EvalConfig(prompts=3, per_prompt=2, steps=3))
+    results = []
+    for micro_batch in (1, 4, 6):
+        trainer = make_trainer(replace(config, batch=BatchConfig(prompts=2, group_size=2, micro_batch=micro_batch)))
+        before = weights_of(trainer)
+        first, second = trainer.evaluate(), trainer.evaluate()
+        assert first.metrics == second.metrics
+        assert torch.equal(first.clips, second.clips)
+        assert same(before, weights_of(trainer))
+        results.append(first)
+    for other in results[1:]:
+        assert other.captions == results[0].captions
+        assert torch.equal(other.clips, results[0].clips)
+        assert other.metrics == pytest.approx(results[0].metrics, rel=CLOSE)
+    metrics = results[0].metrics
+    assert metrics["eval/total"] == pytest.approx(2 * metrics["eval/bright"])
+    assert "eval/brightness" in metrics
+    assert metrics["eval/failed"] == 0
+    assert len(results[0].clips) == 6
+
+
+def test_evaluation_uses_no_exploration_and_its_own_seed(make_config, make_trainer) -> None:
+    base = make_config(evaluate=EvalConfig(prompts=3, steps=3))
+    plain = make_trainer(base).evaluate()
+    loud = make_trainer(replace(base, seed=7, kernel=replace(base.kernel, eta=0.9))).evaluate()
+    assert torch.equal(plain.clips, loud.clips)
+    other = make_trainer(replace(base, evaluate=replace(base.evaluate, seed=99))).evaluate()
+    assert not torch.equal(plain.clips, other.clips)
+
+
+def test_a_prompts_own_seed_fixes_its_noise_wherever_it_stands(make_config, make_trainer, tmp_path) -> None:
+    from sage_grpo.flow.noise import keyed_noise
+
+    clips = []
+    for number, rows in enumerate(("a cat,7\na dog,\n", "a dog,\na bird,7\na cat,7\n")):
+        file = tmp_path / f"{number}.csv"
+        file.write_text("prompt,seed\n" + rows)
+        settings = EvalConfig(prompts=3, per_prompt=2, steps=3, seed=number, show=6)
+        config = make_config(evaluate=settings)
+        trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=str(file))))
+        starts, velocity = [], trainer.model.velocity
+
+        def watched(x, sigma, conditions, *, velocity=velocity, starts=starts, **options):
+            if float(sigma) == 1:
+                starts.extend(x)
+            return velocity(x, sigma, conditions, **options)
+
+        trainer.model.velocity = watched
+        result = trainer.evaluate()
+        clips.append(
+            {(text, copy): result.clips[2 * p + copy] for p, text in enumerate(result.captions[::2]) for copy in (0, 1)}
+        )
+        for copy in (0, 1):  # the noise of `generate --seed`
+            noise = keyed_noise(trainer.model.latent_shape(), "generate", 7 + copy, "start")
+            assert any(torch.equal(noise, start) for start in starts)
+    first, second = clips
+    assert [(first["a cat", copy].int() - second["a cat", copy].int()).abs().max() <= 1 for copy in (0, 1)] == [
+        True
+    ] * 2
+    assert not torch.equal(first["a cat", 0], first["a cat", 1])
+    assert not torch.equal(first["a dog", 0], second["a dog", 0])
+
+
+def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer, tmp_path) -> None:
+    file = tmp_path / "p.csv"
+    file.write_text("prompt,worth\na cat,1\na red dog,10\n")
+    config = make_config(
+        rewards=[RewardSpec(name="trainer_toys:told")],
+        evaluate=EvalConfig(prompts=2, per_prompt=2, steps=2),
+        batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
+    )
+    trainer = make_trainer(replace(config, data=replace(config.data, prompts=str(file), eval_prompts=str(file))))
+    assert trainer.evaluate().metrics["eval/told"] == 5.5
+    plan = plan_of(trainer)
+    worth = torch.tensor([float(group.prompt.metadata["worth"]) for group in plan.groups])
+    videos = trainer.decode(trainer.roll_out(plan))
+    assert torch.equal(trainer.score(videos, plan).total, worth.repeat_interleave(2))
+
+
+def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(prompts=2, per_prompt=2, steps=3, seed=0), seed=0)
+    trainer = make_trainer(config)
+    clips = trainer.decode(trainer.roll_out(plan_of(trainer)))
+    assert not any(torch.equal(a, b) for a in trainer.evaluate().clips for b in clips)
+
+
+def failing(*bad: int, **fields) -> RewardSpec:
+    options = {"bad": list(bad)}
+    return RewardSpec(
+        name="trainer_toys:bright_but", label="bright", batch_size=0, options=options, try_out=False, **fields
+    )
+
+
+def test_failed_clips_are_counted_and_left_out(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(prompts=3, steps=3), max_failed_fraction=0.4)
+    clean = make_trainer(config).evaluate()
+    result = make_trainer(replace(config, rewards=[failing(1)])).evaluate()
+    assert result.metrics["eval/failed"] == result.metrics["eval/failed/bright"] == 1
+    assert clean.metrics["eval/failed/bright"] == 0
+    assert clean.report == ""
+    assert "bright could not score 1 of 3 clips" in result.report
+    assert f"bright on {result.captions[1]!r}: returned bright_but = nan" in result.report
+    levels = clean.clips.float().mean(dim=(1, 2, 3, 4)) / 255
+    assert result.metrics["eval/total"] == pytest.approx(float((levels[0] + levels[2]) / 2), rel=1e-5)
+
+
+def test_more_failures_than_allowed_stop_an_evaluation_and_nothing_becomes_the_best(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(prompts=5, steps=2), max_failed_fraction=0.25)
+    with pytest.raises(RewardFailure, match=r"4 of 5 clips(.|\n)*bright on '"):
+        make_trainer(replace(config, rewards=[failing(0, 1, 2, 4)])).evaluate()
+    with pytest.raises(RewardFailure, match="5 of 5 clips"):  # nothing to compare, however much is allowed
+        make_trainer(replace(config, rewards=[failing(0, 1, 2, 3, 4)], max_failed_fraction=1.0)).evaluate()
+    with pytest.raises(RewardFailure):
+        train(replace(config, rewards=[failing(0, 1, 2, 4)]))
+    assert not (Path(config.out) / "best").exists()
+
+
+def test_a_metric_that_always_fails_is_counted_and_named(make_config, make_trainer) -> None:
+    broken = RewardSpec(name="trainer_toys:broken", metric_only=True, try_out=False)
+    trainer = make_trainer(make_config(rewards=[*REWARDS, broken], evaluate=EvalConfig(prompts=3, steps=2)))
+    result = trainer.evaluate()
+    assert math.isnan(result.metrics["eval/broken"])
+    assert result.metrics["eval/failed"] == 0  # every clip has its total
+    assert result.metrics["eval/failed/broken"] == 3
+    assert result.metrics["eval/failed/bright"] == 0
+    assert "the reward's machine is gone" in result.report
+    row = trainer.step()
+    assert (row["reward/failed"], row["reward/failed/broken"], row["reward/failed/bright"]) == (0, 8, 0)
+    assert "the reward's machine is gone" in trainer.failures
+
+
+def test_failures_below_the_limit_are_said_in_the_log(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(iterations=1, rewards=[failing(1)], max_failed_fraction=0.5)
+    train(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "bright could not score 1 of 2 clips" in said  # the evaluations
+    assert "bright could not score 1 of 8 clips" in said  # the iteration
+    assert said.count("returned bright_but = nan") == 3
+    rows = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
+    assert [row["reward/failed/bright"] for row in rows if "reward/total" in row] == [1]
+    assert [row["eval/failed/bright"] for row in rows if "eval/total" in row] == [1, 1]
+
+
+def test_rewards_are_tried_before_the_model_is_loaded(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments, **named):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(ModelSpec, "load", never)
+    broken = RewardSpec(name="trainer_toys:broken", metric_only=True)
+    config = make_config(rewards=[*REWARDS, broken])
+    with pytest.raises(RewardConfigError, match=r"'broken' failed when it was tried out: ConnectionError.*'a cat'"):
+        build(config)
+    arguments = ["evaluate", "--model.family", "trainer_zoo.toy", "--prompts", config.data.prompts]
+    assert main([*arguments, "--rewards", '[{"name": "trainer_toys:broken"}]']) == 2
+
+
+def test_trying_rewards_does_not_move_the_runs_random_numbers(make_config) -> None:
+    states = []
+    for spec in (REWARDS[0], replace(REWARDS[0], name="trainer_toys:draws", label="bright")):
+        build(make_config(rewards=[spec]))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_rewards_learn_where_the_first_frame_is(make_config, make_trainer, tmp_path: Path) -> None:
+    """Training, evaluation and the try-out hand over what is known about a prompt besides its text."""
+    from PIL import Image
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "first.png")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a cat", "image": "first.png"}\n{"prompt": "a dog"}\n')
+    data = DataConfig(prompts=str(tmp_path / "rows.jsonl"), eval_prompts=str(tmp_path / "rows.jsonl"))
+    config = make_config(data=data, rewards=[RewardSpec(name="trainer_toys:has_image")])
+    trainer = make_trainer(config)
+    assert trainer.evaluate().metrics["eval/has_image"] == 0.5
+    plan = plan_of(trainer)
+    scored = trainer.score(trainer.decode(trainer.roll_out(plan)), plan)
+    expected = [float(plan.groups[group].prompt.image is not None) for group in scored.groups.tolist()]
+    assert scored.total.tolist() == expected
+    assert sorted(set(expected)) == [0.0, 1.0]
+
+
+def test_runs_without_held_out_prompts_evaluate_nothing(make_config, make_trainer) -> None:
+    config = make_config()
+    trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None)))
+    assert trainer.held_out == []

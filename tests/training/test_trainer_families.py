@@ -1,0 +1,47 @@
+"""Every family trains an iteration of every way to learn, one family of every method, and the first log ratio is exactly 0."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sage_grpo.flow.kernels import Flow, KernelSpec
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.training.config import BatchConfig
+from trainer_helpers import same, weights_of
+from trainer_zoo import toy
+
+WAYS = ("sage", "branch", "mix_grpo_flash", "grpo_guard", "nft", "awm")
+"""All steps, one shared step, a window with another solver after it, scaled ratios, and both without an SDE."""
+FAMILIES = ("wan_t2v", "ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_method_trains_every_family(kind: str, make_config, make_trainer) -> None:
+    sides = {"flux": 8, "sd3": 8, "sana_video": 32}
+    small = {"height": sides[kind], "width": sides[kind]} if kind in sides else {}
+    batch = BatchConfig(prompts=2, group_size=2, micro_batch=2)  # a clip for each of mix_grpo's four updates
+    config = make_config(kind=kind, model=small, rollout={"steps": 4}, batch=batch)
+    for method in METHODS if kind == "wan_t2v" else WAYS:
+        of = METHODS[method]
+        # One with guidance: two branches, or a scale that is an input.
+        scale = 3.0 if method == "sage" else 1.0
+        trainer = make_trainer(of(replace(config, model=replace(config.model, guidance_scale=scale))))
+        before = weights_of(trainer)
+        metrics = trainer.step()
+        assert all(math.isfinite(value) for value in metrics.values()), method
+        assert metrics.get("ratio/first_log", 0.0 if method == "nft" else None) == 0.0, method  # nft has no ratio
+        assert not same(before, weights_of(trainer)), method
+
+
+def test_flow_on_a_grid_that_starts_below_one(make_config, make_trainer, monkeypatch) -> None:
+    """DPM-Solver's grids start at 0.999 and more: the kernel that samples and replays knows that this is the first step."""
+    sigmas = torch.tensor([0.999875, 0.97, 0.8, 0.4, 0.0])
+    monkeypatch.setattr(toy.ToyModel, "sigmas", lambda model, steps, shift=None: sigmas)
+    trainer = make_trainer(make_config(kernel=KernelSpec(name="flow", eta=0.5), rollout={"steps": 4}))
+    assert trainer.planner.kernel == Flow(0.5, first=float(sigmas[0]))
+    assert trainer.step()["ratio/first_log"] == 0.0
