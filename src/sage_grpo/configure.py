@@ -181,13 +181,13 @@ def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
         check_yaml(file)
         if option == "--config":
             _check_files_of_parts(file, options)
-        twice = _twice(_composed(_text_of(file)))
+        twice = _twice(file.read_text(encoding="utf-8")) if file.is_file() else ""
     elif value.startswith(("{", "[")):
         with suppress(yaml.YAMLError):  # what is no YAML is the parser's to complain about
             fault = _yaml_fault(value)
             if fault:
                 raise ConfigError(f"{option} cannot be used: {fault}.")
-        file, twice = Path(option), _twice(_composed(value))
+        file, twice = Path(option), _twice(value)
     else:
         return
     if twice:
@@ -202,46 +202,32 @@ def _check_files_of_parts(file: Path, options: type) -> None:
             check_yaml(file.parent / value)
 
 
-def _text_of(file: Path) -> str:
-    """What a file holds; nothing where it cannot be read, which is the parser's to complain about."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
-
-
-def _composed(text: str) -> Any:
-    """The tree of a YAML text, in which an alias is the very node that it stands for; None where it is no YAML."""
+def _twice(text: str) -> str:
+    """The first key of a YAML text that is there twice, with both lines; empty where none is, or where it is no YAML, which is the parser's to
+    complain about. What aliases stand for is the very node, and looked at once."""
     import yaml
 
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        waiting = [("", yaml.compose(text, Loader=yaml.SafeLoader))]
     except yaml.YAMLError:
-        return None
-
-
-def _twice(node: Any, prefix: str = "", seen: set[int] | None = None) -> str | None:
-    """The first key of a YAML tree that is there twice, with both lines. What aliases stand for is looked at once."""
-    import yaml
-
-    seen = set() if seen is None else seen
-    if id(node) in seen:
-        return None
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        return next((found for item in node.value if (found := _twice(item, prefix, seen))), None)
-    if not isinstance(node, yaml.MappingNode):
-        return None
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        name, line = f"{prefix}{key.value if isinstance(key.value, str) else '?'}", key.start_mark.line + 1
-        if name in lines:
-            return f"the key {name!r} twice (lines {lines[name]} and {line})"
-        lines[name] = line
-        found = _twice(value, f"{name}.", seen)
-        if found:
-            return found
-    return None
+        return ""
+    seen = set()
+    while waiting:
+        prefix, node = waiting.pop(0)
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(prefix, item) for item in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                name, line = f"{prefix}{key.value if isinstance(key.value, str) else '?'}", key.start_mark.line + 1
+                if name in lines:
+                    return f"the key {name!r} twice (lines {lines[name]} and {line})"
+                lines[name] = line
+                waiting.append((f"{name}.", value))
+    return ""
 
 
 def in_file(file: str, key: str) -> bool:
