@@ -158,11 +158,7 @@ class FunctionReward:
         self._takes_metadata = _check_arguments(function, arguments, positional=2 if per_frame else 3)
 
     def __call__(
-        self,
-        videos: Tensor,
-        prompts: Sequence[str],
-        fps: float,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
+        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> Mapping[str, Tensor]:
         """Score the clips."""
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
@@ -212,10 +208,7 @@ def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any],
     """Whether the function takes metadata; RewardConfigError when it cannot be called."""
     try:
         signature = inspect.signature(function)
-    except (
-        TypeError,
-        ValueError,
-    ):  # some C functions have no signature: the first call will tell
+    except (TypeError, ValueError):  # some C functions have no signature: the first call will tell
         return False
     title = f"{function.__module__}:{getattr(function, '__name__', type(function).__name__)}"
     takes_metadata = "metadata" in signature.parameters

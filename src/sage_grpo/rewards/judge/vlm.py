@@ -23,16 +23,7 @@ from sage_grpo.documents import parse_json
 from sage_grpo.ranges import Count, Positive, Range, checked
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, check_known, nearest
-from sage_grpo.rewards.judge.endpoint import (
-    Endpoint,
-    EndpointFailure,
-    Ledger,
-    Limits,
-    Meter,
-    Network,
-    Spent,
-    Usage,
-)
+from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Ledger, Limits, Meter, Network, Spent, Usage
 from sage_grpo.types import PartScores, RewardFacts
 
 Group = TypeVar("Group")

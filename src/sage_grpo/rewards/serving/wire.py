@@ -75,12 +75,7 @@ def encode_request(
     """
     videos = videos.contiguous().cpu()
     checksum = content_checksum(videos, prompts, fps)
-    metadata = {
-        "id": request_id,
-        "prompts": json.dumps(list(prompts)),
-        "fps": repr(float(fps)),
-        "checksum": checksum,
-    }
+    metadata = {"id": request_id, "prompts": json.dumps(list(prompts)), "fps": repr(float(fps)), "checksum": checksum}
     tensor = {"dtype": "U8", "shape": list(videos.shape), "data_offsets": [0, videos.numel()]}
     header = json.dumps({"__metadata__": metadata, "videos": tensor}).encode()
     header += b" " * (-len(header) % 8)
