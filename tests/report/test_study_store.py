@@ -53,7 +53,7 @@ def test_a_vote_counts_once_however_often_it_is_sent(store: Store) -> None:
     with pytest.raises(OtherVote, match="nonce"):
         store.vote(rater, following, "n1", ANSWERS)
     assert [vote.answers for vote in store.votes()] == [ANSWERS]
-    assert store.progress_of(rater) == (1, 9)
+    assert store.progress()[rater] == (1, 9)
 
 
 def test_only_the_own_task_that_was_shown_can_be_voted_on(store: Store) -> None:

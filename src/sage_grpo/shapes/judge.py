@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import ClassVar
 
@@ -115,18 +115,13 @@ class ShapesJudge:
         portion = max(1, PIXELS_AT_ONCE // videos[0, ..., 0].numel())
         with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit
             verdicts = [self._examine(part) for part in videos.split(portion)]
-        if len(verdicts) == 1:
-            return verdicts[0]
         return Verdict(
-            **{
-                name: torch.cat([getattr(verdict, name) for verdict in verdicts])
-                for name in ("vq", "mq", "gate", "drift")
-            },
-            beliefs={name: torch.cat([verdict.beliefs[name] for verdict in verdicts]) for name in ATTRIBUTES},
+            **{name: torch.cat([getattr(one, name) for one in verdicts]) for name in ("vq", "mq", "gate", "drift")},
+            beliefs={name: torch.cat([one.beliefs[name] for one in verdicts]) for name in ATTRIBUTES},
             nearest=SceneBatch(
                 **{
-                    name: torch.cat([getattr(verdict.nearest, name) for verdict in verdicts])
-                    for name in (*ATTRIBUTES, "offset", "phase")
+                    field.name: torch.cat([getattr(one.nearest, field.name) for one in verdicts])
+                    for field in fields(SceneBatch)
                 }
             ),
         )

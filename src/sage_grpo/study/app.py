@@ -142,7 +142,7 @@ class StudyServer:
         from starlette.responses import JSONResponse
 
         asked = await asyncio.to_thread(self.store.ask, rater)
-        done, total = await asyncio.to_thread(self.store.progress_of, rater)
+        done, total = (await asyncio.to_thread(self.store.progress))[rater]
         study = self.store.study
         return JSONResponse(
             {

@@ -223,14 +223,6 @@ class Store:
         )
         return {rater: (done, total) for rater, done, total in rows}
 
-    def progress_of(self, rater: int) -> tuple[int, int]:
-        """Votes given, tasks in all."""
-        ((done, total),) = self._read(
-            "SELECT COUNT(votes.task), COUNT(*) FROM tasks LEFT JOIN votes ON votes.task = tasks.id WHERE rater = ?",
-            (rater,),
-        )
-        return done, total
-
     def ask(self, rater: int, count: int = 2) -> list[Asked]:
         """The rater's next tasks without a vote, at most `count`; the first one counts as shown from now on."""
         with self._writing() as db:
