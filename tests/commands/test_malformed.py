@@ -381,7 +381,7 @@ GIVEN = {
         "must be a text",
         [["train", "--data.prompts", "number.json"], ["evaluate", "--prompts", "number.json"]],
     ),
-    "letters": ("is no text", [["train", "--data.prompts", "half.json"]]),
+    "letters": ("is not text", [["train", "--data.prompts", "half.json"]]),
     "dimensions": ("dimension", [["generate", "--bench", "vbench", "--prompts", "dimension.json"]]),
     "servers": ("url", [["evaluate", *reward("remote", weights={"a": 1.0}, options={"urls": [url]})] for url in URLS]),
     "judges": (

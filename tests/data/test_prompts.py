@@ -115,7 +115,7 @@ def test_faults_are_named_with_their_line(name: str, text: str, says: str, tmp_p
 @pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.json", "p.jsonl"])
 def test_a_file_that_is_not_utf8_is_named_with_its_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes("prompt\na café\n".encode("latin1"))
-    with pytest.raises(ValueError, match=rf"{name}, line 2: byte 0xe9 is no UTF-8. Save the file as UTF-8"):
+    with pytest.raises(ValueError, match=rf"{name}, line 2: byte 0xe9 is not UTF-8. Save the file as UTF-8"):
         load_prompts(tmp_path / name)
 
 

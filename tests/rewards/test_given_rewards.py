@@ -70,7 +70,7 @@ def test_lambdas_partials_and_options() -> None:
     [
         (lambda: gather_rewards([bright, bright]), "Two rewards are called 'bright'.*label"),
         (lambda: gather_rewards([TwoParts]), "TwoParts is a class: give an object of it"),
-        (lambda: gather_rewards([3]), "A int is no reward"),
+        (lambda: gather_rewards([3]), "A int is not a reward"),
         (lambda: gather_rewards({"name": "clip"}), r"RewardSpec\(name='clip'"),
         (lambda: own_reward(bright, weight={"a": 1}), "no setting 'weight'. Did you mean 'weights'"),
         (lambda: own_reward(TwoParts(1.0), options={"factor": 2}), "but TwoParts is an object: set it up yourself"),

@@ -194,7 +194,7 @@ def test_prompts_of_files_are_read_as_those_of_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"twice\.csv, line 3 is the second row for a"):
         read_prompts(tmp_path / "twice.csv", ["a.mp4"])
     (tmp_path / "p.txt").write_bytes("a café".encode("latin1"))
-    with pytest.raises(ValueError, match=r"p\.txt, line 1: byte 0xe9 is no UTF-8"):
+    with pytest.raises(ValueError, match=r"p\.txt, line 1: byte 0xe9 is not UTF-8"):
         read_prompts(tmp_path / "p.txt", ["a.mp4"])
     (tmp_path / "p.json").write_text("{")
     with pytest.raises(ValueError, match=r"p\.json is not JSON"):

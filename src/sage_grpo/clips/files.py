@@ -53,7 +53,7 @@ class ScoredVideo:
 def find_videos(folder: Path) -> list[Path]:
     """The video files of a folder and its subfolders, sorted by path."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder.")
+        raise ValueError(f"{folder} is not a folder.")
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
         raise ValueError(f"{folder} holds no video ({', '.join(SUFFIXES)}).")

@@ -80,7 +80,7 @@ def text_of(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(
-            f"{path}, line {line}: byte {error.object[error.start]:#04x} is no UTF-8. Save the file as UTF-8, for example with "
+            f"{path}, line {line}: byte {error.object[error.start]:#04x} is not UTF-8. Save the file as UTF-8, for example with "
             f"iconv -f latin1 -t utf8 (or -f utf16) {path}."
         ) from error
     if "\0" in text:
@@ -160,7 +160,7 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     try:
         text.encode()  # JSON can spell halves of characters, which no tokenizer and no file takes
     except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: {text[:60]!a} is no text ({error.reason}). Save the file as UTF-8.") from error
+        raise ValueError(f"{where}: {text[:60]!a} is not text ({error.reason}). Save the file as UTF-8.") from error
     seed = row.get("seed")
     try:
         number_or_none = None if seed in (None, "") else int(str(seed))

@@ -264,7 +264,7 @@ def check_device(spec: RewardSpec) -> torch.device | None:
         device = torch.device(spec.device)
     except RuntimeError as error:
         raise RewardConfigError(
-            f"Reward {spec.title!r}: {spec.device!r} is no device; use cpu, cuda or cuda:1."
+            f"Reward {spec.title!r}: {spec.device!r} is not a device; use cpu, cuda or cuda:1."
         ) from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RewardConfigError(

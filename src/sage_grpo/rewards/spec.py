@@ -122,14 +122,14 @@ def _check_kind(target: Any, spec: RewardSpec) -> None:
         ]
         if not any(_named_arguments(method) >= 4 for method in methods):  # self, videos, prompts, fps
             raise RewardConfigError(
-                f"{spec.name!r} is no reward: the class {target.__name__} has no __call__(self, videos, prompts, fps) with `names`; "
+                f"{spec.name!r} is not a reward: the class {target.__name__} has no __call__(self, videos, prompts, fps) with `names`; "
                 "see docs/rewards.md."
             )
         return
     needed = "frames, prompts" if spec.options.get("per_frame") else "videos, prompts, fps"
     if _named_arguments(target) < 2 + (needed != "frames, prompts"):
         raise RewardConfigError(
-            f"{spec.name!r} is no reward: a reward is a Python function ({needed}), see docs/rewards.md."
+            f"{spec.name!r} is not a reward: a reward is a Python function ({needed}), see docs/rewards.md."
         )
 
 
@@ -167,7 +167,7 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
         ) from error
     if not isinstance(reward, Reward):
         raise RewardConfigError(
-            f"{spec.name!r} is no reward: it needs `names` and __call__(videos, prompts, fps); see docs/rewards.md."
+            f"{spec.name!r} is not a reward: it needs `names` and __call__(videos, prompts, fps); see docs/rewards.md."
         )
     return reward
 
@@ -321,7 +321,7 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSet
         return GivenReward(spec, target)
     if not callable(target):
         raise RewardConfigError(
-            f"A {type(target).__name__} is no reward: give a function (videos, prompts, fps), or an object with `names` and "
+            f"A {type(target).__name__} is not a reward: give a function (videos, prompts, fps), or an object with `names` and "
             "__call__(videos, prompts, fps); see docs/rewards.md."
         )
     return GivenReward(spec, FunctionReward(target, **{"parts": list(spec.weights) or [label], **spec.options}))

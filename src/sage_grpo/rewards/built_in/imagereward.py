@@ -97,7 +97,7 @@ class ImageReward(NetworkReward):
         vision, text = under(state, "blip.visual_encoder."), under(state, "blip.text_encoder.")
         text.pop(_BUFFER, None)
         if "pos_embed" not in vision or "patch_embed.proj.weight" not in vision:
-            raise RewardConfigError(f"{checkpoint} is no ImageReward: it has no blip.visual_encoder.")
+            raise RewardConfigError(f"{checkpoint} is not an ImageReward: it has no blip.visual_encoder.")
         self._vision = _vision_model(vision)
         fill(self._vision, from_timm(vision), f"The vision tower in {checkpoint}")
         self._text = _text_model(Path(config).expanduser(), vision["cls_token"].shape[-1])
@@ -183,5 +183,5 @@ def _text_model(path: Path, width: int) -> Any:
         )  # fmt: skip
         config = BlipTextConfig(**{name: raw[name] for name in names}, encoder_hidden_size=width)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RewardConfigError(f"{path} is no med_config.json ({type(error).__name__}: {error}).") from error
+        raise RewardConfigError(f"{path} is not a med_config.json ({type(error).__name__}: {error}).") from error
     return BlipTextModel(config, add_pooling_layer=False)

@@ -33,7 +33,7 @@ class Chat:
         self._template, self._kind, self._seen = template, kind, f"<|{kind}_pad|>"
         for token in (PAD_TOKEN, self._seen):
             if token not in self.tokenizer.get_vocab():
-                raise RewardConfigError(f"{base} is no Qwen2-VL: its tokenizer does not know {token}.")
+                raise RewardConfigError(f"{base} is not a Qwen2-VL: its tokenizer does not know {token}.")
         self.tokenizer.add_tokens(list(read), special_tokens=True)
         self.read_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(list(read)))
 

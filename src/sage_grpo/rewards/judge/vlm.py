@@ -294,7 +294,7 @@ def _score(value: Any, part: str, low: float, high: float) -> float:
             raise Unreadable(f"{part} is {value!r}, which is not on the scale from {low:g} to {high:g}")
         value = float(match[1])
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Unreadable(f"the score of {part} is no number: {_short(str(value))!r}")
+        raise Unreadable(f"the score of {part} is not a number: {_short(str(value))!r}")
     if not math.isfinite(value) or not low <= value <= high:
         raise Unreadable(f"{part} is {value:g}, outside of {low:g} to {high:g}")
     return float(value)

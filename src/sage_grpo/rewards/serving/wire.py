@@ -158,13 +158,13 @@ def _scores_checksum(tensors: Mapping[str, Tensor]) -> str:
 def _header(body: bytes | bytearray) -> tuple[dict[str, Any], int]:
     """The JSON header of a safetensors file, and where its tensors begin."""
     if len(body) < 8:
-        raise WireError(f"{len(body)} bytes are no safetensors file.")
+        raise WireError(f"{len(body)} bytes are not a safetensors file.")
     (length,) = struct.unpack("<Q", body[:8])
     if length > min(MAX_HEADER, len(body) - 8):
         raise WireError(f"The safetensors header claims {length} bytes.")
     header = parse_json(body[8 : 8 + length].decode("utf-8"), "the safetensors header")
     if not isinstance(header, dict):
-        raise WireError("The safetensors header is no object.")
+        raise WireError("The safetensors header is not an object.")
     return header, 8 + length
 
 
