@@ -52,10 +52,23 @@ def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str
         assert (config.evaluate.prompts * config.evaluate.per_prompt, config.evaluate.steps) in ((128, 20), (512, 20))
 
 
-@pytest.mark.parametrize("name", slow_but(SUITES, *QUICK))
+NOT_MEASURED = ("regime", "dose", "taken", "witness")
+"""Suites without rows yet (docs/log.md says why)."""
+
+
+def test_every_other_suite_has_its_rows() -> None:
+    assert [name for name in SUITES if not rows_of(name).is_file()] == list(NOT_MEASURED)
+
+
+def rows_of(name: str) -> Path:
+    """The committed rows of a suite."""
+    return ROOT / "docs/results" / name / "runs.jsonl"
+
+
+@pytest.mark.parametrize("name", slow_but([name for name in SUITES if name not in NOT_MEASURED], *QUICK))
 def test_what_was_measured_is_still_what_the_suite_runs(name: str) -> None:
     """The key of a run is that of its settings: a preset that changes must leave what was measured with it pinned in the arm."""
-    rows = (ROOT / "docs/results" / name / "runs.jsonl").read_text().splitlines()
+    rows = rows_of(name).read_text().splitlines()
     first = SUITES[name]("full").seeds[0]
     measured = {(row["arm"], row["key"]) for row in map(json.loads, rows) if row["seed"] == first}
     jobs: tuple[Job, ...] = jobs_of(name)

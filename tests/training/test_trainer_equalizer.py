@@ -43,3 +43,18 @@ def test_a_cap_limits_the_weights(make_config, make_trainer) -> None:
 def test_off_means_off(make_config, make_trainer) -> None:
     metrics = make_trainer(make_config(surrogate=SurrogateConfig(equalize=False))).step()
     assert norms(metrics, "equalized") == norms(metrics, "raw")
+
+
+def test_as_printed_steps_are_weighed_by_their_std(make_config, make_trainer) -> None:
+    """1/std divided out: weights are in the ratios of the steps' std, whatever |b| is."""
+    trainer = make_trainer(make_config(surrogate=SurrogateConfig(equalize_by="std"), rollout={"steps": 12}))
+    metrics, planner = trainer.step(), trainer.planner
+    weights = {
+        int(name.rpartition("/")[2]): metrics[name] / metrics[name.replace("equalized", "raw")]
+        for name in metrics
+        if name.startswith("gradient/equalized/")
+    }
+    std = {step: float(planner.kernel(*planner.grid.pair(step)).std) for step in weights}
+    shares = [weights[step] / std[step] for step in weights]
+    assert len(shares) > 2
+    assert shares == pytest.approx([shares[0]] * len(shares), rel=1e-4)

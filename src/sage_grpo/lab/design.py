@@ -76,6 +76,9 @@ class Suite:
     arm ends, on the line between the evaluations before and after."""
     clips: int | None = None
     """A budget of scored clips, which is one of reward calls: every run is evaluated after its last iteration within it as well."""
+    unseen: bool = False
+    """At its end a run is also evaluated on the held-out prompts that no evaluation before had, for scores that its sentinel could not act on:
+    columns `unseen/NAME`."""
     columns: tuple[Column, ...] = (Column(key="total", label="Overall"), Column(key="drift", higher=False))
     """What tables show; the first one decides."""
     kind: Literal["train", "rollout"] = "train"

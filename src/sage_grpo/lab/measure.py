@@ -184,8 +184,7 @@ class Recording(Observer):
 
     def keep(self, found: Evaluation, number: int) -> None:
         """Scores as those after so many iterations."""
-        scores = {name.removeprefix("eval/"): finite(value) for name, value in found.metrics.items()}
-        self.record.evaluations[str(number)] = with_plain_names(scores, self.trainer.config)
+        self.record.evaluations[str(number)] = with_plain_names(_scores(found), self.trainer.config)
         self.record.passes[str(number)] = self.record.cost
         self.record.clips[str(number)] = self.record.scored
         if number in (self.trainer.config.iterations, *self.record.budgets.values()):
@@ -297,6 +296,10 @@ def train(trainer: Trainer, job: Job, record: Record, bases: Bases, progress: Pr
     loop = Loop(trainer, guard, saver, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # its end is what the weights are worth that it ends with
         recording.keep(recording.evaluate(), trainer.config.iterations)
+    if job.unseen:
+        trainer.held_out = trainer.held_out[trainer.config.evaluate.prompts :]
+        found = with_plain_names(_scores(trainer.evaluate()), trainer.config)
+        record.evaluations[str(trainer.config.iterations)] |= {f"unseen/{name}": found[name] for name in found}
 
 
 def base_key(config: TrainConfig) -> str:
@@ -315,6 +318,10 @@ def unlabelled(scores: Scores, title: str) -> Scores:
     """The parts of a reward without its title."""
     start = f"{title}/"
     return {name.removeprefix(start): value for name, value in scores.items() if name.startswith(start)}
+
+
+def _scores(found: Evaluation) -> Scores:
+    return {name.removeprefix("eval/"): finite(value) for name, value in found.metrics.items()}
 
 
 def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

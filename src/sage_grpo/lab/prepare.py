@@ -52,6 +52,8 @@ class Job:
     kind: str
     budgets: dict[str, int] = field(default_factory=dict)
     """By what is counted (`passes`, `clips`): evaluated after the last iteration within so many, too."""
+    unseen: bool = False
+    """Whether its end is also evaluated on other prompts."""
 
     @property
     def name(self) -> str:
@@ -114,11 +116,12 @@ def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job
         arm=arm.name,
         recipe=arm.recipe,
         seed=config.seed,
-        key=key_of(config, points, suite.kind, budgets),
+        key=key_of(config, points, suite.kind, {**budgets, **({"unseen": True} if suite.unseen else {})}),
         config=config,
         settings={key: value for key, value in {**changed, **rules}.items() if key not in ("seed", "out", *MINIATURE)},
         points=points,
         budgets=budgets,
+        unseen=suite.unseen,
         kind=suite.kind,
     )
 
@@ -129,11 +132,11 @@ def evaluated(points: Sequence[int] | None, spec: EvalConfig, iterations: int) -
     return sorted({0, iterations, *(point for point in between if 0 < point < iterations)})
 
 
-def key_of(config: TrainConfig, points: Sequence[int], kind: str, budgets: Mapping[str, int] | None = None) -> str:
-    """Digest of what a run computes. Defaults do not count, so that a field that is added later changes no key."""
+def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[str, int] | None = None) -> str:
+    """Digest of what a run computes; `more` is what else is evaluated. Defaults do not count, so that a field that is added later changes no key."""
     changed = differences(_plain(TrainConfig()), _plain(config))
     counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
-    text = json.dumps([counted, config.seed, list(points), kind, *([budgets] if budgets else [])], sort_keys=True)
+    text = json.dumps([counted, config.seed, list(points), kind, *([more] if more else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

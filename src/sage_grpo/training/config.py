@@ -111,6 +111,8 @@ class SurrogateConfig:
     """kl_mask drops aggressive moves where KL >= kl_mask_scale / latent dimensions."""
     equalize: bool = True
     """Temporal gradient equaliser: weight steps by median(sensitivity) / sensitivity."""
+    equalize_by: Literal["sensitivity", "std"] = "sensitivity"
+    """What is divided out: sensitivity is |b| / std, the size of a step's gradient; std is 1 / std, as the paper prints it."""
     equalize_cap: Positive | None = None
     """Largest equaliser weight; None is no cap."""
 

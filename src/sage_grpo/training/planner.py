@@ -268,8 +268,9 @@ class Planner:
         surrogate = self.config.surrogate
         if not surrogate.equalize:
             return dict.fromkeys(steps, 1.0)
-        sensitivity = torch.stack([self.kernel(*self.grid.pair(step)).sensitivity for step in steps])
-        return dict(zip(steps, equalizing_weights(sensitivity, cap=surrogate.equalize_cap).tolist()))
+        laws = [self.kernel(*self.grid.pair(step)) for step in steps]
+        sizes = [law.sensitivity if surrogate.equalize_by == "sensitivity" else 1 / law.std for law in laws]
+        return dict(zip(steps, equalizing_weights(torch.stack(sizes), cap=surrogate.equalize_cap).tolist()))
 
 
 def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random) -> Levels:

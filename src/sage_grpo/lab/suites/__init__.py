@@ -7,10 +7,20 @@ from collections.abc import Callable
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.suites.common import Size, expected_seconds
 from sage_grpo.lab.suites.headline import headline, tuning
-from sage_grpo.lab.suites.leash import hacking, heat, schedule, sentinel, strategy, strategy_updates
+from sage_grpo.lab.suites.leash import (
+    dose,
+    hacking,
+    heat,
+    schedule,
+    sentinel,
+    strategy,
+    strategy_updates,
+    taken,
+    witness,
+)
 from sage_grpo.lab.suites.methods import distance, scaling, table2, table2_a
 from sage_grpo.lab.suites.objectives import objectives
-from sage_grpo.lab.suites.samplers import equaliser, noise
+from sage_grpo.lab.suites.samplers import equaliser, noise, regime
 
 __all__ = ["SUITES", "Size", "expected_seconds"]
 
@@ -18,7 +28,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(objectives, distance, headline, tuning),
+        *(objectives, distance, headline, tuning, regime, dose, taken, witness),
     )
 }
 """Name -> the suite of a size: smoke for two CPU cores, brief and full for minutes of a GPU."""

@@ -31,6 +31,8 @@ FLICKER = Column(key="flicker", label="flicker (untrained)", higher=False)
 COLUMNS = (OVERALL, Column(key="VQ"), Column(key="MQ"), Column(key="TA"), DRIFT, FLICKER)
 """The columns of the paper's Table 2, with the true drift, and a metric that is not trained on in the place of CLIPScore."""
 SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 8))
+FRESH = tuple(range(7001, 7009))
+"""Seeds of suites that were designed after results with SEEDS were known."""
 MEASURED: Mapping[str, Any] = {
     "evaluate.prompts": 128,
     "evaluate.steps": 20,

@@ -10,9 +10,11 @@ from sage_grpo.lab.suites.common import (
     COLUMNS,
     DRIFT,
     FLICKER,
+    FRESH,
     MEASURED,
     OVERALL,
     SAGE_NATS,
+    UNTRAINED,
     Size,
     judged,
     proxied,
@@ -222,6 +224,98 @@ def sentinel(size: Size) -> Suite:
     both = ("proxy, sentinel warns", "proxy, sentinel goes back")
     judge = ("judge, sentinel goes back", "judge watched by VQ, sentinel goes back")
     return sized(suite, size, brief=(*both, *judge), smoke=both, shorter=45)
+
+
+def dose(size: Size) -> Suite:
+    """The KL coefficient from where it is inert to where nothing is learned, on the judge and on the proxy."""
+    ways: dict[str, dict[str, Any]] = {"none": {"trust_region.mode": "none"}}
+    ways |= {f"{value:g}": {"trust_region.mode": "dual", **constant(value)} for value in (1e-5, 1e-3, 1e-2, 0.1, 1.0)}
+    rewards = {"judge": _judge_and_proxy(), "proxy": proxied()}
+    arms = tuple(
+        Arm(name=f"{reward}, {way}", recipe=RECIPE, options={**ALL_STEPS, "rewards": given, **options})
+        for reward, given in rewards.items()
+        for way, options in ways.items()
+    )
+    suite = Suite(
+        name="dose",
+        title="How much KL",
+        question="From which coefficient on does the dual KL act, what does it cost an honest reward, and how much truth is left of a proxy at the same gain in "
+        "the proxy?",
+        arms=arms,
+        baseline="judge, none",
+        seeds=FRESH,
+        options=MEASURED,
+        iterations=45,
+        points=(0, 4, 8, 12, 16, 24, 32, 45),
+        columns=(OVERALL, Column(key="proxy"), DRIFT),
+        notes="Two updates of all steps, so that the KL to the rollout's policy has a gradient.",
+    )
+    brief = ("judge, none", "judge, 1e-05", "judge, 0.1", "proxy, none", "proxy, 0.1")
+    return sized(suite, size, brief=brief, smoke=("judge, none", "proxy, 0.1"))
+
+
+def taken(size: Size) -> Suite:
+    """A target KL that was taken at another rate, or from another method, at rates that are too high."""
+    hot = {"branch": 2e-4, "sage": 1e-4}
+    recipes: dict[str, tuple[str, dict[str, Any]]] = {
+        "branch": ("shapes/branch", {}),
+        "sage": (RECIPE, {**ALL_STEPS, "update.updates_per_rollout": 1, "trust_region.mode": "none"}),
+    }
+    # A KL goes as the square of the rate.
+    branch, sage = {"5e-5": BRANCH_NATS, "2e-5": 0.16 * BRANCH_NATS, "1e-4": 4 * BRANCH_NATS}, {"5e-5": SAGE_NATS}
+    targets = {
+        "branch": {**{f"branch at {at}": nats for at, nats in branch.items()}, "sage at 5e-5": SAGE_NATS},
+        "sage": {**{f"sage at {at}": nats for at, nats in sage.items()}, "branch at 5e-5": BRANCH_NATS},
+    }
+    arms = []
+    for name, (recipe, options) in recipes.items():
+        own = {**options, "optimizer.lr": hot[name]}
+        arms.append(Arm(name=f"{name} {hot[name]:g}, no target", recipe=recipe, options=own))
+        arms += [
+            Arm(name=f"{name} {hot[name]:g}, {told}", recipe=recipe, options={**own, **target_kl(nats)})
+            for told, nats in targets[name].items()
+        ]
+    suite = Suite(
+        name="taken",
+        title="Targets taken elsewhere",
+        question="A target KL that was taken at a good rate brings a hot one back to it. What does a target do that comes from another rate, or from another "
+        "method?",
+        arms=tuple(arms),
+        baseline=arms[1].name,
+        seeds=FRESH,
+        options={**MEASURED, "rewards": judged()},
+        iterations=135,
+        points=(0, 45, 135),
+        columns=(OVERALL, DRIFT),
+    )
+    return sized(suite, size, brief=[arm.name for arm in arms[:5]], smoke=(arms[1].name, arms[0].name))
+
+
+def witness(size: Size) -> Suite:
+    """The sentinel with a witness that knows less than the judge, scored on prompts that it never saw."""
+    proxy, less = proxied()[0], [VQ_WATCHES, UNTRAINED]
+    arms = (
+        Arm(name="proxy, only warned", recipe="shapes/branch", options={"rewards": proxied()}),
+        Arm(name="proxy, judge watches", recipe="shapes/branch", options={"rewards": proxied(), **GOES_BACK}),
+        Arm(name="proxy, VQ watches", recipe="shapes/branch", options={"rewards": [proxy, *less], **GOES_BACK}),
+        Arm(name="judge, VQ watches", recipe="shapes/branch", options={"rewards": [judged()[0], *less], **GOES_BACK}),
+        Arm(name="judge, only warned", recipe="shapes/branch", options={"rewards": judged()}),
+    )
+    suite = Suite(
+        name="witness",
+        title="A sentinel with an imperfect witness",
+        question="Does going back still help where the witness knows only a part of the truth, on prompts that neither it nor the sentinel saw? Its limits are the "
+        "defaults, fixed before.",
+        arms=arms,
+        baseline="proxy, only warned",
+        seeds=FRESH,
+        options={**MEASURED, "evaluate.per_prompt": 4},
+        iterations=45,
+        points=(0, 2, 4, 6, 8, 10, 12, 15, 20, 30, 45),
+        unseen=True,
+        columns=(Column(key="unseen/Overall", label="Overall, unseen prompts"), OVERALL, DRIFT),
+    )
+    return sized(suite, size, brief=[arm.name for arm in arms[:3]], smoke=("proxy, only warned", "proxy, VQ watches"))
 
 
 def _judge_and_proxy() -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sage_grpo.lab.design import Arm, Suite
-from sage_grpo.lab.suites.common import COLUMNS, DRIFT, FLICKER, MEASURED, OVERALL, Size, judged, sized
+from sage_grpo.lab.suites.common import COLUMNS, DRIFT, FLICKER, FRESH, MEASURED, OVERALL, Size, judged, sized
 
 KERNELS = ("dance", "flow", "cps", "sage", "sage_exact")
 RECIPE = "shapes/sage_paper"
@@ -78,3 +78,45 @@ def equaliser(size: Size) -> Suite:
     )
     brief = ("sage, equalised", "sage, plain", "flow, equalised", "flow, plain")
     return sized(suite, size, brief=brief, smoke=("sage, equalised", "sage, plain"))
+
+
+def regime(size: Size) -> Suite:
+    """The equaliser where the paper trains: 20 steps, shift 5, one update of all steps; as printed, and as its derivation has it."""
+    ways: dict[str, dict[str, object]] = {
+        "plain": {"surrogate.equalize": False},
+        "1/std": {"surrogate.equalize_by": "std"},
+        "|b|/std": {"surrogate.equalize_by": "sensitivity"},
+    }
+    arms = tuple(
+        Arm(name=f"{name}, {way}", recipe=RECIPE, options={**_kernel(name), **options})
+        for name in ("sage", "flow")
+        for way, options in ways.items()
+    )
+    suite = Suite(
+        name="regime",
+        title="The equaliser in the paper's regime",
+        question="With 20 steps and shift 5 sensitivities span two orders of magnitude. Does dividing gradients by 1/std, as the paper prints it, help "
+        "there, and does |b|/std, which is what its derivation gives?",
+        arms=arms,
+        baseline="sage, |b|/std",
+        seeds=FRESH,
+        options={
+            **MEASURED,
+            "rewards": judged(),
+            "model.shift": 5.0,
+            "rollout.steps": 20,
+            "trust_region.mode": "none",
+            "update.step_fraction": 1.0,
+            "update.updates_per_rollout": 1,
+        },
+        iterations=45,
+        points=(0, 15, 45),
+        columns=(OVERALL, DRIFT, FLICKER),
+        figures=("steps", "curves"),
+    )
+    return sized(
+        suite,
+        size,
+        brief=[arm.name for arm in arms if arm.name.startswith("sage")],
+        smoke=("sage, |b|/std", "sage, plain"),
+    )
