@@ -25,11 +25,11 @@ from sage_grpo.doctor.sampling import Sample
 from sage_grpo.flow import kernels
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.models import family, lora
+from sage_grpo.models import ModelError, family, lora
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.families.hunyuan15 import Hunyuan15
-from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import Estimate

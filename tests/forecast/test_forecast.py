@@ -21,8 +21,9 @@ from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
 from sage_grpo.forecast.changes import changes, way_to_fit
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.measure import fitted, measured
+from sage_grpo.models import ModelError
 from sage_grpo.models.network.blocks import KEEP
-from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import formulas
 from sage_grpo.parallel.formulas import GIB, HUNYUAN15, Job, decoding_memory, memory, sampling_memory, trainable
 from sage_grpo.parallel.world import World

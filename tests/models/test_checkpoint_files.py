@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints import cache
 from sage_grpo.models.checkpoints.checkpoint import read_defaults
 from sage_grpo.models.checkpoints.files import check_lengths, opened_weights
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.types import VideoSpec
 

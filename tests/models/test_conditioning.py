@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tiny
-from sage_grpo.models import family
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models import ModelError, family
+from sage_grpo.models.spec import ModelSpec
 
 SIGMA = torch.tensor(0.5)
 

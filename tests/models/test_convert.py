@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from sage_grpo.cli import main
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.convert import to_diffusers, to_original
-from sage_grpo.models.spec import ModelError
 
 KIND = "hunyuan15_t2v"
 

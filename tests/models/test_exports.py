@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from sage_grpo.commands import export as command
 from sage_grpo.folder import saved
+from sage_grpo.models import ModelError
 from sage_grpo.models.lora import FILE, load_lora
-from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 
 LORA = LoraSpec(rank=2)
 

@@ -12,9 +12,10 @@ import torch
 from sage_grpo.cli import main
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models import ModelError
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 
 HERE = Path(__file__).parent
 RISING = """

@@ -12,9 +12,10 @@ import double
 import tiny
 from sage_grpo.flow.kernels import Ode, Sage
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models import ModelError
 from sage_grpo.models.families import ltx
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve
-from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from slowly import slow_but
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']

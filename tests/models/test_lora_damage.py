@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sage_grpo.models.lora import FILE, load_into, read_header, saved_expert
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models import ModelError
+from sage_grpo.models.lora import FILE, load_into, read_header
 
 CONFIG = "lora_adapter_metadata"
 
@@ -53,7 +53,7 @@ def test_a_whole_file_is_loaded(tmp_path) -> None:
     load_into(network, saved(tmp_path, {**lora(), **lora(3, 1)}, **{CONFIG: json.dumps({"transformer.r": 3})}))
     assert network.loaded == 1
     assert len(read_header(tmp_path).shapes) == 4
-    assert saved_expert(saved(tmp_path, lora(), sage_grpo_expert="low")) == "low"
+    assert read_header(saved(tmp_path, lora(), sage_grpo_expert="low")).expert == "low"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import tiny
+from sage_grpo.models import ModelError
 from sage_grpo.models.lora import load_lora
-from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from slowly import slow_but
 
 SIGMA = torch.tensor(0.9)

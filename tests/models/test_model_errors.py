@@ -10,7 +10,8 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 import tiny
-from sage_grpo.models.spec import LoraSpec, ModelError, ModelSpec
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 
 
 @pytest.fixture

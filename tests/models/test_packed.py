@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import tiny
+from sage_grpo.models import ModelError
 from sage_grpo.models.families.hunyuan15 import causal_mask
 from sage_grpo.models.network import attention
 from sage_grpo.models.network.attention import PackedAttention, choose_backend, set_backend
 from sage_grpo.models.network.inputs import in_equal_batches
-from sage_grpo.models.spec import ModelError
 
 PROMPTS = ["a cat", 'a dog holds "hi" up']
 SIGMA = torch.tensor(0.7)

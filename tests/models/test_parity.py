@@ -14,9 +14,10 @@ import double
 import tiny
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models import ModelError
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.schedulers import own_sigmas
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from slowly import slow_but
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']

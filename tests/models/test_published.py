@@ -13,8 +13,9 @@ import torch
 import double
 from published import TABLE, Published
 from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
+from sage_grpo.models import ModelError
 from sage_grpo.models.policy import build_solver, solve
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from slowly import slow_but
 
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}

@@ -8,7 +8,8 @@ import diffusers
 import pytest
 
 import tiny
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import ModelSpec
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import check_index
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 
 
 @pytest.fixture

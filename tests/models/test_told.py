@@ -15,10 +15,11 @@ import torch
 import double
 import tiny
 import tiny_families
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_defaults
 from sage_grpo.models.network.inputs import Grid, seen_tokens
 from sage_grpo.models.policy import build_solver, solve
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
 from slowly import slow_but
 

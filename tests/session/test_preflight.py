@@ -13,7 +13,7 @@ import torch
 from sage_grpo.cli import main
 from sage_grpo.clips.evaluate import EvaluateSpec, measure
 from sage_grpo.flow.windows import Window
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models import ModelError
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session.preflight import check_plan, needs, preflight

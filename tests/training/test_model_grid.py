@@ -10,7 +10,8 @@ import torch
 
 from sage_grpo.commands.generate import Options, run
 from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.training.config import EvalConfig
 from trainer_zoo import toy
 

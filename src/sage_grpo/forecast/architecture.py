@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.models import lora
+from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import resolve
 from sage_grpo.models.checkpoints.from_configs import Configs, weightless
 from sage_grpo.models.families.hunyuan15 import Hunyuan15
 from sage_grpo.models.families.wan import Wan
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import first_given
-from sage_grpo.models.spec import FAMILIES, ModelError, ModelSpec
+from sage_grpo.models.spec import FAMILIES, ModelSpec
 from sage_grpo.parallel.formulas import HUNYUAN15, Network, Vae
 from sage_grpo.types import VideoSpec
 

@@ -11,9 +11,9 @@ import torch
 from sage_grpo.forecast.architecture import Architecture
 from sage_grpo.forecast.costs import forecast, levels
 from sage_grpo.forecast.hardware import Hardware
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.spec import ModelError
 from sage_grpo.parallel import formulas
 from sage_grpo.parallel.formulas import Job, Network, Rates
 from sage_grpo.training.config import TrainConfig

@@ -10,12 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
-from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
+
+
+class Settings(Protocol):
+    """What is read of the ModelSpec that a model was made from."""
+
+    @property
+    def dtype(self) -> str:
+        """What the network computes in."""
+
+    @property
+    def lora(self) -> object | None:
+        """The adapter that is trained; None where all weights are."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether padding is dropped."""
 
 
 @runtime_checkable
@@ -26,7 +41,7 @@ class VelocityModel(Protocol):
     """
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> Settings:
         """The ModelSpec that the model was made from."""
 
     @property

@@ -7,7 +7,8 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
-from sage_grpo.models import lora
+from sage_grpo.models import ModelError, lora
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.checkpoints import export
 from sage_grpo.models.checkpoints.cache import EncodingCache, default_folder, digest, image_digest
@@ -40,7 +40,7 @@ from sage_grpo.models.network.decoding import to_uint8
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
 from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
 IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)

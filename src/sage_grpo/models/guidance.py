@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import read_if_there
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 
 TOGETHER = 4096
 """On CUDA both branches are one batch up to so many tokens; a GPU that is busy gains nothing by more rows."""

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from sage_grpo.documents import DocumentError, is_number, parse_json, shown
 from sage_grpo.hub import pinned_folder
 from sage_grpo.inside import replacing
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import opened_weights
-from sage_grpo.models.spec import LoraSpec, ModelError
+from sage_grpo.models.spec import LoraSpec
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
@@ -108,7 +109,7 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
     _compute_in_input_dtype(network)
     if lora.path is not None:
         folder = pinned_folder(lora.path, option="model.lora.path")
-        check_expert(folder, expert)
+        _check_expert(read_header(folder), folder, expert)
         _start_from(network, folder, dead)
 
 
@@ -120,7 +121,6 @@ def is_lora(name: str) -> bool:
 def _start_from(network: nn.Module, folder: Path, dead: Collection[str]) -> None:
     from safetensors.torch import load_file
 
-    read_header(folder)
     whole = {key.removeprefix(f"{PREFIX}."): tensor for key, tensor in load_file(_file(folder)).items()}
     _refuse_broken(whole, folder)
     saved = {key: tensor for key, tensor in whole.items() if f"{key.partition('.lora_')[0]}.weight" not in dead}
@@ -171,7 +171,7 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
     folder = pinned_folder(str(folder), option="LoRA")
     two = getattr(pipe, "transformer_2", None) is not None
     if component is None:
-        component = "transformer_2" if two and saved_expert(folder) == "low" else "transformer"
+        component = "transformer_2" if two and read_header(folder).expert == "low" else "transformer"
     experts: dict[str, Expert] = {"transformer": "high", "transformer_2": "low"}
     load_into(getattr(pipe, component), folder, adapter, expert=experts[component] if two else None)
 
@@ -179,8 +179,9 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
 def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, expert: Expert = None) -> None:
     """Load a saved LoRA into a diffusers transformer, which is the named one of Wan 2.2's experts, or the only network."""
     folder = pinned_folder(str(folder), option="LoRA")
-    check_expert(folder, expert)
-    _check_fits(network, read_header(folder), folder)
+    header = read_header(folder)
+    _check_expert(header, folder, expert)
+    _check_fits(network, header, folder)
     try:
         network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
     except torch.OutOfMemoryError:
@@ -202,6 +203,11 @@ class Header:
     """By name."""
     metadata: Mapping[str, str]
 
+    @property
+    def expert(self) -> str | None:
+        """The expert that the LoRA belongs to; None where the file does not say."""
+        return self.metadata.get(EXPERT_KEY)
+
 
 def read_header(folder: str | Path) -> Header:
     """The header of a saved LoRA, whoever saved it; ModelError where it is damaged, or holds none."""
@@ -217,11 +223,6 @@ def read_header(folder: str | Path) -> Header:
         key = sorted(strange)[0]
         raise ModelError(f"{path} holds {key} as {strange[key]}; a LoRA is stored as {', '.join(STORED)}. {ELSEWHERE}")
     return Header(shapes, metadata)
-
-
-def saved_expert(folder: str | Path) -> str | None:
-    """The expert that a saved LoRA belongs to; None where the file does not say."""
-    return read_header(folder).metadata.get(EXPERT_KEY)
 
 
 def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
@@ -290,9 +291,9 @@ def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
         )
 
 
-def check_expert(folder: str | Path, expert: Expert) -> None:
+def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
     """Refuse a LoRA that was trained on another network of equal shape."""
-    saved = saved_expert(folder)
+    saved = header.expert
     if saved is None or saved == expert:
         return
     if expert is None:

@@ -14,8 +14,8 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.solvers import GridSolver, Solver, SolverName
 from sage_grpo.flow.transition import Transition
 from sage_grpo.gaussian import Gaussian
+from sage_grpo.models import ModelError
 from sage_grpo.models.base import BringsSolver, Progress, VelocityModel
-from sage_grpo.models.spec import ModelError
 from sage_grpo.types import Conditioning
 
 

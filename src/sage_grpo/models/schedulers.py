@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.solvers import Velocity
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models import ModelError
 
 SHIFT = {
     "FlowMatchEulerDiscreteScheduler": "shift",

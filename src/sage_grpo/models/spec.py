@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from sage_grpo.effects import Content, Machine, Speed, Training, Values
 from sage_grpo.hints import did_you_mean
+from sage_grpo.models import ModelError
 from sage_grpo.named import NoSuchModule, import_named, is_object, is_there, refuse_object
 from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, checked
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
 FAMILIES = ("hunyuan15", "wan", "ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
 """Families that ship with the package; each is the module of this name beside this file."""
-
-
-class ModelError(ValueError):
-    """A model cannot be loaded or used as asked; the message says what to do."""
 
 
 @checked

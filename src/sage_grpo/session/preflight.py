@@ -12,10 +12,11 @@ from sage_grpo.data.prompts import Prompt, too_few
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.folder.identity import stable
 from sage_grpo.hints import did_you_mean
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
 from sage_grpo.models.devices import choose_device, slow_dtype
-from sage_grpo.models.spec import ModelError, ModelSpec, find_family
+from sage_grpo.models.spec import ModelSpec, find_family
 from sage_grpo.named import refuse_object
 from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
 from sage_grpo.telling.metrics import find_sink

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sage_grpo.hints import nearest
 from sage_grpo.hub import failures
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
     check_index,
     check_lengths,
@@ -22,7 +23,6 @@ from sage_grpo.models.checkpoints.files import (
     read_json,
     stored_shapes,
 )
-from sage_grpo.models.spec import ModelError, ModelSpec
 from sage_grpo.pretrained import embedding_rows, loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
 
 if TYPE_CHECKING:
@@ -50,7 +50,19 @@ TOKENIZERS: Mapping[str, str] = {
 """Which text encoder a tokenizer feeds."""
 
 
-def resolve(spec: ModelSpec) -> Path:
+class Located(Protocol):
+    """Where a checkpoint is: what a ModelSpec says of it."""
+
+    @property
+    def path(self) -> str | None:
+        """A local folder or a hub id."""
+
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag or commit of a hub id."""
+
+
+def resolve(spec: Located) -> Path:
     """The folder of a spec: the packaged checkpoint, a local folder, or a download from the hub."""
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "shapes" / "assets"))
@@ -82,7 +94,7 @@ def _neighbours(folder: Path) -> str:
     return f' Did you mean "{folder.parent / near}"?' if near else ""
 
 
-def _download(spec: ModelSpec) -> Path:
+def _download(spec: Located) -> Path:
     from diffusers import DiffusionPipeline
 
     try:
@@ -117,7 +129,7 @@ def read_config(folder: Path, component: str) -> dict[str, Any]:
     return read_if_there(folder / component / "config.json")
 
 
-def detect_family(spec: ModelSpec) -> str:
+def detect_family(spec: Located) -> str:
     """The family that serves the checkpoint's pipeline class."""
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.export import save_folder, staged_weights
 from sage_grpo.models.checkpoints.files import opened_weights, stored_shapes
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.pretrained import weights_fault
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".distcp")

@@ -7,18 +7,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sage_grpo.inside import replace_text, replacing
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import has_component, left_out, read_index
 from sage_grpo.models.checkpoints.files import WEIGHTS
-from sage_grpo.models.spec import ModelError
-
-if TYPE_CHECKING:
-    from sage_grpo.models.family import FamilyModel
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""
@@ -101,8 +98,8 @@ def copy_file(source: Path, target: Path) -> None:
         os.utime(temporary, ns=(origin.st_atime_ns, origin.st_mtime_ns))
 
 
-def write_card(folder: Path, model: FamilyModel, *, whole: bool) -> None:
-    """A README.md that says what this is, a whole checkpoint or a LoRA, and how to load it."""
+def write_card(folder: Path, model: Any, *, whole: bool) -> None:
+    """A README.md that says what this FamilyModel's files are, a whole checkpoint or a LoRA, and how to load them."""
     spec, video = model.spec, model.video
     base, local = spec.path or "the checkpoint that sage-grpo carries", False
     if spec.path is not None and Path(spec.path).exists():
@@ -129,7 +126,7 @@ def write_card(folder: Path, model: FamilyModel, *, whole: bool) -> None:
     replace_text(folder / "README.md", "\n".join(lines))
 
 
-def _usage(model: FamilyModel, base: str, *, whole: bool) -> list[str]:
+def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
     pipeline = model.index["_class_name"]
     start = [f"from diffusers import {pipeline}", ""]
     # diffusers wants to be told of components that the checkpoint does without.

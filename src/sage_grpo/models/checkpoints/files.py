@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from sage_grpo import documents
 from sage_grpo.documents import DocumentError
-from sage_grpo.models.spec import ModelError
+from sage_grpo.models import ModelError
 
 LIBRARIES = ("diffusers", "transformers")
 """Where components may come from; importing any other module would run code that the folder chose."""

@@ -13,25 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import PIPELINES, has_component, left_out, read_config, read_index
 from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
-from sage_grpo.models.families.flux import Flux
-from sage_grpo.models.families.hunyuan import Hunyuan
-from sage_grpo.models.families.hunyuan15 import Hunyuan15
-from sage_grpo.models.families.ltx import Ltx, LtxCondition
-from sage_grpo.models.families.qwen_image import QwenImage
-from sage_grpo.models.families.sana_video import SanaVideo
-from sage_grpo.models.families.sd3 import Sd3
-from sage_grpo.models.families.wan import Wan
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec, find_family
 
 Build = Callable[[str, Mapping[str, Any]], Any]
 """A network of a component ("transformer", "vae") and its configuration."""
-KINDS: tuple[type[FamilyModel], ...] = (Hunyuan15, Wan, Ltx, LtxCondition, Hunyuan, SanaVideo, Flux, Sd3, QwenImage)
-CLASSES = {pipeline: kind for kind in KINDS for pipeline in kind.traits.pipelines}
-"""Which class runs which pipeline."""
 COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "hunyuan15": ("HunyuanVideo15Pipeline", "HunyuanVideo15Transformer3DModel", "AutoencoderKLHunyuanVideo15"),
     "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
@@ -78,11 +68,18 @@ def weightless(spec: ModelSpec, folder: Path) -> FamilyModel:
     parameters), as the loaded one does, and runs nothing."""
     index = read_index(folder)
     name = str(index["_class_name"])
-    if name not in CLASSES or spec.family not in (None, PIPELINES[name]):
-        raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(CLASSES)}.')
+    if name not in PIPELINES or spec.family not in (None, PIPELINES[name]):
+        raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
     asked = replace(spec, path=None, revision=None, family=None, cache=None, train=True, lora=None)
     asked = replace(asked, compile=False, attention="auto", deterministic=False, vae_tiling=False)
-    return _assembled(CLASSES[name], asked, folder, _empty, torch.device("meta"))
+    return _assembled(_class_of(name), asked, folder, _empty, torch.device("meta"))
+
+
+def _class_of(pipeline: str) -> type[FamilyModel]:
+    """The class of the family's module that runs a pipeline."""
+    found = [kind for kind in vars(find_family(PIPELINES[pipeline])).values() if isinstance(kind, type)]
+    families = [kind for kind in found if issubclass(kind, FamilyModel) and "traits" in vars(kind)]
+    return next(kind for kind in families if pipeline in kind.traits.pipelines)
 
 
 def _empty(name: str, config: Mapping[str, Any]) -> Any:
@@ -119,7 +116,7 @@ def random_model(
 
     with tempfile.TemporaryDirectory() as folder:
         Configs(family=family, transformer={**plain(transformer), **fewer}, vae=plain(vae)).write(Path(folder))
-        model = _assembled(CLASSES[COMPONENTS[family][0]], spec, Path(folder), build, place)
+        model = _assembled(_class_of(COMPONENTS[family][0]), spec, Path(folder), build, place)
     width = model.transformer.config[model.traits.inputs["text"]]
 
     def encode(prompt: str, image: Tensor | None) -> dict[str, Tensor]:

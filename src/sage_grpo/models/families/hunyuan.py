@@ -10,10 +10,10 @@ import torch
 from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideoAttnProcessor2_0
 from torch import Tensor, nn
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.inputs import Grid
-from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
@@ -18,7 +19,7 @@ from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.inputs import Grid, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
 
 CONDITION = "LTXConditionPipeline"

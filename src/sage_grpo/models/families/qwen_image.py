@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
-from sage_grpo.models.spec import ModelError
 
 TEXT_TOKENS = 512
 """To which the pipeline's call cuts a prompt."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
@@ -18,7 +19,6 @@ from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid
-from sage_grpo.models.spec import ModelError
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512

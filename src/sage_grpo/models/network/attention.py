@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.base import SequenceSplit
-from sage_grpo.models.spec import ModelError
 
 
 class SplitRotary(NamedTuple):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.models.spec import ModelError, ModelSpec
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
 
 SIDE = 2
