@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file
 
+import trainer_toys
+from sage_grpo.commands.train import run as command
 from sage_grpo.parallel import checkpoint
+from sage_grpo.session import run as train
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer
@@ -54,3 +62,43 @@ def assert_resumes_to_the_bit(make_trainer: Callable[[TrainConfig], Trainer], co
     for _ in range(2):
         second.step()
     assert same(weights_of(whole), weights_of(second))
+
+
+def rows(config: TrainConfig) -> list[dict]:
+    """metrics.jsonl without times."""
+    lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+
+
+def final(config: TrainConfig) -> dict[str, torch.Tensor]:
+    """The weights that a run has left."""
+    files = sorted((Path(config.out) / "final").rglob("*.safetensors"))
+    assert files
+    return {f"{file.name}/{name}": t for file in files for name, t in load_file(file).items()}
+
+
+def assert_same_run(one: TrainConfig, other: TrainConfig) -> None:
+    """Equal figures and weights, to the bit."""
+    assert rows(one) == rows(other)
+    left, right = final(one), final(other)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def interrupt(config: TrainConfig, at: int, how: str = "crashes") -> int | None:
+    """Run until reward call number `at`, which ends the process's work in the middle of an iteration (or signals it)."""
+    trainer_toys.CALLS["count"] = 0
+    config = replace(config, rewards=[replace(reward, try_out=False) for reward in config.rewards])
+    with pytest.MonkeyPatch.context() as patch:
+        act, bright = getattr(trainer_toys, how), trainer_toys.bright
+
+        @functools.wraps(bright)
+        def disturbed(videos, prompts, fps):
+            return act(videos, prompts, fps, at, bright)
+
+        patch.setattr(trainer_toys, "bright", disturbed)
+        if how == "signals":
+            return command(config)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    return None

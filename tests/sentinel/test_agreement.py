@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runner_resume import assert_same_run, interrupt, rows
 from watching import names
 
 from sage_grpo.rewards.spec import RewardSpec
@@ -19,6 +18,7 @@ from sage_grpo.sentinel.figures import agreements, correlation
 from sage_grpo.sentinel.sentinel import MOST_REMEMBERED, Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
 from sage_grpo.training.config import EvalConfig, SentinelConfig
+from trainer_helpers import assert_same_run, interrupt, rows
 
 WATCHED = Witnesses(scores={"judge": {"true": 1.0}})
 MEAN, STDERR = "reward/agreement/judge", "reward/agreement_stderr/judge"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runner_resume import assert_same_run, interrupt, rows
 
 import sage_grpo.sentinel.sentinel as sentinel_module
 import trainer_toys
@@ -22,7 +21,7 @@ from sage_grpo.session import run
 from sage_grpo.telling.events import Hooks, SentinelEvent
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
 from sage_grpo.training.update import Diverged
-from trainer_helpers import same, weights_of
+from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
 
 QUICK = {"patience": 1, "window": 5}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import shutil
 import signal
@@ -12,59 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import sage_grpo.training.trainer as trainer_module
-import trainer_toys
-from sage_grpo.commands.train import run as command
-from sage_grpo.models import family
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.checkpoint import CheckpointError
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
 from sage_grpo.training.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
-from sage_grpo.training.state import load_weights
 from slowly import slow_but
-
-
-def rows(config: TrainConfig) -> list[dict]:
-    """metrics.jsonl without times."""
-    lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
-
-
-def final(config: TrainConfig) -> dict[str, torch.Tensor]:
-    files = sorted((Path(config.out) / "final").rglob("*.safetensors"))
-    assert files
-    return {f"{file.name}/{name}": t for file in files for name, t in load_file(file).items()}
-
-
-def assert_same_run(one: TrainConfig, other: TrainConfig) -> None:
-    assert rows(one) == rows(other)
-    left, right = final(one), final(other)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
-
-
-def interrupt(config: TrainConfig, at: int, how: str = "crashes") -> int | None:
-    """Run until reward call number `at`, which ends the process's work in the middle of an iteration (or signals it)."""
-    trainer_toys.CALLS["count"] = 0
-    config = replace(config, rewards=[replace(reward, try_out=False) for reward in config.rewards])
-    with pytest.MonkeyPatch.context() as patch:
-        act, bright = getattr(trainer_toys, how), trainer_toys.bright
-
-        @functools.wraps(bright)
-        def disturbed(videos, prompts, fps):
-            return act(videos, prompts, fps, at, bright)
-
-        patch.setattr(trainer_toys, "bright", disturbed)
-        if how == "signals":
-            return command(config)
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
-    return None
+from trainer_helpers import assert_same_run, final, interrupt, rows
 
 
 @pytest.fixture
@@ -229,30 +184,6 @@ def test_a_checkpoint_of_another_lora_rank_is_refused(make_config) -> None:
     wider = replace(config, iterations=2, model=replace(config.model, lora=LoraSpec(rank=4)), allow_changes=["model"])
     with pytest.raises(CheckpointError, match=r"does not fit this configuration"):
         train(wider)
-
-
-@pytest.mark.parametrize("lora", slow_but([None, LoraSpec(rank=2)], LoraSpec(rank=2)), ids=["full", "lora"])
-def test_a_run_that_trained_what_nothing_reads_is_continued_and_exported(
-    lora, make_config, kept_models, monkeypatch
-) -> None:
-    """Earlier versions did not know that the last text queries of HunyuanVideo-1.5 never learn, and saved them."""
-    config = make_config(
-        kind="hunyuan15_t2v", model={"lora": lora}, rollout={"steps": 3}, iterations=1, trust_region=TrustRegion(mode="dual"),
-        optimizer=OptimizerConfig(lr=1e-2, ema=0.9),
-    )  # fmt: skip
-    with monkeypatch.context() as older:
-        older.setattr(family, "unread_queries", lambda *given: set())
-        train(config)
-    saved = json.loads((Path(config.out) / "checkpoints" / "000001" / "state.json").read_text())["tensors"]
-    assert any("weights/transformer_blocks.1.attn.add_q_proj" in name for name in saved)
-    kept_models.clear()
-    now = replace(config, iterations=2)
-    model = now.model.load()
-    assert not any("transformer_blocks.1.attn.add_q_proj" in name for name in model.trainable())
-    weights = load_weights(Path(config.out) / "checkpoints" / "000001", model, ema=True)
-    assert weights.keys() == model.trainable().keys()
-    train(now)
-    assert [row["iteration"] for row in rows(now)][-1] == 2
 
 
 def test_compatible_changes_are_announced(full: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
