@@ -89,18 +89,18 @@ class ProbeKeys(NoiseKeys):
         key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
         return keyed_noise(shape, "start", *key, group.number)
 
-    def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...]) -> Tensor:
+    def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "probe") -> Tensor:
         """Exploration noise of a step: e, -e, f, -f."""
-        return torch.stack([self._row(member, step, shape) for member in members])
-
-    def _row(self, member: Member, step: int, shape: tuple[int, ...]) -> Tensor:
-        quadruple, place = divmod(member.index, QUADRUPLE)
-        key = ("probe", self.seed, self.prompt, member.group, quadruple, step)
-        noise = keyed_noise(shape, *key, "first")
-        if place >= 2:
-            other = keyed_noise(shape, *key, "second")
-            noise = CORRELATION * noise + math.sqrt(1 - CORRELATION**2) * other
-        return -noise if place % 2 else noise
+        rows = []
+        for member in members:
+            quadruple, place = divmod(member.index, QUADRUPLE)
+            key = (kind, self.seed, self.prompt, member.group, quadruple, step)
+            noise = keyed_noise(shape, *key, "first")
+            if place >= 2:
+                other = keyed_noise(shape, *key, "second")
+                noise = CORRELATION * noise + math.sqrt(1 - CORRELATION**2) * other
+            rows.append(-noise if place % 2 else noise)
+        return torch.stack(rows)
 
 
 @dataclass(frozen=True)
