@@ -9,7 +9,7 @@ from typing import Literal
 from sage_grpo.inside import replace_text
 from sage_grpo.printing import fixed
 from sage_grpo.ranges import Count, Seed, checked
-from sage_grpo.shapes.making.training import PretrainOptions
+from sage_grpo.shapes.making.options import PretrainOptions
 
 
 @checked

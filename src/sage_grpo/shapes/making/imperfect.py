@@ -11,29 +11,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sage_grpo.ranges import NotNegative, Share, checked
+from sage_grpo.shapes.making.options import Flaws
 from sage_grpo.shapes.render import render, to_uint8
 from sage_grpo.shapes.scene import ATTRIBUTES, FRAMES, SIDE, SceneBatch, random_scenes, to_text, train_scenes
-
-
-@checked
-class Flaws:
-    """How imperfect the data is. A share is a probability a clip; a strength is the largest amount drawn."""
-
-    wrong_word: Share = 0.12
-    """Probability, for each attribute of each caption on its own, that it names another value."""
-    jitter_share: Share = 0.3
-    """Share of clips whose object shakes."""
-    jitter: NotNegative = 0.08
-    """Strongest shake, world units r.m.s. an axis (0.0625 is one pixel in a frame of 32)."""
-    blur_share: Share = 0.25
-    """Share of clips that are blurred."""
-    blur: NotNegative = 1.0
-    """Strongest blur, pixels."""
-    noise_share: Share = 0.2
-    """Share of clips with pixel noise."""
-    noise: NotNegative = 0.06
-    """Strongest noise, standard deviation in [0, 1] pixels."""
 
 
 def jitter(strength: Tensor, frames: int, generator: torch.Generator) -> Tensor:

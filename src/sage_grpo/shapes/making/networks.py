@@ -7,7 +7,6 @@ captions of a batch have one length: masks, padding and loops over the batch. Th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from sage_grpo.models.families.hunyuan15 import LAYERS_TO_SKIP, PackedTransformer, causal_mask, vae_attention
 from sage_grpo.models.network.attention import PackedAttention
+from sage_grpo.shapes.making.options import Sizes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
@@ -39,30 +39,6 @@ CHAT_TEMPLATE = (
     "{% endif %}"
     "{% endfor %}"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How large the miniature is."""
-
-    latent_channels: int = 16
-    """Channels of a latent."""
-    vae_channels: tuple[int, ...] = (8, 16, 32, 64)
-    """Channels of the VAE from full to lowest resolution; the last is a multiple of 2 x latent_channels."""
-    vae_layers: int = 1
-    """Residual blocks a resolution in the encoder; the decoder has one more."""
-    heads: int = 4
-    """Attention heads of the transformer."""
-    head_dim: int = 32
-    """Channels a head; a multiple of 8."""
-    blocks: int = 4
-    """Dual-stream blocks."""
-    refiner_layers: int = 1
-    """Blocks of the token refiner; they run at every step, so they are not free."""
-    text_width: int = 96
-    """Width of the text encoder; a multiple of 24."""
-    text_layers: int = 2
-    """Layers of the text encoder that are used; two more exist only to be skipped by the pipeline."""
 
 
 def build_vae(sizes: Sizes) -> AutoencoderKLHunyuanVideo15:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sage_grpo.inside import replace_text
-from sage_grpo.shapes.making.imperfect import Flaws, clean_clips
+from sage_grpo.shapes.making.imperfect import clean_clips
 from sage_grpo.shapes.making.networks import (
     PAD,
     build_text_encoder,
@@ -24,9 +24,9 @@ from sage_grpo.shapes.making.networks import (
     build_vae,
     load_vae,
 )
+from sage_grpo.shapes.making.options import Flaws, PretrainOptions
 from sage_grpo.shapes.making.score import score
 from sage_grpo.shapes.making.stages import encode_pool, psnr, train_flow, train_vae
-from sage_grpo.shapes.making.training import PretrainOptions
 from sage_grpo.shapes.scene import FPS, FRAMES, SIDE, words
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.families.hunyuan15 import PackedTransformer
-from sage_grpo.shapes.making.imperfect import Flaws, clean_clips, decoder_clips, imperfect_captions, imperfect_clips
+from sage_grpo.shapes.making.imperfect import clean_clips, decoder_clips, imperfect_captions, imperfect_clips
 from sage_grpo.shapes.making.networks import (
     encode_text,
     packed,
@@ -21,7 +21,8 @@ from sage_grpo.shapes.making.networks import (
     used_parameters,
     velocity,
 )
-from sage_grpo.shapes.making.training import Inputs, PretrainOptions, Trainer
+from sage_grpo.shapes.making.options import Flaws, PretrainOptions
+from sage_grpo.shapes.making.training import Inputs, Trainer
 from sage_grpo.shapes.scene import FRAMES, SIDE, random_scenes
 from sage_grpo.video import contact_sheet
 
