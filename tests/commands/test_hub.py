@@ -270,10 +270,11 @@ def test_exactly_what_was_listed_is_fetched_and_sent(fake: FakeHub, tmp_path: Pa
     ],
 )
 def test_a_push_that_cannot_work_is_refused_before_any_work(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    assert main(["export", "--run", "nowhere", *words]) == 2
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    assert main(["export", "--run", str(tmp_path), *words]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -68,6 +68,8 @@ def test_one_prompt_has_no_interval_and_says_so() -> None:
         (["--videos", "clips", "--prompts", "p.csv"], "--pairs would change nothing"),
     ],
 )
-def test_there_must_be_two_models(words: list[str], says: str, capsys) -> None:
+def test_there_must_be_two_models(words: list[str], says: str, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.csv").write_text("video,prompt\n")
     assert main(["evaluate", "--pairs", "true", *words]) != 0
     assert says in capsys.readouterr().err

@@ -363,11 +363,14 @@ def test_the_snippet_fits_every_recipe(name, tmp_path) -> None:
         (["--kernel.name", "cps", "--probe.etas", "[1.5]"], "eta"),
         (["--kernel.name", "ode"], "no step of a window there can be trained"),
         (["--rewards", '[{"name": "trainer_toys:flat"}]'], "the same for all clips"),
-        (["--run", "nowhere", "--recipe", "shapes/sage"], "give one of them"),
+        (["--run", "somewhere", "--recipe", "shapes/sage"], "give one of them"),
         (["--probe.member", "8"], "Did you mean 'probe.members'?"),
     ],
 )
-def test_nonsense_is_refused(more, answer, files, capsys) -> None:
+def test_nonsense_is_refused(more, answer, files, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere" / "config.yaml").write_text("seed: 1\n")
     file, out = files
     assert main(["probe", *words(file, out, *more)]) == 2
     assert answer in capsys.readouterr().err

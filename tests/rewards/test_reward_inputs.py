@@ -213,7 +213,7 @@ def test_a_reward_with_a_device_of_its_own_stays_there():
     assert shared == ["cpu"] * 6
 
 
-@pytest.mark.parametrize(("device", "message"), [("gpu", "no device"), ("cuda:99", "CUDA devices")])
+@pytest.mark.parametrize(("device", "message"), [("gpu", "not a device"), ("cuda:99", "CUDA devices")])
 def test_a_device_that_is_not_there_is_refused(device, message):
     with pytest.raises(RewardConfigError, match=message):
         CompositeReward([toy("mean_level", device=device)])
