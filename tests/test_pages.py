@@ -47,7 +47,8 @@ def test_a_stale_place_is_found_and_refreshed() -> None:
 def test_committed_data_is_small_and_says_how_it_was_made() -> None:
     for folder in ("docs/results", "benchmarks/results"):
         for file in (ROOT / folder).rglob("*"):
-            assert not file.is_file() or file.stat().st_size < 300_000, f"{file} is too large to commit"
+            most = 1_000_000 if file.name == "runs.jsonl" else 300_000  # rows may hold scores by prompt
+            assert not file.is_file() or file.stat().st_size < most, f"{file} is too large to commit"
     for file in (ROOT / "docs/results").glob("*/suite.json"):
         assert "command" in views.json.loads(file.read_text())
         assert (file.parent / "runs.jsonl").is_file()
