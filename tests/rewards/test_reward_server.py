@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import socket
@@ -16,8 +17,8 @@ from reward_servers import call, free_port, process_server, thread_server, wait_
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.serving.remote import RemoteReward
-from sage_grpo.rewards.serving.server import ServerLimits, check_binding
-from sage_grpo.rewards.serving.wire import encode_request
+from sage_grpo.rewards.serving.server import Batcher, ServerLimits, check_binding
+from sage_grpo.rewards.serving.wire import decode_request, encode_request
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.web import is_loopback
 
@@ -347,3 +348,19 @@ def test_the_command_refuses_an_open_address_without_a_token(monkeypatch):
 def test_wrong_client_settings_are_refused(options, message):
     with pytest.raises(RewardConfigError, match=message):
         RemoteReward(**{"parts": ["x"], **options})
+
+
+def test_a_client_that_leaves_while_its_batch_waits_does_not_stop_the_worker() -> None:
+    async def run() -> tuple[list[float], int]:
+        batcher = Batcher(lambda videos, *_: PartScores({"x": torch.zeros(len(videos))}), max_batch=8, max_wait=0.05)
+        batcher.start()
+        request = decode_request(b"".join(encode_request(clips(1), prompts(1), FPS, "id")[0]))
+        leaving = asyncio.ensure_future(batcher.submit(request))
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+        await asyncio.sleep(0.1)  # the batch is over, with nobody in it
+        scores = await asyncio.wait_for(batcher.submit(request), 5)
+        await batcher.close()
+        return scores["x"].tolist(), batcher.counters.abandoned
+
+    assert asyncio.run(run()) == ([0.0], 1)

@@ -140,6 +140,8 @@ class Batcher:
     async def _run(self) -> None:
         while True:
             jobs = await self._gather()
+            if not jobs:
+                continue  # all clients have gone while the batch waited for more
             self._waiting = [job for job in self._waiting if job not in jobs]
             self._running = asyncio.create_task(self._score_jobs(jobs))
             # the worker thread cannot be stopped, so neither is its batch: close() waits for it
