@@ -53,8 +53,11 @@ def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, r
     assert f"+{sum(GAINS) / len(GAINS):.3f}" in table
     assert "first: after 4 iterations the tuned model scores" in page.inner_text(".verdict")
     assert page.get_attribute("#summary abbr:text-is('TA')", "title").startswith("text alignment")
-    page.wait_for_function("() => [...document.querySelectorAll('#overview video')].every(video => video.readyState >= 2)")
-    assert page.locator("#overview video").count() == 3 * 3  # base and two runs, and the lowest is among the first three prompts
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('#overview video')].every(video => video.readyState >= 2)"
+    )
+    # Base and two runs of three prompts, among which is the one with the lowest change.
+    assert page.locator("#overview video").count() == 3 * 3
     assert "lowest change: a blue ring on a navy wall" in page.locator(".some").inner_text()
     chart = page.locator(".chart").first
     chart.locator("svg").hover(position={"x": 200, "y": 100})
