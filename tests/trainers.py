@@ -112,14 +112,6 @@ def in_double(monkeypatch: pytest.MonkeyPatch, _one_model_per_spec: None) -> Ite
 
 
 @pytest.fixture
-def kept_models(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, dict[str, torch.Tensor]]]:
-    """Models of this test alone, for one that changes how they are loaded: other tests neither lend it theirs nor get its own."""
-    models: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
-    monkeypatch.setitem(globals(), "_MODELS", models)
-    return models
-
-
-@pytest.fixture
 def make_trainer() -> MakeTrainer:
     """A trainer whose updates can be watched: `trainer.log` holds the metrics of every single optimizer update."""
 
