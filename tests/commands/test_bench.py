@@ -215,7 +215,9 @@ def test_a_lists_own_seeds_win(wan, tmp_path) -> None:
     assert seeds == [70, 71, 72, 73, 74, 10, 11, 12, 13, 14, 0, 1, 2, 3, 4]
 
 
-def test_what_does_not_go_together_is_refused(capsys) -> None:
+def test_what_does_not_go_together_is_refused(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("a cat\n")
     assert main(["generate", "--bench", "vbenhc", "--prompts", "p.txt"]) != 0
     assert "Did you mean 'vbench'" in capsys.readouterr().err
     assert main(["generate", "--bench", "vbench", "--per_prompt", "2", "--prompts", "p.txt"]) != 0
