@@ -28,8 +28,8 @@ from sage_grpo.lab.suites.common import SETTING_B, judged, proxied
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel import sentinel as sentinel_module
-from sage_grpo.sentinel.figures import agreements
 from sage_grpo.sentinel.evidence import Change, by_prompt
+from sage_grpo.sentinel.figures import agreements
 from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
 from sage_grpo.training import trainer as trainer_module

@@ -211,7 +211,9 @@ def test_rewrites_and_videophys_table(wan, tmp_path, written) -> None:
 
 def test_a_lists_own_seeds_win(wan, tmp_path) -> None:
     (tmp_path / "p.csv").write_text("prompt,seed\na cat,70\na dog,\na bird,0\n")
-    seeds = [clip.seed for clip in bench.clips_of(options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv")))]
+    seeds = [
+        clip.seed for clip in bench.clips_of(options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv")))
+    ]
     assert seeds == [70, 71, 72, 73, 74, 10, 11, 12, 13, 14, 0, 1, 2, 3, 4]
 
 
