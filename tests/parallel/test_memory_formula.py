@@ -11,7 +11,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedTransformer, _pack
+from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedAttention, PackedTransformer
 from sage_grpo.models.lora import add_lora, match_targets
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.spec import LoraSpec
@@ -42,7 +42,8 @@ def build(blocks: int, lora: bool) -> PackedTransformer:
         image_embed_dim=8,
         rope_axes_dim=(4, 6, 6),
     )
-    _pack(transformer)
+    for block in transformer.transformer_blocks:
+        block.attn.set_processor(PackedAttention())
     if lora:
         transformer.to(torch.bfloat16)
         targets = match_targets(transformer, Hunyuan15.traits.lora_targets, ["transformer_blocks"])

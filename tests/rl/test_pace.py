@@ -116,9 +116,3 @@ def test_a_target_follows_the_square_of_the_brake() -> None:
     pace = Pace(0.04, most=4.0)
     pace.slow_to(0.5)
     assert pace.observe(0.01) == pytest.approx(0.5, rel=1e-12)
-
-
-def test_a_pace_from_before_there_were_brakes_has_none() -> None:
-    pace = Pace(0.04)
-    pace.load_state_dict({"factor": 0.25})
-    assert (pace.factor, pace.brake) == (0.25, 1.0)

@@ -159,7 +159,7 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
         reward = target(**options)
     except RewardConfigError:
         raise
-    except Exception as error:  # noqa: BLE001 - users' code may raise anything
+    except Exception as error:  # users' code may raise anything
         if ":" not in spec.name:
             raise
         raise RewardConfigError(
