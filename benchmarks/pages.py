@@ -193,22 +193,14 @@ def thinned(values: list[Any], most: int = 10) -> list[Any]:
 def leaderboard() -> dict[str, Any]:
     """Entries of all comparisons in docs/results."""
     from sage_grpo.lab import store
-    from sage_grpo.lab.leaderboard import board, ranked
+    from sage_grpo.lab.leaderboard import board
 
-    boards, seen = [], set[str]()
+    comparisons, seen = [], set[str]()
     for file in sorted(RESULTS.glob(f"*/{store.SUITE}")):
         suite, rows, _ = loaded(file.parent)
-        boards.append(board(suite, [row for row in rows if row["key"] not in seen]))  # suites may share runs
+        comparisons.append((suite, [row for row in rows if row["key"] not in seen]))  # suites may share runs
         seen |= {row["key"] for row in rows}
-    entries = [entry for found in boards for entry in found["entries"]]
-    return {"format": 1, "rules": board_rules(), "entries": ranked(entries)}
-
-
-def board_rules() -> dict[str, Any]:
-    """What all entries have followed."""
-    from sage_grpo.lab.leaderboard import BUDGET, EVALUATION, SEEDS
-
-    return {"budget": BUDGET, "seeds": SEEDS, "evaluation": EVALUATION}
+    return board(comparisons) | {"left_out": {}}
 
 
 def skeleton(name: str, title: str, question: str, pictures: list[Path]) -> str:

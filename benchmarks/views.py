@@ -434,10 +434,12 @@ def leaderboard(file: Path, most: str = "20") -> str:
     content = json.loads(file.read_text())
     rows = [
         [
-            entry["name"],
+            str(entry["place"]["passes"]),
+            str(entry["place"]["clips"]),
+            entry["name"] + (" (supervised)" if entry["supervised"] else ""),
             ", ".join(entry["trained_on"]),
-            f"{entry['seeds']}" + (f" ({entry['diverged']} diverged)" if entry["diverged"] else ""),
-            cell(entry["at_budget"]),
+            cell(entry["at"]["passes"]),
+            cell(entry["at"]["clips"]),
             cell(entry["final"]["Overall"]),
             fixed(entry["passes"], 0, grouped=True),
             cell(entry["final"]["drift"]),
@@ -446,7 +448,8 @@ def leaderboard(file: Path, most: str = "20") -> str:
         ]
         for entry in content["entries"][: int(most)]
     ]
-    heads = ["entry", "trained on", "seeds", f"Overall at {content['rules']['budget']:,} passes", "Overall at the end"]
+    budgets = [f"Overall at {most:,} {name}" for name, most in content["rules"]["budgets"].items()]
+    heads = ["place by passes", "place by clips", "entry", "trained on", *budgets, "Overall at the end"]
     return _table([*heads, "passes", "drift", "gain in its reward", "gain in truth"], rows)
 
 

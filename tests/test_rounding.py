@@ -77,14 +77,22 @@ def test_digits_of_small_and_missing_figures() -> None:
 def runs(arm: str, scores: list[float], base: dict[str, float] | None = None) -> list[dict[str, Any]]:
     return [
         {
-            **{"arm": arm, "recipe": "shapes/branch", "seed": 1000 + place, "key": f"{arm}-{place}", "kind": "train"},
+            **{
+                "arm": arm,
+                "recipe": "shapes/branch",
+                "seed": leaderboard.EDITION.seeds[place],
+                "key": f"{arm}-{place}",
+                "kind": "train",
+            },
             **{"status": "done", "error": None, "iterations": 2, "updates": 2, "commit": "", "steps": {}},
-            "settings": {"evaluate.prompts": 128, "evaluate.steps": 20},
+            "settings": dict(leaderboard.EVALUATION),
+            "budgets": {"passes": 2, "clips": 2},
+            "by_prompt": {"2": {"Overall": [score]}},
             "evaluations": {
                 "0": base or {"Overall": 1.25, "total": 1.25, "drift": 0.07},
                 "2": {"Overall": score, "total": score, "drift": 0.06},
             },
-            "passes": {"0": 0, "2": leaderboard.BUDGET},
+            "passes": {"0": 0, "2": 1000},
             "seconds": {"iteration": 1.0, "evaluate": 1.0, "total": 3.0},
         }
         for place, score in enumerate(scores)
@@ -94,8 +102,17 @@ def runs(arm: str, scores: list[float], base: dict[str, float] | None = None) ->
 def suite(*arms: str) -> Suite:
     made = tuple(Arm(name=name, recipe="shapes/branch") for name in arms)
     columns = (Column(key="Overall"), Column(key="drift"))
-    seeds = tuple(range(1000, 1008))
-    return Suite(name="s", title="", question="", arms=made, baseline=arms[0], seeds=seeds, columns=columns)
+    return Suite(
+        name="s",
+        title="",
+        question="",
+        arms=made,
+        baseline=arms[0],
+        seeds=leaderboard.EDITION.seeds,
+        columns=columns,
+        passes=leaderboard.BUDGETS["passes"],
+        clips=leaderboard.BUDGETS["clips"],
+    )
 
 
 @settings(max_examples=25)
@@ -103,39 +120,31 @@ def suite(*arms: str) -> Suite:
 def test_the_leaderboard_keeps_what_was_measured_and_its_page_rounds_it_once(
     scores: list[float], tmp_path_factory
 ) -> None:
-    (entry,) = leaderboard.board(suite("a"), runs("a", scores))["entries"]
+    (entry,) = leaderboard.board([(suite("a"), runs("a", scores))])["entries"]
     assert entry["final"]["Overall"]["mean"] == fmean(scores)
-    assert entry["at_budget"]["mean"] == pytest.approx(fmean(scores), rel=1e-12)  # read from a line between two points
+    assert entry["at"]["passes"]["mean"] == fmean(scores)
     gain = fmean(score - 1.25 for score in scores)
     assert entry["gain_true"]["mean"] == gain
     file = tmp_path_factory.getbasetemp() / "board.json"
-    file.write_text(json.dumps({"rules": {"budget": 1}, "entries": [entry]}))
+    file.write_text(json.dumps({"rules": {"budgets": leaderboard.BUDGETS}, "entries": [entry]}))
     cells = [cell.strip() for cell in views.leaderboard(file).splitlines()[-1].split("|")]
-    assert cells[5].split(" ± ")[0] == fixed(fmean(scores), 3)
-    assert cells[9].split(" ± ")[0] == fixed(gain, 3, signed=True)
+    assert cells[7].split(" ± ")[0] == fixed(fmean(scores), 3)
+    assert cells[11].split(" ± ")[0] == fixed(gain, 3, signed=True)
     # the page of the comparison says the same of the same runs
-    assert cells[5] in lab_report.tables(summarize(suite("a"), runs("a", scores)))
+    assert cells[7] in lab_report.tables(summarize(suite("a"), runs("a", scores)))
 
 
 def test_a_figure_just_below_a_half_is_not_lifted_by_a_rounding_before() -> None:
     """1.23549999 is 1.235; six digits first would make 1.2355 and then 1.236 of it."""
-    (entry,) = leaderboard.board(suite("a"), runs("a", [1.23549999] * 8))["entries"]
+    (entry,) = leaderboard.board([(suite("a"), runs("a", [1.23549999] * 8))])["entries"]
     assert fixed(entry["final"]["Overall"]["mean"], 3) == "1.235"
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_places_are_decided_on_all_digits(order: tuple[str, str]) -> None:
     both = [*runs("a", [1.5] * 8), *runs("b", [1.5 + 1e-9] * 8)]
-    found = leaderboard.board(suite(*order), both)["entries"]
+    found = leaderboard.board([(suite(*order), both)])["entries"]
     assert [entry["name"] for entry in found] == ["s: b", "s: a"]
-
-
-def test_a_place_goes_to_the_score_at_the_budget_though_it_prints_alike() -> None:
-    entries = [
-        {"name": name, "at_budget": {"mean": budget}, "final": {"Overall": {"mean": final}}}
-        for name, budget, final in (("late", 1.5, 2.0), ("first", 1.5 + 1e-9, 1.6))
-    ]
-    assert [entry["name"] for entry in leaderboard.ranked(entries)] == ["first", "late"]
 
 
 def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from sage_grpo.cli import main
-from sage_grpo.lab import store
+from sage_grpo.commands.compare import Options, suites_of
+from sage_grpo.configure import ConfigError
+from sage_grpo.lab import leaderboard, store
 from sage_grpo.lab.measure import measure
 from sage_grpo.lab.prepare import prepare
 from sage_grpo.recipes import recipe
@@ -90,3 +92,13 @@ def test_killed_and_continued_with_a_run_that_fails(
 
     assert main(["compare", "--table", str(out)]) == 0
     assert (out / "table.md").read_text() == table
+
+
+def test_as_a_benchmark_every_arm_keeps_the_rules() -> None:
+    (suite,) = suites_of(Options(recipes=["shapes/branch"], vary=["kernel.eta=1.0,1.2"], benchmark=True))
+    assert suite.seeds == leaderboard.EDITION.seeds
+    assert {"passes": suite.passes, "clips": suite.clips} == leaderboard.BUDGETS
+    for job in prepare(suite, recipe):
+        assert {name: job.settings[name] for name in leaderboard.EVALUATION} == leaderboard.EVALUATION
+    with pytest.raises(ConfigError, match="leave out --seeds"):
+        suites_of(Options(recipes=["shapes/branch"], seeds=3, benchmark=True))

@@ -8,78 +8,110 @@ from typing import Any
 
 from sage_grpo.lab import leaderboard, report, store
 from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.version import __version__
 
-SEEDS = tuple(range(1000, 1008))
-RULES = {"evaluate.prompts": 128, "evaluate.steps": 20}
+SEEDS = leaderboard.EDITION.seeds
+RULES = dict(leaderboard.EVALUATION)
 
 
-def rows(arm: str, scores: list[float], *, passes: int = leaderboard.BUDGET, **changes: Any) -> list[dict[str, Any]]:
-    """Runs of an arm, by their final scores."""
+def rows(arm: str, scores: list[float], *, spread: float = 0.0, **changes: Any) -> list[dict[str, Any]]:
+    """Runs of an arm by their scores, which are the same at both budgets and at the end; prompts differ, and arms by `spread` in how."""
     base = {"Overall": 1.25, "total": 1.25, "drift": 0.07}
     return [
         {
-            **{"format": 1, "arm": arm, "recipe": "shapes/branch", "seed": 1000 + place, "key": f"{arm}-{place}"},
+            **{"format": 1, "arm": arm, "recipe": "shapes/branch", "seed": SEEDS[place], "key": f"{arm}-{place}"},
             **{"kind": "train", "status": "done", "error": None, "iterations": 2, "settings": RULES, "commit": "abc"},
             **{"updates": 2, "steps": {}, "seconds": {"iteration": 1.0, "evaluate": 1.0, "total": 3.0}},
             "evaluations": {"0": base, "2": {"Overall": score, "total": score, "drift": 0.06}},
-            "passes": {"0": 0, "2": passes},
+            "passes": {"0": 0, "2": leaderboard.BUDGETS["passes"]},
+            "budgets": {"passes": 2, "clips": 2},
+            "by_prompt": {"2": {"Overall": [score - 0.1 - spread, score + 0.1 + spread]}},
             **changes,
         }
         for place, score in enumerate(scores)
     ]
 
 
-def suite(*arms: str, kind: str = "train") -> Suite:
+def suite(*arms: str, **fields: Any) -> Suite:
     made = tuple(Arm(name=name, recipe="shapes/branch") for name in arms)
-    return Suite(name="test", title="", question="", arms=made, baseline=arms[0], seeds=SEEDS, kind=kind)  # type: ignore[arg-type]
+    given = {**leaderboard.BUDGETS, "seeds": SEEDS, **fields}
+    return Suite(name="test", title="", question="", arms=made, baseline=arms[0], **given)
 
 
-def test_entries_are_ranked_at_the_budget_and_not_by_what_more_passes_buy() -> None:
-    cheap = rows("cheap", [1.5] * 8)
-    dear = rows("dear", [1.6] * 8, passes=4 * leaderboard.BUDGET)
-    short = rows("short", [1.9] * 8, passes=leaderboard.BUDGET // 2)
-    found = leaderboard.board(suite("short", "dear", "cheap"), [*short, *dear, *cheap])["entries"]
-    assert [entry["name"] for entry in found] == ["test: cheap", "test: dear", "test: short"]
-    # a quarter of the way between the two evaluations
-    assert found[1]["at_budget"]["mean"] == 1.25 + 0.35 / 4
-    assert found[2]["at_budget"] is None
+def board(*arms: str, runs: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    return leaderboard.board([(suite(*arms, **fields), runs)])
+
+
+def test_entries_that_cannot_be_told_apart_share_a_place() -> None:
+    """b is better than a in every seed by about as much; c differs from a by less than its prompts do."""
+    wide = [0.01 * (-1) ** n for n in range(8)]
+    a, c = rows("a", [1.5 + w for w in wide]), rows("c", [1.505 + w for w in wide], spread=0.3)
+    b = rows("b", [1.6 + 1.1 * w for w in wide])
+    found = board("a", "c", "b", runs=[*a, *b, *c])["entries"]
+    assert [entry["name"] for entry in found] == ["test: b", "test: c", "test: a"]
+    places = {entry["name"]: entry["place"] for entry in found}
+    assert places["test: b"] == {"passes": 1, "clips": 1}
+    assert places["test: c"]["passes"] == 1  # other prompts might turn it round
+    assert places["test: a"]["passes"] == 2
+
+
+def test_scores_are_those_at_the_budgets_and_not_what_more_passes_buy() -> None:
+    long = rows("long", [1.5] * 8)
+    for row in long:
+        row["iterations"] = 9
+        row["evaluations"]["9"] = {"Overall": 1.9, "total": 1.9, "drift": 0.05}
+        row["by_prompt"]["9"] = {"Overall": [1.9, 1.9]}
+        row["passes"]["9"] = 10**6
+    (entry,) = board("long", runs=long)["entries"]
+    assert entry["at"]["passes"]["mean"] == entry["at"]["clips"]["mean"] == 1.5
+    assert (entry["final"]["Overall"]["mean"], entry["passes"]) == (1.9, 10**6)
 
 
 def test_an_arm_that_breaks_a_rule_is_left_out_with_the_reason() -> None:
     cases = {
-        "few": (rows("few", [1.5] * 7), "7 seeds"),
+        "few": (rows("few", [1.5] * 7), f"seed {SEEDS[7]} is missing"),
+        "hot": ([*rows("hot", [1.5] * 7), rows("hot", [1.5] * 8, status="diverged")[7]], f"seed {SEEDS[7]} is missing"),
+        "own": ([*rows("own", [1.5] * 8)[1:], rows("own", [1.5], seed=1000)[0]], "seed 1000 is not one of"),
+        "short": (rows("short", [1.5] * 8, budgets={"passes": 2}), "ended before 6,480 clips"),
         "easy": (rows("easy", [1.5] * 8, settings={**RULES, "evaluate.steps": 5}), "evaluate.steps must be 20"),
-        "noise": (rows("noise", [1.5] * 8, settings={**RULES, "evaluate.seed": 7}), "evaluate.seed is not free"),
+        "noise": (rows("noise", [1.5] * 8, settings={**RULES, "evaluate.seed": 7}), "evaluate.seed must be"),
         "model": (rows("model", [1.5] * 8, settings={**RULES, "model.path": "mine"}), "model.path is not free"),
         "other": (rows("other", [1.5] * 8, recipe="wan/sage"), "not of the shapes world"),
+        "means": (rows("means", [1.5] * 8, by_prompt={}), "scores by prompt are missing"),
         "blind": (
             rows("blind", [1.5] * 8, evaluations={"0": {"total": 1.0}, "2": {"total": 2.0}}),
             "the judge was not among the rewards",
         ),
     }
-    every = [row for made, _ in cases.values() for row in made]
-    found = leaderboard.board(suite(*cases), every)
+    found = board(*cases, runs=[row for made, _ in cases.values() for row in made])
     assert not found["entries"]
     for name, (_, reason) in cases.items():
-        assert reason in found["left_out"][name]
-    assert leaderboard.board(suite("a", kind="rollout"), rows("a", [1.5] * 8))["left_out"] == {
-        "a": "nothing was trained"
-    }
+        assert reason in found["left_out"][f"test: {name}"]
+    assert board("a", runs=rows("a", [1.5] * 8), kind="rollout")["left_out"] == {"test: a": "nothing was trained"}
+    assert "budget of passes must be" in board("a", runs=rows("a", [1.5] * 8), passes=1000)["left_out"]["test: a"]
 
 
 def test_a_run_that_is_there_twice_is_one_seed() -> None:
     runs = rows("copied", [1.5] * 8)
     runs[7] |= {"seed": runs[0]["seed"]}
-    found = leaderboard.board(suite("copied"), runs)
-    assert not found["entries"]
-    assert found["left_out"]["copied"].startswith("7 seeds")
+    assert "is missing" in board("copied", runs=runs)["left_out"]["test: copied"]
 
 
-def test_a_diverged_run_costs_the_score_at_the_budget() -> None:
-    runs = rows("hot", [1.5] * 8)
-    runs[3] |= {"status": "diverged", "evaluations": {"0": runs[3]["evaluations"]["0"]}, "passes": {"0": 0}}
-    (entry,) = leaderboard.board(suite("hot"), runs)["entries"]
-    assert (entry["seeds"], entry["diverged"], entry["at_budget"]) == (7, 1, None)
+def test_training_on_rendered_clips_is_told() -> None:
+    (entry,) = board("a", runs=rows("a", [1.5] * 8, supervised=True))["entries"]
+    assert entry["supervised"]
+    (plain,) = board("a", runs=rows("a", [1.5] * 8))["entries"]
+    assert not plain["supervised"]
+
+
+def test_every_version_has_seeds_and_noises_of_its_own() -> None:
+    assert __version__ in leaderboard.EDITIONS
+    editions = list(leaderboard.EDITIONS.values())
+    for place, one in enumerate(editions):
+        assert len(set(one.seeds)) == 8
+        for other in editions[:place]:
+            assert not set(one.seeds) & set(other.seeds)
+            assert one.noise != other.noise
 
 
 def test_a_hacked_reward_shows_as_a_gain_that_truth_has_not() -> None:
@@ -87,11 +119,11 @@ def test_a_hacked_reward_shows_as_a_gain_that_truth_has_not() -> None:
     rewards = [{"name": "shapes_proxy"}, {"name": "shapes", "metric_only": True}]
     runs = rows(
         "proxy",
-        [0.0] * 8,
+        [1.0] * 8,
         settings={**RULES, "rewards": rewards},
         evaluations={"0": base, "2": {"Overall": 1.0, "total": 1.5, "drift": 0.1}},
     )
-    (entry,) = leaderboard.board(suite("proxy"), runs)["entries"]
+    (entry,) = board("proxy", runs=runs)["entries"]
     assert (entry["gain_own"]["mean"], entry["gain_true"]["mean"]) == (1.0, -0.25)
     assert entry["trained_on"] == ["shapes_proxy"]
 
@@ -103,5 +135,5 @@ def test_compare_writes_the_leaderboard(tmp_path: Path, monkeypatch) -> None:
     store.save_suite(tmp_path, suite("one"), [row["key"] for row in runs], "sage-grpo compare")
     report.render(tmp_path)
     written = json.loads((tmp_path / "leaderboard.json").read_text())
-    assert written == leaderboard.board(suite("one"), runs)
-    assert written["entries"][0]["at_budget"]["mean"] == 1.5
+    assert written == board("one", runs=runs)
+    assert written["entries"][0]["at"]["passes"]["mean"] == 1.5

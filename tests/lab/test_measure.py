@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_zoo.toy import ToyModel
 
 from sage_grpo.lab import measure as lab
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, key_of, prepare
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from trainer_zoo.toy import ToyModel
 
 ARMS = {
     "sage": {},

@@ -45,6 +45,8 @@ class Options:
     """Seeds of every arm; None is the suite's number, and 8 for recipes."""
     first_seed: Seed = FIRST_SEED
     """The first seed, where `seeds` is given; the others follow."""
+    benchmark: bool = False
+    """Keep the rules of the benchmark (docs/benchmark.md): this version's seeds, evaluation and budgets. Arms are then entries of leaderboard.json."""
     iterations: Count | None = None
     """Iterations of all runs; None is the recipe's or the suite's."""
     points: list[Natural] = field(default_factory=list)
@@ -212,6 +214,8 @@ def chosen(suites: Sequence[Suite], names: Sequence[str]) -> list[str] | None:
 def _changed(suite: Suite, options: Options) -> Suite:
     changes = dict(_pair(word) for word in _fields(options.set))
     suite = replace(suite, options={**suite.options, **changes})
+    if options.benchmark:
+        suite = _as_benchmark(suite, options)
     if options.seeds is not None:
         suite = replace(suite, seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)))
     if options.iterations is not None:
@@ -222,6 +226,18 @@ def _changed(suite: Suite, options: Options) -> Suite:
     if options.columns:
         suite = replace(suite, columns=_columns(suite.columns, options.columns))
     return suite if options.baseline is None else replace(suite, baseline=_baseline(suite, options.baseline))
+
+
+def _as_benchmark(suite: Suite, options: Options) -> Suite:
+    from sage_grpo.lab.leaderboard import BUDGETS, EDITION, EVALUATION
+
+    given = [name for name in ("seeds", "points") if getattr(options, name)]
+    if given:
+        raise ConfigError(f"--benchmark has its own seeds and evaluations: leave out --{given[0]}.")
+    fixed = {**suite.options, **EVALUATION}
+    return replace(
+        suite, seeds=EDITION.seeds, options=fixed, points=(0,), passes=BUDGETS["passes"], clips=BUDGETS["clips"]
+    )
 
 
 def _named(name: str, options: Options) -> Suite:

@@ -32,7 +32,7 @@ def render(folder: Path, out: Path | None = None) -> Summary:
     place = out or folder
     # Names come from the folder, which may be somebody else's, and these are read in terminals.
     replace_text(place / TABLE, printable(tables(summary)) + "\n")
-    replace_text(place / leaderboard.FILE, json.dumps(leaderboard.board(suite, rows), indent=1) + "\n")
+    replace_text(place / leaderboard.FILE, json.dumps(leaderboard.board([(suite, rows)]), indent=1) + "\n")
     replace_text(place / NUMBERS, json.dumps(numbers(summary), indent=1) + "\n")
     figures = draw(summary, place)
     replace_text(place / REPORT, printable(text(summary, rows, figures, command)) + "\n")

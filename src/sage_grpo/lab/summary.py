@@ -98,16 +98,16 @@ def _arm(
     budget: float,
 ) -> ArmSummary:
     keys = [column.key for column in suite.columns]
-    at_end = {key: (_cells(ended, key, _end), _cells(baseline, key, _end)) for key in keys}
+    at_end = {key: (cells(ended, key, end), cells(baseline, key, end)) for key in keys}
     at_passes = {key: (_at_budget(suite, ended, key, budget), _at_budget(suite, baseline, key, budget)) for key in keys}
-    at_clips = {key: (_cells(ended, key, _within("clips")), _cells(baseline, key, _within("clips"))) for key in keys}
+    at_clips = {key: (cells(ended, key, within("clips")), cells(baseline, key, within("clips"))) for key in keys}
     if math.isnan(budget):
         at_passes = {}
     if suite.clips is None:
         at_clips = {}
 
     def minus(places: Mapping[str, tuple[Cells, Cells]]) -> dict[str, Paired]:
-        return {} if name == suite.baseline else {key: _difference(*pair) for key, pair in places.items()}
+        return {} if name == suite.baseline else {key: difference(*pair) for key, pair in places.items()}
 
     points = sorted({int(point) for row in ended.values() for point in row["evaluations"]})
     bases = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
@@ -116,10 +116,10 @@ def _arm(
         iterations=max((row["iterations"] for row in runs.values()), default=0),
         counts=_counts(suite, runs),
         base={key: _mean(known) for key, values in bases.items() if (known := _known(values))},
-        final={key: _interval(own) for key, (own, _) in at_end.items()},
+        final={key: interval(own) for key, (own, _) in at_end.items()},
         way=_way(suite.columns[0], ended),
-        equal={key: _interval(own) for key, (own, _) in at_passes.items()},
-        clips={key: _interval(own) for key, (own, _) in at_clips.items()},
+        equal={key: interval(own) for key, (own, _) in at_passes.items()},
+        clips={key: interval(own) for key, (own, _) in at_clips.items()},
         difference={key: gap for key, gap in minus(at_end).items() if gap.count},
         equal_difference=minus(at_passes),
         clips_difference=minus(at_clips),
@@ -154,7 +154,7 @@ Cells = Mapping[int, Cell]
 """By seed."""
 
 
-def _cells(runs: Mapping[int, Row], key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:
+def cells(runs: Mapping[int, Row], key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:
     """A column of every seed that has one at its point."""
     found = {}
     for seed, row in runs.items():
@@ -165,11 +165,12 @@ def _cells(runs: Mapping[int, Row], key: str, point: Callable[[Row], str | None]
     return found
 
 
-def _end(row: Row) -> str:
+def end(row: Row) -> str:
+    """The last iteration."""
     return str(row["iterations"])
 
 
-def _within(name: str) -> Callable[[Row], str | None]:
+def within(name: str) -> Callable[[Row], str | None]:
     """The last iteration within a budget, which the run has found."""
 
     def point(row: Row) -> str | None:
@@ -182,18 +183,18 @@ def _within(name: str) -> Callable[[Row], str | None]:
 def _at_budget(suite: Suite, runs: Mapping[int, Row], key: str, budget: float) -> dict[int, Cell]:
     """A column of every seed where it had made so many passes: measured there where the suite has a budget, else on a line."""
     if suite.passes is not None:
-        return _cells(runs, key, _within("passes"))
+        return cells(runs, key, within("passes"))
     values = {seed: at_passes(row, key, budget) for seed, row in runs.items()}
     return {seed: Cell(value) for seed, value in values.items() if value is not None}
 
 
-def _interval(cells: Cells) -> Interval:
+def interval(scores: Cells) -> Interval:
     """Over seeds and prompts where all rows have scores by prompt, else over seeds."""
-    found = crossed_interval(_table([cell.by_prompt for cell in cells.values()]))
-    return found if found.count else mean_interval([cell.mean for cell in cells.values()])
+    found = crossed_interval(_table([cell.by_prompt for cell in scores.values()]))
+    return found if found.count else mean_interval([cell.mean for cell in scores.values()])
 
 
-def _difference(ours: Cells, theirs: Cells) -> Paired:
+def difference(ours: Cells, theirs: Cells) -> Paired:
     """Ours minus theirs over the seeds that both have; prompt by prompt where both have those."""
     seeds = sorted(set(ours) & set(theirs))
     tables = [_table([cells[seed].by_prompt for seed in seeds]) for cells in (ours, theirs)]
