@@ -160,9 +160,9 @@ def test_of_very_many_values_students_quantile_is_the_normal_one() -> None:
 
 
 def test_an_interval_over_seeds_and_prompts_is_that_of_a_bootstrap_over_both() -> None:
-    """Rows and columns drawn again with replacement, 4,000 times; closed form with n for n - 1."""
+    """Rows and columns drawn again with replacement, 1,500 times; closed form with n for n - 1."""
     rng = random.Random(5)
-    seeds, prompts = 12, 30
+    seeds, prompts = 12, 16
     of_seed = [rng.gauss(0, 0.3) for _ in range(seeds)]
     of_prompt = [rng.gauss(0, 0.8) for _ in range(prompts)]
     table = [[1.0 + a + b + rng.gauss(0, 0.5) for b in of_prompt] for a in of_seed]
@@ -170,13 +170,13 @@ def test_an_interval_over_seeds_and_prompts_is_that_of_a_bootstrap_over_both() -
     assert found.mean == pytest.approx(sum(map(sum, table)) / (seeds * prompts))
     error = found.half / t_quantile(0.975, seeds - 1)
     means = []
-    for _ in range(4000):
+    for _ in range(1500):
         rows = rng.choices(table, k=seeds)
         columns = rng.choices(range(prompts), k=prompts)
         means.append(sum(row[column] for row in rows for column in columns) / (seeds * prompts))
     middle = sum(means) / len(means)
     drawn = math.sqrt(sum((mean - middle) ** 2 for mean in means) / len(means))
-    assert error == pytest.approx(drawn, rel=0.08)  # 4% by n - 1, the rest by 4,000 draws
+    assert error == pytest.approx(drawn, rel=0.12)  # 4% by n - 1, the rest by 1,500 draws
     assert (
         found.half > mean_interval([sum(row) / prompts for row in table]).half * 1.5
     )  # seeds alone know nothing of other prompts
