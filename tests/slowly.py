@@ -18,6 +18,14 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+doctor/test_doctor_faults.py::test_faulty_reward[constant-reward spread-fail]
+doctor/test_doctor_faults.py::test_faulty_reward[of_batch-reward batch-fail]
+models/test_families.py::test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it[flux]
+models/test_families.py::test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it[sana_video]
+models/test_families.py::test_sana_solver_of_the_published_checkpoint
+models/test_parity.py::test_checkpoint_solver_is_the_pipeline[hunyuan15_t2v-scheduler6]
+training/test_reference.py::test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit[wan_t2v]
+training/test_update_oracle.py::test_gradients_of_every_update_are_those_of_the_formulas[hunyuan15_t2v]
 forecast/test_forecast.py::test_changes_are_options_of_train
 forecast/test_forecast.py::test_what_to_change_when_it_does_not_fit
 forecast/test_forecast.py::test_a_measurement_runs_the_real_blocks[hunyuan15_t2v]

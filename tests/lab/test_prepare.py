@@ -38,7 +38,8 @@ def test_settings_arrive_in_their_order_and_are_told() -> None:
     b, a = jobs[0].config, jobs[1].config
     assert (a.kernel.eta, a.iterations, a.seed, a.evaluate.prompts) == (0.7, 3, 5, 7)
     assert (b.kernel.eta, b.iterations, b.optimizer.lr, [r.name for r in b.rewards]) == (0.3, 9, 2e-5, ["video_stats"])
-    assert jobs[1].settings == {"kernel.eta": 0.7, "iterations": 3, "evaluate.prompts": 7, "evaluate.steps": 20}
+    told = {"kernel.eta": 0.7, "iterations": 3, "evaluate.prompts": 7, "evaluate.steps": 20}
+    assert jobs[1].settings == {**told, "evaluate.per_prompt": 1, "evaluate.seed": 1234}
 
 
 @pytest.mark.parametrize(

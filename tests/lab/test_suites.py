@@ -34,7 +34,7 @@ def jobs_of(name: str) -> tuple[Job, ...]:
     return tuple(prepare(replace(full, seeds=full.seeds[:1]), recipe))
 
 
-QUICK = ("table2", "distance", "objectives")
+QUICK = ("objectives",)
 
 
 @pytest.mark.parametrize("name", slow_but(SUITES, *QUICK))
