@@ -18,38 +18,57 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
-doctor/test_doctor_faults.py::test_faulty_reward[constant-reward spread-fail]
-doctor/test_doctor_faults.py::test_faulty_reward[of_batch-reward batch-fail]
-models/test_families.py::test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it[flux]
-models/test_families.py::test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it[sana_video]
-models/test_families.py::test_sana_solver_of_the_published_checkpoint
-models/test_parity.py::test_checkpoint_solver_is_the_pipeline[hunyuan15_t2v-scheduler6]
-training/test_reference.py::test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit[wan_t2v]
-training/test_update_oracle.py::test_gradients_of_every_update_are_those_of_the_formulas[hunyuan15_t2v]
-forecast/test_forecast.py::test_changes_are_options_of_train
-forecast/test_forecast.py::test_what_to_change_when_it_does_not_fit
-forecast/test_forecast.py::test_a_measurement_runs_the_real_blocks[hunyuan15_t2v]
-forecast/test_forecast_passes.py::test_real_architectures_from_their_config_files[hunyuan15_t2v-sage]
-forecast/test_forecast_passes.py::test_real_architectures_from_their_config_files[wan22_t2v-sage]
-test_mutants.py::test_survivors_are_named_and_fail_the_command
-test_mutants.py::test_errors_that_are_all_noticed_are_a_success
-test_mutants.py::test_an_error_that_hangs_is_noticed_only_where_that_is_stated
-shapes/test_judge.py::test_scores_fall_as_a_fault_grows[blur]
-shapes/test_judge.py::test_scores_fall_as_a_fault_grows[jitter]
-shapes/test_judge.py::test_scores_fall_as_a_fault_grows[flicker]
-shapes/test_judge.py::test_each_wrong_attribute_costs[motion]
-shapes/test_judge.py::test_each_wrong_attribute_costs[shape]
-models/test_families.py::test_ode_rollout_is_the_pipeline[hunyuan_plain-4.0]
-models/test_families.py::test_ode_rollout_is_the_pipeline[flux_plain-4.0]
-models/test_families.py::test_ode_rollout_is_the_pipeline[sana_720p-4.0]
-models/test_families.py::test_ode_rollout_is_the_pipeline[sd3_two-4.0]
-doctor/test_doctor_faults.py::test_faulty_reward[swapped-reward prompt-warn]
-doctor/test_doctor_faults.py::test_faulty_reward[of_place-reward batch-fail]
-training/test_branching.py::test_shared_replay_equals_the_plain_path[mask
-training/test_branching.py::test_shared_replay_equals_the_plain_path[scaled
 commands/test_run_folder.py::test_an_export_holds_the_average_when_asked
 commands/test_run_folder.py::test_damaged_checkpoints_are_refused
+doctor/test_doctor_faults.py::test_faulty_reward[constant-reward spread-fail]
+doctor/test_doctor_faults.py::test_faulty_reward[of_batch-reward batch-fail]
+doctor/test_doctor_faults.py::test_faulty_reward[of_place-reward batch-fail]
+doctor/test_doctor_faults.py::test_faulty_reward[swapped-reward prompt-warn]
+forecast/test_forecast.py::test_a_measurement_runs_the_real_blocks[hunyuan15_t2v]
+forecast/test_forecast.py::test_an_iteration_that_was_measured
+forecast/test_forecast.py::test_changes_are_options_of_train
+forecast/test_forecast.py::test_what_to_change_when_it_does_not_fit
+forecast/test_forecast_passes.py::test_every_recipe[hunyuan15_lora-
+forecast/test_forecast_passes.py::test_real_architectures_from_their_config_files[hunyuan15_t2v-sage]
+forecast/test_forecast_passes.py::test_real_architectures_from_their_config_files[wan22_t2v-sage]
+models/test_decoding.py::test_chunks_of_frames_are_the_whole_decode[3]
+models/test_decoding.py::test_chunks_of_frames_are_the_whole_decode[4]
+models/test_exports.py::test_export_stores_what_was_asked_for[bfloat16-None-stored2]
+models/test_exports.py::test_export_stores_what_was_asked_for[float32-bfloat16-stored1]
+models/test_families.py::test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it[flux]
+models/test_families.py::test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it[sana_video]
+models/test_families.py::test_ode_rollout_is_the_pipeline[flux_plain-4.0]
+models/test_families.py::test_ode_rollout_is_the_pipeline[hunyuan_plain-4.0]
+models/test_families.py::test_ode_rollout_is_the_pipeline[sana_720p-4.0]
+models/test_families.py::test_ode_rollout_is_the_pipeline[sd3_two-4.0]
+models/test_families.py::test_sana_solver_of_the_published_checkpoint
+models/test_parity.py::test_checkpoint_solver_is_the_pipeline[hunyuan15_t2v-scheduler6]
+models/test_policy_replay.py::test_what_blocks_keep_does_not_change_gradients[all weights-hunyuan15_t2v]
+models/test_policy_replay.py::test_what_blocks_keep_does_not_change_gradients[lora-wan_t2v]
+probe/test_probe.py::test_the_snippet_fits_every_recipe[shapes/f
+probe/test_probe.py::test_the_snippet_fits_every_recipe[shapes/m
+probe/test_probe.py::test_the_snippet_fits_every_recipe[shapes/sage_
+probe/test_probe.py::test_the_snippet_fits_every_recipe[shapes/t
+rewards/test_videoalign.py::test_positions_are_one_dimensional_on_all_axes[case1]
+rewards/test_videoalign.py::test_positions_are_one_dimensional_on_all_axes[case2]
+rewards/test_videoalign.py::test_scores_equal_the_reference_for_every_layout[case1]
+rewards/test_videoalign.py::test_scores_equal_the_reference_for_every_layout[case2]
 session/test_api.py::test_a_tuned_model_beside_its_base
+shapes/test_judge.py::test_each_wrong_attribute_costs[motion]
+shapes/test_judge.py::test_each_wrong_attribute_costs[shape]
+shapes/test_judge.py::test_scores_fall_as_a_fault_grows[blur]
+shapes/test_judge.py::test_scores_fall_as_a_fault_grows[flicker]
+shapes/test_judge.py::test_scores_fall_as_a_fault_grows[jitter]
+test_mutants.py::test_an_error_that_hangs_is_noticed_only_where_that_is_stated
+test_mutants.py::test_errors_that_are_all_noticed_are_a_success
+test_mutants.py::test_survivors_are_named_and_fail_the_command
+training/test_branching.py::test_on_real_architectures[hunyuan15_t2v-True-1.0]
+training/test_branching.py::test_on_real_architectures[wan_t2v-False-4.0]
+training/test_branching.py::test_shared_replay_equals_the_plain_path[mask
+training/test_branching.py::test_shared_replay_equals_the_plain_path[scaled
+training/test_reference.py::test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit[wan_t2v]
+training/test_trainer_anchor.py::test_moving_anchor_is_the_policy_at_its_last_renewal[moving-wan_t2v]
+training/test_update_oracle.py::test_gradients_of_every_update_are_those_of_the_formulas[hunyuan15_t2v]
 """
 """Further cases, by where their names begin: those of which another one, or a smaller law, is quick."""
 
