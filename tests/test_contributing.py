@@ -83,7 +83,7 @@ CHANGES = {
     "recipe": {
         "recipes/methods.py": [
             ("METHODS: dict[", RECIPE + "METHODS: dict["),
-            ("flow_dppo, nft, awm)", "flow_dppo, nft, awm, gentle_grpo)"),
+            ("flow_dppo, nft, awm,\n", "flow_dppo, nft, awm, gentle_grpo,\n"),
         ]
     },
     "family": {

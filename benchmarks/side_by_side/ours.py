@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -124,7 +125,8 @@ def literal(text: str) -> Any:
 
 def build_trainer(config: TrainConfig, pipeline: Any = None) -> Trainer:
     """A trainer that is ready to step, with a pipeline in place of the checkpoint's files where one is given."""
-    with mock.patch.object(family, "load_pipeline", return_value=pipeline):
+    given = mock.patch.object(family, "load_pipeline", return_value=pipeline) if pipeline is not None else nullcontext()
+    with given:
         trainer = Trainer(config, build(config))
     trainer.encode_prompts()
     return trainer
