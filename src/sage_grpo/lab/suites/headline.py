@@ -22,7 +22,7 @@ CHOSEN: Mapping[str, float] = {
     "sage x 2": 2.5e-5,
     "mix": 2.5e-5,
     "flow": 2.5e-5,
-    "dance": 5e-5,
+    "dance": 2.5e-5,
     "cps": 2.5e-5,
     "nft": 2.5e-5,
     "awm": 1e-4,
