@@ -26,9 +26,9 @@ from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.sentinel import Sentinel, Witnesses
 from sage_grpo.session import run as train
-from sage_grpo.shapes.judge import ShapesJudge
 from sage_grpo.training import trainer as trainer_module
 from sage_grpo.training.config import SentinelConfig, TrainConfig
+from sage_grpo.worlds.shapes.judge import ShapesJudge
 
 FILE = Path(__file__).parent / "results" / "broken_runs.jsonl"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from sage_grpo import generate
-from sage_grpo.shapes.judge import WEIGHTS, ShapesJudge
-from sage_grpo.shapes.scene import ATTRIBUTES, FPS, from_text, to_text, train_scenes
+from sage_grpo.worlds.shapes.judge import WEIGHTS, ShapesJudge
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, FPS, from_text, to_text, train_scenes
 
 PROMPTS, CLIPS, STEPS = 14, 12, 6
 """Prompts of a shape, clips of a prompt, and steps of the ODE, as many as rollouts have."""

@@ -22,11 +22,11 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.lab.prepare import MINIATURE
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.recipes import recipe
-from sage_grpo.shapes.judge import ShapesJudge
-from sage_grpo.shapes.scene import FPS
 from sage_grpo.training.anchor import Snapshot
 from sage_grpo.training.inputs import shapes_prompts
 from sage_grpo.training.state import load_weights
+from sage_grpo.worlds.shapes.judge import ShapesJudge
+from sage_grpo.worlds.shapes.scene import FPS
 
 RECIPE = recipe("shapes/branch")
 

@@ -54,11 +54,11 @@ rewards/test_videoalign.py::test_positions_are_one_dimensional_on_all_axes[case2
 rewards/test_videoalign.py::test_scores_equal_the_reference_for_every_layout[case1]
 rewards/test_videoalign.py::test_scores_equal_the_reference_for_every_layout[case2]
 session/test_api.py::test_a_tuned_model_beside_its_base
-shapes/test_judge.py::test_each_wrong_attribute_costs[motion]
-shapes/test_judge.py::test_each_wrong_attribute_costs[shape]
-shapes/test_judge.py::test_scores_fall_as_a_fault_grows[blur]
-shapes/test_judge.py::test_scores_fall_as_a_fault_grows[flicker]
-shapes/test_judge.py::test_scores_fall_as_a_fault_grows[jitter]
+worlds/shapes/test_judge.py::test_each_wrong_attribute_costs[motion]
+worlds/shapes/test_judge.py::test_each_wrong_attribute_costs[shape]
+worlds/shapes/test_judge.py::test_scores_fall_as_a_fault_grows[blur]
+worlds/shapes/test_judge.py::test_scores_fall_as_a_fault_grows[flicker]
+worlds/shapes/test_judge.py::test_scores_fall_as_a_fault_grows[jitter]
 test_mutants.py::test_an_error_that_hangs_is_noticed_only_where_that_is_stated
 test_mutants.py::test_errors_that_are_all_noticed_are_a_success
 test_mutants.py::test_survivors_are_named_and_fail_the_command

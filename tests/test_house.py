@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("manual", "named", "types", "gaussian", "video", "pretrained", "configure", "hub", "telling.events"),
     ("flow", "rl"),
-    ("models", "rewards", "shapes", "data", "parallel", "inspector"),
+    ("models", "rewards", "worlds", "data", "parallel", "inspector"),
     ("training.config", "folder"),
     ("recipes", "telling", "sentinel"),
     ("training",),
@@ -48,7 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "folder.saved",
         "folder.card",
     ),
-    ("session.preflight", "training.trainer", "clips", "probe", "shapes.making"),
+    ("session.preflight", "training.trainer", "clips", "probe", "worlds.making"),
     ("training.loop", "doctor", "report", "study"),
     ("lab", "telling.observers"),
     ("session",),
@@ -58,9 +58,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 RANKS = {unit: rank for rank, units in enumerate(FLOORS) for unit in units}
 QUARANTINE = {
-    "diffusers": ("models/", "rewards/", "shapes/"),
-    "transformers": ("models/", "rewards/", "shapes/"),
-    "peft": ("models/", "rewards/", "shapes/"),
+    "diffusers": ("models/", "rewards/", "worlds/"),
+    "transformers": ("models/", "rewards/", "worlds/"),
+    "peft": ("models/", "rewards/", "worlds/"),
     "torch.distributed": ("parallel/",),
     "tensorboard": ("telling/metrics.py",),
     "torch.utils.tensorboard": ("telling/metrics.py",),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.rewards.built_in.video_stats import Clip, brightness
-from sage_grpo.shapes.judge import ShapesJudge
 from sage_grpo.training.inputs import prompts_from
+from sage_grpo.worlds.shapes.judge import ShapesJudge
 
 CALLS = itertools.count()
 JUDGE = ShapesJudge()

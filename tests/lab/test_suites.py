@@ -24,7 +24,7 @@ from sage_grpo.training.planner import Planner
 from slowly import slow_but
 
 ROOT = Path(__file__).parents[2]
-SHIFT = json.loads((ROOT / "src/sage_grpo/shapes/assets/scheduler/scheduler_config.json").read_text())["shift"]
+SHIFT = json.loads((ROOT / "src/sage_grpo/worlds/shapes/assets/scheduler/scheduler_config.json").read_text())["shift"]
 
 
 @cache

@@ -19,9 +19,9 @@ from sage_grpo.report.page import as_script, beside, describe, gallery, leave_re
 from sage_grpo.report.picture import animate, draw_run, side_by_side, slug, write_pairs
 from sage_grpo.report.run_data import MOST_POINTS, noise_picture, read_run, series, stepwise
 from sage_grpo.report.summary import by_attribute, interval, table, verdict
-from sage_grpo.shapes.scene import ATTRIBUTES, heldout_scenes, to_text
 from sage_grpo.statistics import t_quantile
 from sage_grpo.video import read_video
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, heldout_scenes, to_text
 
 
 @pytest.fixture(scope="module")

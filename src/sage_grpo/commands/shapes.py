@@ -9,7 +9,7 @@ from typing import Literal
 from sage_grpo.inside import replace_text
 from sage_grpo.printing import fixed
 from sage_grpo.ranges import Count, Seed, checked
-from sage_grpo.shapes.making.options import PretrainOptions
+from sage_grpo.worlds.making.shapes.options import PretrainOptions
 
 
 @checked
@@ -38,7 +38,7 @@ class Options:
 def run(options: Options) -> int:
     """Do what `action` says; return the exit status."""
     if options.action == "pretrain":
-        from sage_grpo.shapes.making.pretrain import pretrain
+        from sage_grpo.worlds.making.shapes.pretrain import pretrain
 
         return pretrain(options.pretrain)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def run(options: Options) -> int:
 def _score(options: Options) -> int:
     import torch
 
-    from sage_grpo.shapes.making.score import score
+    from sage_grpo.worlds.making.shapes.score import score
 
     if options.model is None or not (options.model / "model_index.json").is_file():
         raise FileNotFoundError(
@@ -66,9 +66,9 @@ def _ceiling(options: Options) -> int:
     import torch
 
     from sage_grpo.rewards.built_in.video_stats import VideoStats
-    from sage_grpo.shapes.making.score import clean_clips, judge_clips
-    from sage_grpo.shapes.scene import FPS
     from sage_grpo.training.inputs import shapes_prompts
+    from sage_grpo.worlds.making.shapes.score import clean_clips, judge_clips
+    from sage_grpo.worlds.shapes.scene import FPS
 
     texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]] * options.draws
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -91,9 +91,9 @@ def _ceiling(options: Options) -> int:
 def _render(options: Options) -> int:
     import torch
 
-    from sage_grpo.shapes.render import render, to_uint8
-    from sage_grpo.shapes.scene import FRAMES, SIDE, random_scenes
     from sage_grpo.video import contact_sheet
+    from sage_grpo.worlds.shapes.render import render, to_uint8
+    from sage_grpo.worlds.shapes.scene import FRAMES, SIDE, random_scenes
 
     scenes = random_scenes(options.prompts, torch.Generator().manual_seed(options.seed), split="all")
     clips = to_uint8(render(scenes, FRAMES, SIDE, SIDE))

@@ -8,9 +8,9 @@ from typing import Any
 from sage_grpo.effects import MEANING, affects
 from sage_grpo.printing import fixed
 from sage_grpo.report.run_data import Clip, RunData
-from sage_grpo.shapes.scene import ATTRIBUTES, Scene, from_text
 from sage_grpo.statistics import Z95, mean_interval
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, Scene, from_text
 
 NOT_SCORES = ("total_stderr", "failed")
 MEANINGS = {

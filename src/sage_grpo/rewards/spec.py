@@ -30,8 +30,8 @@ BUILT_IN: Mapping[str, str] = {
     "ocr": "sage_grpo.rewards.built_in.ocr:OcrReward",
     "remote": "sage_grpo.rewards.serving.remote:RemoteReward",
     "vlm_judge": "sage_grpo.rewards.judge.vlm:VlmJudge",
-    "shapes": "sage_grpo.shapes.judge:ShapesJudge",
-    "shapes_proxy": "sage_grpo.shapes.judge:NaiveProxy",
+    "shapes": "sage_grpo.worlds.shapes.judge:ShapesJudge",
+    "shapes_proxy": "sage_grpo.worlds.shapes.judge:NaiveProxy",
 }
 """Names of the rewards that come with the package; import paths, loaded only when asked for. Each class says all about itself in `facts`."""
 

@@ -172,7 +172,7 @@ def prompts_from(source: str, *, split: str = "heldout") -> list[Prompt]:
 
 def shapes_prompts(split: str) -> list[Prompt]:
     """The embedded world's prompts: every scene of a split once, with a template chosen by a fixed rule."""
-    from sage_grpo.shapes import scene
+    from sage_grpo.worlds.shapes import scene
 
     scenes = scene.train_scenes() if split == "train" else scene.heldout_scenes()
     draw = random.Random(f"shapes/{split}")

@@ -65,10 +65,10 @@ class Located(Protocol):
 def resolve(spec: Located) -> Path:
     """The folder of a spec: the packaged checkpoint, a local folder, or a download from the hub."""
     if spec.path is None or spec.path == "shapes":
-        folder = Path(str(files("sage_grpo") / "shapes" / "assets"))
+        folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
             raise ModelError(
-                "The small checkpoint that the package carries is not installed (sage_grpo/shapes/assets has no "
+                "The small checkpoint that the package carries is not installed (sage_grpo/worlds/shapes/assets has no "
                 "model_index.json). Install the released package, or give model.path: a diffusers folder or a hub id."
             )
         return folder

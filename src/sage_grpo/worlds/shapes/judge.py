@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sage_grpo.shapes.fit import (
+from sage_grpo.types import PartScores, RewardFacts
+from sage_grpo.worlds.shapes.fit import (
     MOTION_WIDTH,
     MOTIONS,
     SPEEDS,
@@ -20,9 +21,8 @@ from sage_grpo.shapes.fit import (
     fit_motion,
     nearest_clip,
 )
-from sage_grpo.shapes.render import palette
-from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, from_text
-from sage_grpo.types import PartScores, RewardFacts
+from sage_grpo.worlds.shapes.render import palette
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch, from_text
 
 WEIGHTS: dict[str, float] = {
     "shape": 0.20,

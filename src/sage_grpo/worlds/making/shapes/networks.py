@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sage_grpo.models.families.hunyuan15 import LAYERS_TO_SKIP, PackedTransformer, causal_mask, vae_attention
 from sage_grpo.models.network.attention import PackedAttention
-from sage_grpo.shapes.making.options import Sizes
+from sage_grpo.worlds.making.shapes.options import Sizes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel

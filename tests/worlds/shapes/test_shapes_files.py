@@ -1,11 +1,11 @@
-"""shapes/ is the world; shapes/making/ only made its checkpoint."""
+"""shapes/ is the world; making/shapes/ only made its checkpoint."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "src" / "sage_grpo"
+PACKAGE = Path(__file__).parents[3] / "src" / "sage_grpo"
 
 
 def imported(path: Path) -> set[str]:
@@ -17,15 +17,15 @@ def imported(path: Path) -> set[str]:
 def test_only_the_command_that_makes_it_needs_the_making() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if "making" not in path.parts]
     users = [
-        path.relative_to(PACKAGE).as_posix() for path in files if any("shapes.making" in n for n in imported(path))
+        path.relative_to(PACKAGE).as_posix() for path in files if any("worlds.making" in n for n in imported(path))
     ]
     assert users == ["commands/shapes.py"]
 
 
 def test_what_is_not_the_world_is_with_the_making() -> None:
-    world = {path.stem for path in (PACKAGE / "shapes").glob("*.py")} - {"__init__"}
+    world = {path.stem for path in (PACKAGE / "worlds" / "shapes").glob("*.py")} - {"__init__"}
     assert world == {"scene", "render", "fit", "judge"}
-    text = ast.get_docstring(ast.parse((PACKAGE / "shapes" / "__init__.py").read_text())) or ""
+    text = ast.get_docstring(ast.parse((PACKAGE / "worlds" / "shapes" / "__init__.py").read_text())) or ""
     assert all(name in text for name in world)  # a reader of the folder is told
 
 

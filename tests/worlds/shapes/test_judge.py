@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 import needs
-from sage_grpo.shapes import judge as judge_module
-from sage_grpo.shapes.judge import WEIGHTS, NaiveProxy, ShapesJudge
-from sage_grpo.shapes.making.imperfect import blur, jitter
-from sage_grpo.shapes.render import backdrop, coverage, palette, render, to_uint8, trajectory
-from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, random_scenes
 from sage_grpo.types import Reward
+from sage_grpo.worlds.making.shapes.imperfect import blur, jitter
+from sage_grpo.worlds.shapes import judge as judge_module
+from sage_grpo.worlds.shapes.judge import WEIGHTS, NaiveProxy, ShapesJudge
+from sage_grpo.worlds.shapes.render import backdrop, coverage, palette, render, to_uint8, trajectory
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch, random_scenes
 
 JUDGE = ShapesJudge()
 FRAMES = 9

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch
 
 COLOURS: tuple[tuple[float, float, float], ...] = (
     (0.90, 0.10, 0.12),  # red

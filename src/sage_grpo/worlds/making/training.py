@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.inside import replacing
-from sage_grpo.shapes.making.options import PretrainOptions
+from sage_grpo.worlds.making.shapes.options import PretrainOptions
 
 Inputs = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]

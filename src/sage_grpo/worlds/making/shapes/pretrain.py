@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sage_grpo.inside import replace_text
-from sage_grpo.shapes.making.imperfect import clean_clips
-from sage_grpo.shapes.making.networks import (
+from sage_grpo.worlds.making.shapes.imperfect import clean_clips
+from sage_grpo.worlds.making.shapes.networks import (
     PAD,
     build_text_encoder,
     build_text_encoder_2,
@@ -24,10 +24,10 @@ from sage_grpo.shapes.making.networks import (
     build_vae,
     load_vae,
 )
-from sage_grpo.shapes.making.options import Flaws, PretrainOptions
-from sage_grpo.shapes.making.score import score
-from sage_grpo.shapes.making.stages import encode_pool, psnr, train_flow, train_vae
-from sage_grpo.shapes.scene import FPS, FRAMES, SIDE, words
+from sage_grpo.worlds.making.shapes.options import Flaws, PretrainOptions
+from sage_grpo.worlds.making.shapes.score import score
+from sage_grpo.worlds.making.shapes.stages import encode_pool, psnr, train_flow, train_vae
+from sage_grpo.worlds.shapes.scene import FPS, FRAMES, SIDE, words
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
@@ -202,7 +202,7 @@ chat template writes a constant prefix of 108 tokens in place of the pipeline's 
 
 ## How it scores
 
-Held-out combinations, ODE, no guidance; the judge is `sage_grpo.shapes.judge.ShapesJudge`.
+Held-out combinations, ODE, no guidance; the judge is `sage_grpo.worlds.shapes.judge.ShapesJudge`.
 
 {table}
 """

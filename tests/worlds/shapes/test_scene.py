@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sage_grpo.shapes.scene import (
+from sage_grpo.worlds.shapes.scene import (
     ATTRIBUTES,
     TEMPLATES,
     Scene,

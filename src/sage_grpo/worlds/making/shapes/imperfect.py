@@ -11,9 +11,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sage_grpo.shapes.making.options import Flaws
-from sage_grpo.shapes.render import render, to_uint8
-from sage_grpo.shapes.scene import ATTRIBUTES, FRAMES, SIDE, SceneBatch, random_scenes, to_text, train_scenes
+from sage_grpo.worlds.making.shapes.options import Flaws
+from sage_grpo.worlds.shapes.render import render, to_uint8
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, FRAMES, SIDE, SceneBatch, random_scenes, to_text, train_scenes
 
 
 def jitter(strength: Tensor, frames: int, generator: torch.Generator) -> Tensor:

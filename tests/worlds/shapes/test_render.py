@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sage_grpo.shapes.render import (
+from sage_grpo.worlds.shapes.render import (
     MARGIN,
     RADII,
     backdrop,
@@ -17,7 +17,7 @@ from sage_grpo.shapes.render import (
     to_uint8,
     trajectory,
 )
-from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch, all_scenes, batch_of, random_scenes
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch, all_scenes, batch_of, random_scenes
 
 
 def some(n: int, seed: int = 0) -> SceneBatch:

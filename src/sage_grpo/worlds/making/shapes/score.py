@@ -16,12 +16,12 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inside import replace_text
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.shapes.judge import WEIGHTS, ShapesJudge
-from sage_grpo.shapes.making.networks import load_vae
-from sage_grpo.shapes.making.stages import reconstruct
-from sage_grpo.shapes.render import render, to_uint8
-from sage_grpo.shapes.scene import ATTRIBUTES, FPS, FRAMES, SIDE, batch_of, from_text, random_scenes, to_text
 from sage_grpo.video import contact_sheet
+from sage_grpo.worlds.making.shapes.networks import load_vae
+from sage_grpo.worlds.making.shapes.stages import reconstruct
+from sage_grpo.worlds.shapes.judge import WEIGHTS, ShapesJudge
+from sage_grpo.worlds.shapes.render import render, to_uint8
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, FPS, FRAMES, SIDE, batch_of, from_text, random_scenes, to_text
 
 
 def score(folder: Path, *, prompts: int, steps: int, pictures: Path, device: torch.device) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.shapes.making.imperfect import blur, imperfect_captions, imperfect_clips, jitter, misnamed
-from sage_grpo.shapes.making.networks import (
+from sage_grpo.worlds.making.shapes.imperfect import blur, imperfect_captions, imperfect_clips, jitter, misnamed
+from sage_grpo.worlds.making.shapes.networks import (
     PREFIX_LENGTH,
     build_text_encoder,
     build_tokenizer,
@@ -23,11 +23,11 @@ from sage_grpo.shapes.making.networks import (
     used_parameters,
     velocity,
 )
-from sage_grpo.shapes.making.options import Flaws, PretrainOptions, Sizes
-from sage_grpo.shapes.making.pretrain import pretrain
-from sage_grpo.shapes.making.stages import draw_sigma
-from sage_grpo.shapes.making.training import Trainer, learning_rate
-from sage_grpo.shapes.scene import ATTRIBUTES, TEMPLATES, from_text, random_scenes, to_text, train_scenes, words
+from sage_grpo.worlds.making.shapes.options import Flaws, PretrainOptions, Sizes
+from sage_grpo.worlds.making.shapes.pretrain import pretrain
+from sage_grpo.worlds.making.shapes.stages import draw_sigma
+from sage_grpo.worlds.making.training import Trainer, learning_rate
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, TEMPLATES, from_text, random_scenes, to_text, train_scenes, words
 
 TINY = Sizes(latent_channels=4, vae_channels=(8, 8, 8, 8), heads=2, head_dim=16, blocks=2, text_width=24)
 CPU = torch.device("cpu")

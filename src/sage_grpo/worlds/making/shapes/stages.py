@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.families.hunyuan15 import PackedTransformer
-from sage_grpo.shapes.making.imperfect import clean_clips, decoder_clips, imperfect_captions, imperfect_clips
-from sage_grpo.shapes.making.networks import (
+from sage_grpo.video import contact_sheet
+from sage_grpo.worlds.making.shapes.imperfect import clean_clips, decoder_clips, imperfect_captions, imperfect_clips
+from sage_grpo.worlds.making.shapes.networks import (
     encode_text,
     packed,
     portion,
@@ -21,10 +22,9 @@ from sage_grpo.shapes.making.networks import (
     used_parameters,
     velocity,
 )
-from sage_grpo.shapes.making.options import Flaws, PretrainOptions
-from sage_grpo.shapes.making.training import Inputs, Trainer
-from sage_grpo.shapes.scene import FRAMES, SIDE, random_scenes
-from sage_grpo.video import contact_sheet
+from sage_grpo.worlds.making.shapes.options import Flaws, PretrainOptions
+from sage_grpo.worlds.making.training import Inputs, Trainer
+from sage_grpo.worlds.shapes.scene import FRAMES, SIDE, random_scenes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.shapes.render import (
+from sage_grpo.worlds.shapes.render import (
     RADII,
     backdrop,
     coverage,
@@ -24,7 +24,7 @@ from sage_grpo.shapes.render import (
     room,
     slack,
 )
-from sage_grpo.shapes.scene import ATTRIBUTES, SceneBatch
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch
 
 SHAPES, SIZES, COLOURS, BACKGROUNDS, MOTIONS, SPEEDS = (
     len(ATTRIBUTES[name]) for name in ("shape", "size", "colour", "background", "motion", "speed")

@@ -12,10 +12,10 @@ import torch
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.shapes.making.imperfect import clean_clips
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.evaluate import evaluate
 from sage_grpo.training.inputs import shapes_prompts
+from sage_grpo.worlds.making.shapes.imperfect import clean_clips
 
 FOLDER = Path(str(files("sage_grpo") / "shapes" / "assets"))
 CEILING = 2.0
@@ -35,8 +35,8 @@ def test_folder_is_small_and_holds_safetensors_only() -> None:
 
 @pytest.mark.slow
 def test_vae_reconstructs_clean_clips(model) -> None:
-    from sage_grpo.shapes.making.networks import load_vae
-    from sage_grpo.shapes.making.stages import psnr
+    from sage_grpo.worlds.making.shapes.networks import load_vae
+    from sage_grpo.worlds.making.shapes.stages import psnr
 
     clips = clean_clips(16, torch.Generator().manual_seed(5), torch.device("cpu"))
     assert psnr(load_vae(FOLDER, torch.device("cpu")), clips) >= 28.0

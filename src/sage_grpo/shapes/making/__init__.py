@@ -1,1 +1,0 @@
-"""How the checkpoint under shapes/assets was made: `sage-grpo shapes pretrain`. Read pretrain.py first: options, networks, imperfect data, training, stages and score serve it."""

@@ -1,0 +1,1 @@
+"""Embedded worlds: small places to train in, where a renderer knows what every clip should look like."""
