@@ -17,7 +17,7 @@ STAMP = "rows"
 """Field of a PNG with the digest."""
 EVIDENCE = ROOT / "docs" / "images" / "evidence.png"
 PANELS = (
-    ("methods", "passes", "Eight seeds each, equal learning rates", ("branch", "mix_grpo", "sage", "flow_grpo", "cps")),
+    ("headline", "passes", "Each method at its own rate", ("branch", "mix", "sage", "flow", "awm")),
     ("heat", "iterations", "Four times too hot, with a target KL", ("target_kl 2e-04", "none 5e-05", "none 2e-04")),
     ("distance", "iterations", "How far a long run gets", ("branch_long", "branch, 300 iterations")),
 )

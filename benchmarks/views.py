@@ -8,13 +8,12 @@ import statistics
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from methods import base_of, read, table
-
-from sage_grpo.printing import fixed, markdown, percent, within
+from sage_grpo.printing import fixed, markdown, within
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
@@ -25,38 +24,9 @@ def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
 
-# Files of benchmarks/methods.py
-
-
-def methods(file: Path, at: str = "135", only: str = "", heads: str = "") -> str:
-    """The table of benchmarks/methods.py; some methods and headings of it where they are named."""
-    return table(file, int(at), only=tuple(_words(only)), heads=tuple(_words(heads)))
-
-
-def method_score(file: Path, method: str, at: str, seed: str = "", digits: str = "3") -> str:
-    """One score of benchmarks/methods.py: the mean over seeds, or a seed's."""
-    return fixed(_mean_score(read(file), method, at, seed), int(digits))
-
-
-def _mean_score(rows: list[dict[str, Any]], method: str, at: str, seed: str = "") -> float:
-    runs = [row for row in rows if row["method"] == method and at in row["curve"]]
-    return statistics.fmean(row["curve"][at]["total"] for row in runs if not seed or row["seed"] == int(seed))
-
-
-def method_way(file: Path, method: str, at: str, ceiling: str = "benchmarks/results/ceiling.json") -> str:
-    """Share of the way from the base to the ceiling."""
-    best = json.loads((Path(__file__).parent.parent / ceiling).read_text())["after_vae"]["Overall"]
-    rows = read(file)
-    base = base_of(rows)
-    return percent((_mean_score(rows, method, at) - base) / (best - base))
-
-
-def base_score(file: Path) -> str:
-    """The held-out score before training, as benchmarks/methods.py measured it."""
-    return fixed(base_of(read(file)), 3)
-
-
-# Other files
+def read(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def same_bits(file: Path) -> str:
@@ -305,6 +275,73 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     return plus_minus(getattr(found, kind).get(key), signed=kind.endswith("difference"))
 
 
+def budgets(folder: Path) -> str:
+    """A comparison on its three axes: the end, the budget of clips and that of passes, each with the difference from the baseline."""
+    from sage_grpo.lab.report import plus_minus
+
+    summary = summary_of(folder)
+    first = summary.suite.columns[0].key
+    heads = ["method", "passes", "at its end", "at equal clips", "minus branch", "at equal passes", "minus branch"]
+    rows = [
+        [
+            arm.name,
+            f"{arm.passes:,.0f}",
+            plus_minus(arm.final[first]),
+            plus_minus(arm.clips[first]),
+            plus_minus(arm.clips_difference.get(first), signed=True) if arm.clips_difference else "",
+            plus_minus(arm.equal[first]),
+            plus_minus(arm.equal_difference.get(first), signed=True) if arm.equal_difference else "",
+        ]
+        for arm in summary.arms.values()
+    ]
+    return _table([head.replace("branch", summary.suite.baseline) for head in heads], rows)
+
+
+def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
+    """The first column where another one first reached these values, on the line between evaluations: means over the seeds that got there, and paired
+    differences from the first of these arms."""
+    first = summary_of(folder).suite.columns[0].title
+    names, wanted = [name for name in summary_of(folder).arms if name.startswith(arms)], _words(values)
+    rows = []
+    for name in names:
+        cells = [name]
+        for value in wanted:
+            found = _reached(folder, name, column, float(value))
+            short = "" if len(found) == len(_runs(folder, name)) else f" ({len(found)} seeds)"
+            cells.append(f"{fixed(statistics.fmean(found.values()), 3)}{short}" if found else "not reached")
+            cells.append(_minus(found, _reached(folder, names[0], column, float(value))) if name != names[0] else "")
+        rows.append(cells)
+    heads = [head for value in wanted for head in (f"{first} at {column} {value}", f"minus {names[0]}")]
+    return _table(["arm", *heads], rows)
+
+
+def gap_at_equal(folder: Path, column: str, value: str, arm: str, other: str) -> str:
+    """One of these differences."""
+    return _minus(*(_reached(folder, name, column, float(value)) for name in (arm, other)))
+
+
+def _minus(ours: dict[int, float], theirs: dict[int, float]) -> str:
+    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.statistics import paired_interval
+
+    return plus_minus(paired_interval(ours, theirs), signed=True) if len(ours.keys() & theirs.keys()) > 1 else ""
+
+
+def _reached(folder: Path, arm: str, column: str, value: float) -> dict[int, float]:
+    key = summary_of(folder).suite.columns[0].key
+    found = {row["seed"]: _where_reached(row, column, value, key) for row in _runs(folder, arm)}
+    return {seed: there for seed, there in found.items() if there is not None}
+
+
+def _where_reached(row: dict[str, Any], column: str, value: float, key: str) -> float | None:
+    points = [scores for _, scores in sorted(row["evaluations"].items(), key=lambda one: int(one[0]))]
+    for before, after in pairwise(points):
+        if before[column] <= value <= after[column]:
+            share = (value - before[column]) / (after[column] - before[column])
+            return float(before[key] + share * (after[key] - before[key]))
+    return None
+
+
 def by_seed(folder: Path, arm: str, column: str = "Overall", digits: str = "3") -> str:
     """A column of every seed's end, in the order of the seeds."""
     ends = _ends(folder, arm, column)
@@ -485,10 +522,6 @@ VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(
-            methods,
-            method_score,
-            method_way,
-            base_score,
             demo,
             demo_run,
             same_bits,
@@ -508,6 +541,9 @@ VIEWS: dict[str, Callable[..., str]] = {
             scores,
             differences,
             value,
+            budgets,
+            at_equal,
+            gap_at_equal,
             by_seed,
             seeds_beyond,
             told,

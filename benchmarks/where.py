@@ -23,10 +23,10 @@ from sage_grpo.lab.prepare import MINIATURE
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.recipes import recipe
 from sage_grpo.training.anchor import Snapshot
-from sage_grpo.training.inputs import shapes_prompts
 from sage_grpo.training.state import load_weights
 from sage_grpo.worlds.shapes.judge import ShapesJudge
 from sage_grpo.worlds.shapes.scene import FPS
+from sage_grpo.worlds.world import SHAPES
 
 RECIPE = recipe("shapes/branch")
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     small = {key.removeprefix("model."): value for key, value in MINIATURE.items() if key.startswith("model.")}
     model, judge = dataclasses.replace(RECIPE.model, **small).load(), ShapesJudge()
     base = Snapshot(model.trainable())
-    texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]]
+    texts = SHAPES.texts("heldout")[: options.prompts]
     for folder in options.checkpoints:
         weights = load_weights(folder, model)
         state = json.loads((folder / "state.json").read_text())

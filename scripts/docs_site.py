@@ -51,7 +51,7 @@ CONTENTS = {
     ],
     "Method": ["method", "branching", "trust-region", "sampling"],
     "Reference": ["reference/commands", "config", "api", "extending"],
-    "Evidence": ["trust", "results/README", "results/methods", "benchmark", "bench-export", "log", "images/README"],
+    "Evidence": ["trust", "results/README", "results/headline", "benchmark", "bench-export", "log", "images/README"],
     "Project": ["architecture", "contributing", "changes"],
 }
 """Pages by heading, in the order of the sidebar; documents that are in none of them come last, under "More"."""

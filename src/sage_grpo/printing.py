@@ -79,9 +79,13 @@ def narrow_table(title: str, *heads: str, left: Sequence[str] = ()) -> Table:
     return table
 
 
+BAR = r"\|"
+"""A bar that Markdown shows."""
+
+
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table in Markdown."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    """The lines of a table in Markdown; a bar within a cell would end it."""
+    lines = [f"| {' | '.join(str(cell).replace('|', BAR) for cell in row)} |" for row in (heads, *rows)]
     return [lines[0], "|---" * len(heads) + "|", *lines[1:]]
 
 

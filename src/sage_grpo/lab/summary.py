@@ -71,6 +71,8 @@ def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
     ended = {name: {s: row for s, row in runs.items() if reached(row)} for name, runs in by_arm.items()}
     costs = [_mean([cost(row) for row in runs.values()]) for runs in ended.values() if runs]
     budget = min(costs) if costs and suite.kind == "train" and min(costs) > 0 else math.nan
+    if costs and suite.passes is None and math.isclose(min(costs), max(costs)):
+        budget = math.nan  # all have cost the same: their ends are the comparison
     budget = budget if suite.passes is None or math.isnan(budget) else suite.passes
     baseline = ended[suite.baseline]
     arms = {name: _arm(suite, name, by_arm[name], ended[name], baseline, budget) for name in by_arm}

@@ -19,7 +19,6 @@ from sage_grpo.lab.suites.leash import (
     witness,
 )
 from sage_grpo.lab.suites.methods import distance, scaling, table2, table2_a
-from sage_grpo.lab.suites.objectives import objectives
 from sage_grpo.lab.suites.samplers import equaliser, noise, regime
 
 __all__ = ["SUITES", "Size", "expected_seconds"]
@@ -28,7 +27,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(objectives, distance, headline, tuning, regime, dose, taken, witness),
+        *(distance, headline, tuning, regime, dose, taken, witness),
     )
 }
 """Name -> the suite of a size: smoke for two CPU cores, brief and full for minutes of a GPU."""
