@@ -11,10 +11,10 @@ from sage_grpo.commands import compare
 from sage_grpo.configure import ConfigError
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
-from sage_grpo.lab.world import CEILING
 from sage_grpo.recipes import recipe
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.worlds.world import SHAPES
 
 
 def suite(*arms: Arm, **fields: Any) -> Suite:
@@ -132,7 +132,8 @@ def test_a_grid_is_every_combination_and_the_baseline_may_be_a_recipe() -> None:
 
 def test_the_miniatures_ceiling_goes_by_the_weights_of_its_judge() -> None:
     (first, *rest) = compare.suites_of(options("shapes/sage", "shapes/branch"))[0].columns
-    assert first.ceiling == pytest.approx(CEILING["TA"] + 0.5 * CEILING["MQ"] + 0.5 * CEILING["VQ"])
+    best = SHAPES.ceiling
+    assert first.ceiling == pytest.approx(best["TA"] + 0.5 * best["MQ"] + 0.5 * best["VQ"])
     assert first.ceiling == pytest.approx(1.92, abs=0.005)
     assert [column.key for column in rest] == ["TA", "MQ", "VQ", "drift"]
     assert [c.ceiling for c in compare.suites_of(options("wan/sage"))[0].columns] == [None]

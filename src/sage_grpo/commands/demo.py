@@ -64,18 +64,20 @@ def run(options: Options) -> int:
 
 
 def estimate(config: TrainConfig) -> float:
-    """Seconds that a run on shapes takes here: the passes and clips that it needs, times one of each, timed on this machine."""
+    """Seconds that a run in a world takes here: the passes and clips that it needs, times one of each, timed on this machine."""
     import torch
 
     from sage_grpo.forecast.architecture import find_architecture
     from sage_grpo.forecast.costs import forecast
     from sage_grpo.forecast.hardware import here
+    from sage_grpo.training.inputs import prompts_from
 
     found = forecast(
         config, here(), gpus=1, architecture=find_architecture(config.model), held_out=config.evaluate.prompts
     )
     model, batch = config.model.load(), config.batch.micro_batch
-    conditions = model.encode(["a small red ring moves left slowly on a navy background"]) * batch
+    prompt = prompts_from(config.data.prompts, split="train")[0].text
+    conditions = model.encode([prompt]) * batch
     x, sigma = torch.randn(batch, *model.latent_shape(), device=model.device), torch.full((batch,), 0.5)
 
     def seconds(work: Callable[[], Tensor], clips: int) -> float:

@@ -66,11 +66,11 @@ def _ceiling(options: Options) -> int:
     import torch
 
     from sage_grpo.rewards.built_in.video_stats import VideoStats
-    from sage_grpo.training.inputs import shapes_prompts
     from sage_grpo.worlds.making.shapes.score import clean_clips, judge_clips
     from sage_grpo.worlds.shapes.scene import FPS
+    from sage_grpo.worlds.world import SHAPES
 
-    texts = [prompt.text for prompt in shapes_prompts("heldout")[: options.prompts]] * options.draws
+    texts = SHAPES.texts("heldout")[: options.prompts] * options.draws
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = {}
     for name, clips in clean_clips(options.model, texts, seed=options.seed, device=device).items():

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.worlds.world import world_of_model
 
 CONTROL = "nvidia-cuda-mps-control"
 PER_GPU = 16
-"""Runs of the miniature that one large GPU serves well (H200 under MPS); a real model has it for itself."""
+"""Runs of a world's model that one large GPU serves well (H200 under MPS); a real model has it for itself."""
 PATIENCE = 30
 """Seconds that MPS may take to start or to stop."""
 
@@ -39,7 +40,7 @@ def cores() -> int:
 
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:
     """Runs side by side where nobody says."""
-    small = all(config.model.path in (None, "shapes") for config in configs)
+    small = all(world_of_model(config.model.path) is not None for config in configs)
     if not devices:
         return cores()
     return min(cores(), PER_GPU * len(devices)) if small else len(devices)

@@ -16,6 +16,7 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.leaderboard import EVALUATION
 from sage_grpo.lab.store import FORMAT
 from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.worlds.world import world_of_model
 
 SET_ELSEWHERE = {
     "seed": "the seeds are the suite's (--seeds, --first_seed)",
@@ -31,6 +32,12 @@ MINIATURE = {
     "batch.micro_batch": 128,
 }
 """For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "shapes": MINIATURE,
+    # Wan pads every prompt to the same length itself. 64 clips of 832 tokens fill a GPU that 16 runs share.
+    "scenes": {"model.vae_slicing": False, "model.cache": None, "batch.micro_batch": 64},
+}
+"""By world: how its model, which is small, is run quickly."""
 BUDGETS = ("passes", "clips")
 """What a suite may limit: samples through the network, and clips that were scored."""
 
@@ -86,7 +93,8 @@ def prepare(
 
 def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
     """The recipe with the suite's and the arm's settings; unknown fields and values out of range are refused by name."""
-    options = dict(MINIATURE) if start.model.path in (None, "shapes") else {}
+    world = world_of_model(start.model.path)
+    options = {} if world is None else dict(SMALL[world.name])
     if suite.iterations is not None:
         options["iterations"] = suite.iterations
     options |= {**suite.options, **arm.options}

@@ -1,4 +1,4 @@
-"""What is known about the shapes world: how far scores can go there."""
+"""What is known about the worlds: how far scores can go there."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from sage_grpo.lab.design import Column
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.worlds.world import SHAPES, WORLDS, World
 
-CEILING = {"TA": 0.98672, "MQ": 0.9834, "VQ": 0.88154}
-"""What the judge gives perfect clips of the held-out prompts after the miniature's VAE: `sage-grpo shapes ceiling --prompts 128`
-(benchmarks/results/ceiling.json)."""
 PARTS = (Column(key="TA"), Column(key="MQ"), Column(key="VQ"), Column(key="drift", higher=False))
 
 
-def ceiling(weights: Mapping[str, float]) -> float:
-    """The best total for the judge's parts with these weights."""
-    return sum(weight * CEILING[part] for part, weight in weights.items())
+def ceiling(weights: Mapping[str, float], world: World = SHAPES) -> float | None:
+    """The best total for the judge's parts with these weights; None where it was not measured for one of them."""
+    if not set(weights) <= set(world.ceiling):
+        return None
+    return sum(weight * world.ceiling[part] for part, weight in weights.items())
 
 
 def columns_of(configs: Sequence[TrainConfig]) -> tuple[Column, ...]:
-    """The total; with its ceiling, and the judge's parts, where the shapes judge alone rewards all of them alike."""
-    weights = [config.rewards[0].weights for config in configs if [r.name for r in config.rewards] == ["shapes"]]
-    if len(weights) < len(configs):
+    """The total; with its ceiling, and the judge's parts, where one world's judge alone rewards all of them alike."""
+    rewards = [config.rewards for config in configs]
+    names = {tuple(reward.name for reward in each) for each in rewards}
+    world = WORLDS.get(next(iter(names))[0]) if len(names) == 1 and all(len(each) == 1 for each in rewards) else None
+    if world is None:
         return (Column(key="total", label="Overall"),)
-    same = all(each == weights[0] for each in weights) and set(weights[0]) <= set(CEILING)
-    return (Column(key="total", label="Overall", ceiling=ceiling(weights[0]) if same else None), *PARTS)
+    weights = [each[0].weights for each in rewards]
+    same = all(each == weights[0] for each in weights)
+    return (Column(key="total", label="Overall", ceiling=ceiling(weights[0], world) if same else None), *PARTS)

@@ -10,7 +10,7 @@ from sage_grpo.printing import fixed
 from sage_grpo.report.run_data import Clip, RunData
 from sage_grpo.statistics import Z95, mean_interval
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.worlds.shapes.scene import ATTRIBUTES, Scene, from_text
+from sage_grpo.worlds.world import world_of_prompts
 
 NOT_SCORES = ("total_stderr", "failed")
 MEANINGS = {
@@ -100,21 +100,21 @@ def meaning(name: str, runs: Sequence[RunData]) -> str:
 def by_attribute(run: RunData) -> list[dict[str, Any]]:
     """How the score of each value of an attribute has changed on the prompts that name it, the one that fell most first.
 
-    For prompts of the shapes world, whose reward scores every attribute; other prompts name no attributes that we know of.
+    For prompts of a world, whose judge scores every attribute; other prompts name no attributes that we know of.
     """
     if 0 not in run.clips or len(run.clips) < 2:
         return []
     before = {clip.key: clip.scores for clip in run.clips[0]}
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for clip in run.clips[max(run.clips)]:
-        try:
-            scene: Scene = from_text(clip.prompt)
-        except ValueError:
-            return []
-        for name in ATTRIBUTES:
+    after = run.clips[max(run.clips)]
+    world = world_of_prompts([clip.prompt for clip in after])
+    if world is None:
+        return []
+    for clip in after:
+        for name, value in world.attributes(clip.prompt).items():
             old, new = before.get(clip.key, {}).get(f"TA/{name}"), clip.scores.get(f"TA/{name}")
             if old is not None and new is not None:
-                found.setdefault((name, getattr(scene, name)), []).append((old, new))
+                found.setdefault((name, value), []).append((old, new))
     rows = [
         {
             "label": f"{name} = {value}",

@@ -13,7 +13,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.folder.identity import stable
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
+from sage_grpo.models.checkpoints.checkpoint import ORIGINS, detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
 from sage_grpo.models.devices import choose_device, slow_dtype
 from sage_grpo.models.spec import ModelSpec, find_family
@@ -172,7 +172,10 @@ def needs(config: TrainConfig) -> Iterator[Need]:
         yield Need(
             "model.path",
             str(model.path),
-            "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)",
+            ORIGINS.get(
+                Path(str(model.path)).name,
+                "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)",
+            ),
             hub="model_index.json",
         )
     if model.lora is not None and model.lora.path is not None:

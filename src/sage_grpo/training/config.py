@@ -16,6 +16,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.worlds.world import WORLDS
 
 
 @checked
@@ -212,11 +213,11 @@ class DataConfig:
     """Where prompts come from."""
 
     prompts: Content[str] = "shapes"
-    """"shapes" (the embedded world's training split), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
+    """"shapes" or "scenes" (the training split of a world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
     .jsonl file."""
     eval_prompts: Content[str | None] = None
-    """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or "starter", or for files no
-    evaluation."""
+    """Held-out prompts: a file, "shapes", "scenes" or "starter_eval". None is the held-out part of a world or of "starter", or for files
+    no evaluation."""
     encode_ahead: Speed[Count] = 1024
     """Training prompts that are encoded at a time and kept in memory, per rank. A run with more loads its text encoders again
     whenever these are used up."""
@@ -232,7 +233,7 @@ class DataConfig:
         """Where held-out prompts come from; None is nowhere."""
         if self.eval_prompts is not None:
             return self.eval_prompts
-        return {"shapes": "shapes", "starter": "starter_eval"}.get(self.prompts)
+        return {**{name: name for name in WORLDS}, "starter": "starter_eval"}.get(self.prompts)
 
 
 @checked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,8 +25,9 @@ from sage_grpo.training.placing import get_ready
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import Reward
 from sage_grpo.video import read_image
+from sage_grpo.worlds.world import WORLDS, Listed
 
-NAMES = ("shapes", *SETS)
+NAMES = (*WORLDS, *SETS)
 """Prompts that need no file."""
 
 
@@ -164,21 +164,12 @@ def load_sources(config: TrainConfig, given: Given | None = None) -> tuple[list[
     return list(prompts), [] if source is None else prompts_from(source)
 
 
-def prompts_from(source: str, *, split: str = "heldout") -> list[Prompt]:
-    """The prompts of a file, of a set of the package, or of a split of the embedded world."""
+def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
+    """The prompts of a file, of a set of the package, or of a split of a world."""
     refuse_object(source, "its prompts", "Give a file (--prompts, --data.prompts)")
-    return shapes_prompts(split) if source == "shapes" else load_prompts(source, NAMES)
-
-
-def shapes_prompts(split: str) -> list[Prompt]:
-    """The embedded world's prompts: every scene of a split once, with a template chosen by a fixed rule."""
-    from sage_grpo.worlds.shapes import scene
-
-    scenes = scene.train_scenes() if split == "train" else scene.heldout_scenes()
-    draw = random.Random(f"shapes/{split}")
-    prompts = [Prompt(scene.to_text(one, draw.randrange(len(scene.TEMPLATES)))) for one in scenes]
-    draw.shuffle(prompts)
-    return prompts
+    if source in WORLDS:
+        return [Prompt(text) for text in WORLDS[source].texts(split)]
+    return load_prompts(source, NAMES)
 
 
 def first_frame(prompt: Prompt) -> Tensor | None:

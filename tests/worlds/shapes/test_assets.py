@@ -14,7 +14,7 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.evaluate import evaluate
-from sage_grpo.training.inputs import shapes_prompts
+from sage_grpo.training.inputs import prompts_from
 from sage_grpo.worlds.making.shapes.imperfect import clean_clips
 
 FOLDER = Path(str(files("sage_grpo") / "shapes" / "assets"))
@@ -46,7 +46,7 @@ def test_vae_reconstructs_clean_clips(model) -> None:
 def test_base_model_is_good_but_has_headroom(model) -> None:
     reward = CompositeReward([RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})])
     settings = EvalConfig(prompts=48, steps=20, seed=7, show=0)
-    scores = evaluate(model, reward, shapes_prompts("heldout"), settings, micro_batch=12).metrics
+    scores = evaluate(model, reward, prompts_from("shapes"), settings, micro_batch=12).metrics
     assert 0.45 * CEILING <= scores["eval/Overall"] <= 0.75 * CEILING
     assert scores["eval/drift"] <= 0.08
     chance = {"shape": 1 / 5, "colour": 1 / 6, "motion": 1 / 6, "speed": 1 / 2, "size": 1 / 2, "background": 1 / 4}
@@ -63,7 +63,7 @@ def test_stock_pipeline_loads_the_folder_and_agrees(model) -> None:
     from sage_grpo.flow.schedule import Schedule
     from sage_grpo.models.policy import Policy, integrate
 
-    text = shapes_prompts("heldout")[0].text
+    text = prompts_from("shapes")[0].text
     pipe = HunyuanVideo15Pipeline.from_pretrained(FOLDER, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     noise = torch.randn(1, *model.latent_shape(), generator=torch.Generator().manual_seed(0))

@@ -49,6 +49,12 @@ TOKENIZERS: Mapping[str, str] = {
 }
 """Which text encoder a tokenizer feeds."""
 
+ORIGINS: Mapping[str, str] = {
+    "scenes": "the model of the world scenes, which the package does not carry: the folder scenes of the project's repository, or "
+    "what `sage-grpo scenes pretrain` makes",
+}
+"""Where the folder of a name that our recipes use comes from, for whoever does not have it."""
+
 
 class Located(Protocol):
     """Where a checkpoint is: what a ModelSpec says of it."""
@@ -81,6 +87,8 @@ def resolve(spec: Located) -> Path:
     if folder.is_dir():
         return folder
     looks_local = spec.path.startswith((".", "/", "~")) or spec.path.count("/") != 1
+    if looks_local and folder.name in ORIGINS:
+        raise ModelError(f'model.path "{spec.path}" is not a folder here: it is {ORIGINS[folder.name]}.')
     if looks_local:
         raise ModelError(f'model.path "{spec.path}" is not a folder.{_neighbours(folder)}')
     return _download(spec)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal
@@ -170,6 +171,12 @@ def heldout_scenes() -> list[Scene]:
     return [scene for scene in all_scenes() if scene.heldout]
 
 
+def some_scenes(split: Split, n: int, seed: int) -> list[Scene]:
+    """A fixed list of n combinations of a split; all of them, in their own order, where it has no more."""
+    scenes = _choices(split)()
+    return scenes if n >= len(scenes) else random.Random(seed).sample(scenes, n)
+
+
 def to_text(scene: Scene, template_index: int = 0) -> str:
     """A sentence that names all attributes; template_index counts round TEMPLATES."""
     words = {}
@@ -222,12 +229,16 @@ def _meanings() -> dict[str, tuple[str, str]]:
     return table
 
 
-@cache
-def _table(split: Split) -> Tensor:
+def _choices(split: Split) -> Callable[[], list[Scene]]:
     choices = {"train": train_scenes, "heldout": heldout_scenes, "all": all_scenes}
     if split not in choices:
         raise ValueError(f"Unknown split {split!r}; use one of {', '.join(choices)}.{did_you_mean(split, choices)}")
-    return torch.tensor([scene.indices for scene in choices[split]()], dtype=torch.int64)
+    return choices[split]
+
+
+@cache
+def _table(split: Split) -> Tensor:
+    return torch.tensor([scene.indices for scene in _choices(split)()], dtype=torch.int64)
 
 
 def _with_nuisance(table: Tensor, generator: torch.Generator | None) -> SceneBatch:

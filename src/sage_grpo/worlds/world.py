@@ -1,0 +1,164 @@
+"""What a world is, and the worlds that the package knows.
+
+A world is a package of three modules: `scene` (what can be shown, to and from text, and which combinations are held out), `render` (how a clean
+clip looks) and `judge` (how well a clip shows its prompt). A `World` names them; they are imported when they are asked for, so that a
+configuration can name a world at no cost. docs/benchmark.md says what a further world takes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from sage_grpo.types import Reward
+
+Listed = Literal["train", "heldout"]
+"""The two splits that have prompts: combinations to learn on, and combinations that nothing is ever trained on."""
+
+
+class SceneModule(Protocol):
+    """What the module `scene` of a world has."""
+
+    FRAMES: int
+    """Frames of a clip."""
+    SIDE: int
+    """Height and width of a clip."""
+    FPS: float
+    """Frames a second."""
+    ATTRIBUTES: dict[str, tuple[str, ...]]
+    """Every attribute that a prompt can name, and its values."""
+    TEMPLATES: tuple[str, ...]
+    """The forms that a sentence can have."""
+
+    def some_scenes(self, split: Listed, n: int, seed: int) -> list[Any]:
+        """A fixed list of n different scenes of a split, or all of them where there are fewer; a scene has the attributes of ATTRIBUTES."""
+
+    def to_text(self, scene: Any, template_index: int = 0) -> str:
+        """The sentence that names a scene."""
+
+    def from_text(self, text: str) -> Any:
+        """Its inverse; ValueError for what is not a sentence of this world."""
+
+    def batch_of(self, scenes: Sequence[Any], generator: torch.Generator | None = None) -> Any:
+        """Scenes as tensors, with what no prompt names drawn at random."""
+
+
+class RenderModule(Protocol):
+    """What the module `render` of a world has."""
+
+    def render(self, batch: Any, frames: int, height: int, width: int) -> Tensor:
+        """Clean clips, float B x F x H x W x 3 in [0, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A world by the names of its parts."""
+
+    name: str
+    """What `data.prompts` and `rewards` call it: its prompts, and its judge."""
+    package: str
+    """Import path of the package with the modules scene, render and judge."""
+    judge_class: str
+    """The class in `judge` that scores clips: a Reward with the parts VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute."""
+    prompts: Mapping[Listed, int]
+    """How many prompts of each split are used; a split with fewer combinations gives them all."""
+    model: str
+    """`model.path` of its model: a name, or the folder's name where the package does not carry it."""
+    carried: bool = False
+    """Whether the package carries the model."""
+    ceiling: Mapping[str, float] = field(default_factory=dict)
+    """What the judge gives perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
+
+    @property
+    def scene(self) -> SceneModule:
+        """The module that says what can be shown."""
+        return cast(SceneModule, import_module(f"{self.package}.scene"))
+
+    @property
+    def format(self) -> tuple[int, int, float]:
+        """Frames, side and frames a second of a clip."""
+        return self.scene.FRAMES, self.scene.SIDE, self.scene.FPS
+
+    def texts(self, split: Listed) -> list[str]:
+        """The prompts of a split: a scene each, with a template chosen by a fixed rule, in an order that is always the same."""
+        scene, draw = self.scene, random.Random(f"{self.name}/{split}")
+        scenes = scene.some_scenes(split, self.prompts[split], 0)
+        texts = [scene.to_text(one, draw.randrange(len(scene.TEMPLATES))) for one in scenes]
+        draw.shuffle(texts)
+        return texts
+
+    def attributes(self, prompt: str) -> dict[str, str]:
+        """What a prompt names, attribute by attribute; ValueError for a prompt that is not of this world."""
+        found = self.scene.from_text(prompt)
+        return {name: getattr(found, name) for name in self.scene.ATTRIBUTES}
+
+    def clips(self, prompts: Sequence[str], *, seed: int = 0, side: int | None = None) -> Tensor:
+        """A clean clip of every prompt, uint8 B x F x H x W x 3: what a perfect model would make."""
+        import torch
+
+        from sage_grpo.worlds.shapes.render import to_uint8
+
+        frames, own_side, _ = self.format
+        side = side or own_side
+        batch = self.scene.batch_of(
+            [self.scene.from_text(text) for text in prompts], torch.Generator().manual_seed(seed)
+        )
+        module = cast(RenderModule, import_module(f"{self.package}.render"))
+        return to_uint8(module.render(batch, frames, side, side))
+
+    def judge(self) -> Reward:
+        """The judge that knows the truth."""
+        found: Reward = getattr(import_module(f"{self.package}.judge"), self.judge_class)()
+        return found
+
+
+SHAPES = World(
+    name="shapes",
+    package="sage_grpo.worlds.shapes",
+    judge_class="ShapesJudge",
+    prompts={"train": 4096, "heldout": 4096},  # all of them
+    model="shapes",
+    carried=True,
+    ceiling={"TA": 0.98672, "MQ": 0.9834, "VQ": 0.88154},
+)
+"""One shape that moves on a plain background, 9 frames of 32 x 32. Its ceiling: `sage-grpo shapes ceiling --prompts 128`
+(benchmarks/results/ceiling.json)."""
+SCENES = World(
+    name="scenes",
+    package="sage_grpo.worlds.scenes",
+    judge_class="ScenesJudge",
+    prompts={"train": 2048, "heldout": 512},
+    model="scenes",
+)
+"""Textured objects with shadows before a background that scrolls, 17 frames of 64 x 64."""
+WORLDS: Mapping[str, World] = {world.name: world for world in (SHAPES, SCENES)}
+"""The worlds by name."""
+
+
+def world_of_model(path: str | None) -> World | None:
+    """The world whose model a `model.path` names; None for any other checkpoint."""
+    for world in WORLDS.values():
+        named = path if path is None or world.carried else PurePath(path).name  # a folder may lie anywhere
+        if named == world.model:
+            return world
+    return SHAPES if path is None else None
+
+
+def world_of_prompts(prompts: Sequence[str]) -> World | None:
+    """The first world that understands all of these prompts; None where there is none, or no prompt."""
+    for world in WORLDS.values():
+        try:
+            for prompt in prompts:
+                world.scene.from_text(prompt)
+        except ValueError:
+            continue
+        return world if prompts else None
+    return None

@@ -1,0 +1,134 @@
+"""Worlds by name: what every one of them promises, and that the first one has not moved."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from sage_grpo.lab.machine import PER_GPU, cores, how_many
+from sage_grpo.lab.prepare import SMALL
+from sage_grpo.lab.world import ceiling, columns_of
+from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.checkpoint import resolve
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import BUILT_IN
+from sage_grpo.session.preflight import check_files
+from sage_grpo.training.config import DataConfig, TrainConfig
+from sage_grpo.training.inputs import load_sources, prompts_from
+from sage_grpo.types import Reward
+from sage_grpo.worlds.world import SCENES, SHAPES, WORLDS, World, world_of_model, world_of_prompts
+
+SPLITS = ("train", "heldout")
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "digest"), [("train", 2594, "0e9e794bcafd23d0"), ("heldout", 286, "e5085edf31e29d24")]
+)
+def test_the_prompts_of_the_first_world_are_what_they_were(split: Any, count: int, digest: str) -> None:
+    """Every run on shapes depends on them, bit by bit: the text, the template and the order of each."""
+    texts = SHAPES.texts(split)
+    assert (len(texts), hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]) == (count, digest)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_prompts_of_a_world_are_different_scenes_of_their_split_and_always_the_same(world: World) -> None:
+    for split in SPLITS:
+        texts = world.texts(split)
+        scenes = [world.scene.from_text(text) for text in texts]
+        assert len(set(scenes)) == len(texts) >= 256
+        assert len({text.split()[0] for text in texts}) > 2  # in several forms
+        assert all(scene.heldout == (split == "heldout") for scene in scenes)
+        assert texts == world.texts(split)
+        assert texts != sorted(texts)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_what_a_prompt_names_is_the_scene_that_made_it(world: World) -> None:
+    (scene,) = world.scene.some_scenes("train", 1, 3)
+    for template in range(len(world.scene.TEMPLATES)):
+        named = world.attributes(world.scene.to_text(scene, template))
+        assert named == {name: getattr(scene, name) for name in world.scene.ATTRIBUTES}
+    with pytest.raises(ValueError, match="Unknown word"):
+        world.attributes("a photograph of a teapot")
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_the_judge_prefers_a_worlds_clean_clips_of_the_right_prompts(world: World) -> None:
+    texts = world.texts("heldout")[:3]
+    clips, judge = world.clips(texts), world.judge()
+    frames, side, fps = world.format
+    assert clips.shape == (3, frames, side, side, 3)
+    assert isinstance(judge, Reward)
+    right, wrong = judge(clips, texts, fps), judge(clips, texts[1:] + texts[:1], fps)
+    assert {"VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in WEIGHED[world.name])} <= set(judge.names)
+    assert bool((right["TA"] > wrong["TA"] + 0.1).all())
+    assert bool((right["VQ"] == wrong["VQ"]).all())
+    assert world.name in BUILT_IN
+
+
+WEIGHED = {"shapes": list(SHAPES.scene.ATTRIBUTES), "scenes": ["place", "kind", "colour", "verb"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (None, "shapes"),
+        ("shapes", "shapes"),
+        ("scenes", "scenes"),
+        ("models/scenes", "scenes"),
+        ("./shapes", None),  # a user's folder of that name is not the embedded model
+        ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", None),
+    ],
+)
+def test_the_model_of_a_world_is_known_by_its_name(path: str | None, name: str | None) -> None:
+    found = world_of_model(path)
+    assert (found and found.name) == name
+    config = TrainConfig(model=ModelSpec(path=path))
+    assert how_many([config], ["0"]) == (1 if name is None else min(cores(), PER_GPU))
+    assert how_many([config, TrainConfig(model=ModelSpec(path="owner/large"))], ["0", "1"]) == 2
+
+
+def test_every_world_has_settings_for_quick_runs_of_many() -> None:
+    assert set(SMALL) == set(WORLDS)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_world_is_held_out_from_itself(name: str) -> None:
+    assert DataConfig(prompts=name).held_out == name
+    train, held_out = load_sources(TrainConfig(data=DataConfig(prompts=name)))
+    assert [one.text for one in held_out] == WORLDS[name].texts("heldout") == [one.text for one in prompts_from(name)]
+    assert not {one.text for one in train} & {one.text for one in held_out}
+
+
+def test_prompts_tell_their_world() -> None:
+    shapes, scenes = SHAPES.texts("heldout")[:3], SCENES.texts("heldout")[:3]
+    assert world_of_prompts(shapes) is SHAPES
+    assert world_of_prompts(scenes) is SCENES
+    assert world_of_prompts([*shapes, *scenes]) is None
+    assert world_of_prompts([]) is None
+
+
+def test_a_ceiling_is_told_only_where_it_was_measured() -> None:
+    weights = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
+    unknown = World(name="w", package="p", judge_class="J", prompts={}, model="w")
+    assert ceiling({"TA": 2.0}) == 2 * SHAPES.ceiling["TA"]
+    assert ceiling({"TA": 1.0, "drift": -1.0}) is None
+    assert ceiling(weights, unknown) is None
+    both = columns_of([recipe("shapes/sage"), recipe("scenes/sage")])  # two judges: one column says nothing of either
+    assert [(column.key, column.ceiling) for column in both] == [("total", None)]
+    (first, *rest) = columns_of([recipe("scenes/sage"), recipe("scenes/branch")])
+    assert (first.key, first.ceiling) == ("total", ceiling(weights, SCENES))
+    assert [column.key for column in rest] == ["TA", "MQ", "VQ", "drift"]
+
+
+def test_a_model_that_the_package_does_not_carry_says_where_it_comes_from(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="sage-grpo scenes pretrain"):
+        resolve(ModelSpec(path="scenes"))
+    with pytest.raises(FileNotFoundError, match="sage-grpo scenes pretrain"):
+        check_files(recipe("scenes/branch"))
