@@ -31,7 +31,9 @@ class GuidedToy(ToyModel):
         scale = self.guidance_scale if guidance is None else guidance
         v = super().velocity(x, sigma, conditions)
         negatives = [Conditioning(condition.negative or {}) for condition in conditions]
-        return v if scale == 1 else v + (scale - 1) * (v - super().velocity(x, sigma, negatives))
+        v_negative = super().velocity(x, sigma, negatives)
+        v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
+        return v if scale == 1 else v + (scale - 1) * (v - v_negative)
 
 
 def load(spec: ModelSpec, device: str | torch.device | Path | None = None) -> GuidedToy:

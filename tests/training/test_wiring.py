@@ -26,7 +26,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
-from sage_grpo.training import placing, state, trainer
+from sage_grpo.training import inputs, placing, state, trainer
 from sage_grpo.training.config import TrainConfig
 from slowly import slow_but
 
@@ -355,6 +355,15 @@ def fixed_order(config: TrainConfig, patch: pytest.MonkeyPatch) -> set[bool]:
         parameter.register_hook(lambda gradient: seen.add(torch.are_deterministic_algorithms_enabled()))
     one.step()
     return seen
+
+
+def budget(config: TrainConfig, patch: pytest.MonkeyPatch) -> float | None:
+    """What a process is held to before anything is loaded."""
+    calls = _catch(patch, inputs, "hold_to_budget")
+    with pytest.raises(Caught):
+        inputs.build(config)
+    spec: ModelSpec = calls[0][0][0]
+    return spec.memory
 
 
 def compiled(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:

@@ -203,6 +203,7 @@ MODEL = {
     "model.guidance_scale_2": Seen(3.0, look="model", kind="wan22_t2v", why="needs two experts"),
     "model.negative_prompt": Row("ugly", "rollout", evaluation=True, base=GUIDED),
     "model.guidance_in_training": Row(False, "rollout", base=GUIDED),
+    "model.negative_gradient": Row(False, "gradient", base=GUIDED),
     "model.frames": Seen(9, look="model", kind="wan_t2v", why="the toy has one format"),
     "model.height": Seen(48, look="model", kind="wan_t2v", why="the toy has one format"),
     "model.width": Seen(48, look="model", kind="wan_t2v", why="the toy has one format"),
@@ -212,6 +213,7 @@ MODEL = {
         "_native_math", look="model", kind="wan_t2v", why="the toy has none; the values are the same"
     ),
     "model.deterministic": Seen(True, look="fixed_order", why="a CPU has one order anyway"),
+    "model.memory": Seen(24.0, look="budget"),
     "model.packed": Seen(False, look="stock_passes", kind="hunyuan15_t2v", why="one family; the values are the same"),
     "model.compile": Seen(True, look="compiled", kind="wan_t2v"),
     "model.expert": Seen("low", look="model", kind="wan22_t2v", why="needs two experts"),

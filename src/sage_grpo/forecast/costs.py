@@ -182,6 +182,7 @@ class Forecast:
             text_tokens=self.architecture.text_tokens,
             micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
             guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
+            negative_gradient=model.negative_gradient,
             compute=_bytes(model.dtype),
             compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
             same_bits=model.deterministic and not self.hardware.is_cpu,
@@ -252,7 +253,7 @@ class Forecast:
         decoding, decoded = decoding_memory(network, job), self._decoded()
         vae = float(job.vae_bytes * network.vae.parameters) if network.vae else 0.0
         peak = max(decoding.total, *(one.total + vae for one in (sampling, reward, update)))
-        if not self.hardware.is_cpu and peak <= STAYS * self.hardware.gib * GIB:  # then the VAE stays between decodings
+        if not self.hardware.is_cpu and peak <= STAYS * self.gib * GIB:  # then the VAE stays between decodings
             sampling, reward, update = (
                 dataclasses.replace(one, visitor=one.visitor + vae) for one in (sampling, reward, update)
             )
@@ -284,10 +285,14 @@ class Forecast:
         network, job, rates = self.network, self.job, self.hardware.rates
         assert network is not None
         seconds = formulas.forward_seconds(network, job, rates)
+        again = 0.0
         if backward:
-            seconds += formulas.backward_seconds(network, job, rates)
+            # Of guidance's two passes only one goes backward where the other is a constant.
+            share = 1.0 if job.negative_gradient or not passes.forwards else passes.velocities / passes.forwards
+            seconds += share * formulas.backward_seconds(network, job, rates)
+            again = share * (2 if job.levels(network).get("input") else 1)
         shards, sp = self.layout.weight_shards, self.layout.sequence
-        times = (3 if job.levels(network).get("input") else 2) if backward else 1
+        times = 1 + again
         weights = COMPUTE * network.parameters * (shards - 1) / shards
         gather = passes.forwards * (min(times, 2) if job.reshard else 1) * weights / rates.link
         # Attention exchanges tokens for heads and back: q, k, v and the output.
@@ -341,7 +346,12 @@ class Forecast:
     @property
     def room(self) -> float:
         """Bytes that a run may fill."""
-        return SPARE * self.hardware.gib * GIB
+        return SPARE * self.gib * GIB
+
+    @property
+    def gib(self) -> float:
+        """GiB of the device, or of the run's budget of it."""
+        return self.config.model.budget(self.hardware.gib)
 
     @property
     def fits(self) -> bool:
@@ -359,6 +369,7 @@ def forecast(
     like: Forecast | None = None,
 ) -> Forecast:
     """The forecast of a run; ValueError where its arithmetic does not work out. `like` may be one whose plans are the same."""
+    config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
     found = find_architecture(config.model) if architecture is None else architecture
     layout = lay_out(config.parallel, gpus)
     if found.network is not None and found.network.heads % layout.sequence:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sage_grpo.forecast.budgets import counted, outcome, over_memory
 from sage_grpo.forecast.changes import Change, way_to_fit
 from sage_grpo.forecast.costs import Forecast, kept
 from sage_grpo.forecast.costs import forecast as make_forecast
@@ -99,9 +100,9 @@ def _most(rows: Sequence[Passes]) -> list[str]:
 
 def phases_table(forecast: Forecast) -> Table:
     """Seconds and memory of a mean iteration."""
-    kind = "" if forecast.hardware.is_cpu else "one GPU of "
+    kind = "" if forecast.hardware.is_cpu else "one GPU of " if forecast.config.model.memory is None else "a budget of "
     heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
-    title = f"{kind}{forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})"
+    title = f"{kind}{forecast.gib:.0f} GiB ({forecast.hardware.title})"
     table = narrow_table(title, *heads, left=("phase",))
     for phase in forecast.phases:
         m = phase.memory
@@ -110,6 +111,18 @@ def phases_table(forecast: Forecast) -> Table:
         over = m.total > forecast.room
         total = f"[red]{m.total / GIB:.1f}[/red]" if over else f"{m.total / GIB:.1f}"
         table.add_row(phase.name, f"{phase.seconds:,.1f}", total, *(f"{part / GIB:.1f}" for part in parts))
+    return table
+
+
+def memory_table(rows: Sequence[Forecast]) -> Table:
+    """Seconds over memory: what blocks keep in each budget, the peak and the time of an iteration."""
+    table = narrow_table("seconds over memory (model.memory)")
+    for name in ("GiB", "peak", "s / it."):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("blocks keep", overflow="fold")
+    for one in rows:
+        seconds = f"{one.iteration_seconds:,.1f}" if one.fits else "-"
+        table.add_row(f"{one.gib:.0f}", f"{one.peak / GIB:.1f}", seconds, outcome(one))
     return table
 
 
@@ -149,6 +162,9 @@ def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], con
     for line in verdict(forecast, way):
         console.print(line, soft_wrap=True, style=None if forecast.fits else "red")
     console.print(f"seconds: {forecast.hardware.origin}", style="dim", soft_wrap=True)
+    rows = over_memory(forecast)
+    if rows:
+        console.print(memory_table(rows))
     if found:
         console.print(changes_table(forecast, found))
 
@@ -191,7 +207,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     kind = _kind(forecast)
     yield f"{_time(seconds)} an iteration; the run: {_time(3600 * hours)} on {gpus} {kind}(s) = {forecast.gpu_hours:,.1f} {kind}-hours"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
-    need = f"{worst.memory.total / GIB:.1f} of {forecast.hardware.gib:.0f} GiB at the peak ({worst.name})"
+    need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:
         yield f"fits: {need}"
         return
@@ -245,6 +261,7 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change])
             for phase in forecast.phases
         },
         **costs(forecast),
+        "over_memory": [{"gib": one.gib, "keep": counted(one.levels), **costs(one)} for one in over_memory(forecast)],
         "change_first": [one.option for one in way],
         "changes": [{"change": one.option, "run": one.run, **costs(one.after)} for one in found],
     }

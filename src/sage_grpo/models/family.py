@@ -383,10 +383,15 @@ class FamilyModel(ABC):
             )
         if runs_together(self.device, 2 * len(x) * self.tokens):
             v, v_negative = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives]).chunk(2)
-        else:
+            v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
+        elif self.spec.negative_gradient:
             v, v_negative = one_after_another(
                 self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives)
             )
+        else:
+            with torch.no_grad():  # first, while nothing is kept of the other
+                v_negative = self._branch(x, sigma, told, negatives)
+            v = self._branch(x, sigma, told, inputs)
         return self.guidance.combine(v, v_negative, scale)
 
     def _branch(self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:

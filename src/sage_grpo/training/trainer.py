@@ -75,7 +75,7 @@ class Trainer:
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(config, grid, config.kernel.build(grid), self.model.trains, self.world.size)
         self.planner.check()
-        self.vae = VaeMover(self.model)
+        self.vae = VaeMover(self.model, config.model)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
