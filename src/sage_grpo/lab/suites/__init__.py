@@ -20,6 +20,15 @@ from sage_grpo.lab.suites.leash import (
 )
 from sage_grpo.lab.suites.methods import distance, scaling, table2, table2_a
 from sage_grpo.lab.suites.samplers import equaliser, noise, regime
+from sage_grpo.lab.suites.second import (
+    scenes_equaliser,
+    scenes_hacking,
+    scenes_headline,
+    scenes_lora,
+    scenes_prompts,
+    scenes_sentinel,
+    scenes_tuning,
+)
 
 __all__ = ["SUITES", "Size", "expected_seconds"]
 
@@ -28,6 +37,15 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
         *(distance, headline, tuning, regime, dose, taken, witness),
+        *(
+            scenes_headline,
+            scenes_tuning,
+            scenes_hacking,
+            scenes_sentinel,
+            scenes_equaliser,
+            scenes_prompts,
+            scenes_lora,
+        ),
     )
 }
 """Name -> the suite of a size: smoke for two CPU cores, brief and full for minutes of a GPU."""
