@@ -100,7 +100,8 @@ def test_sizes_are_what_they_promise(name: str) -> None:
 @pytest.mark.parametrize("name", ["headline", "scenes_headline"])
 def test_budgets_are_what_the_baseline_costs(name: str) -> None:
     suite = SUITES[name]("full")
-    (job,) = [job for job in jobs_of(name) if job.arm == suite.baseline]
+    (arm,) = [arm for arm in suite.arms if arm.name == suite.baseline]
+    (job,) = prepare(replace(suite, arms=(arm,), seeds=suite.seeds[:1]), recipe)
     config = job.config
     planner = Planner(config, Schedule.shifted(config.rollout.steps, SHIFT), config.kernel.build(), lambda sigma: True)
     plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
@@ -109,23 +110,26 @@ def test_budgets_are_what_the_baseline_costs(name: str) -> None:
 
 
 def test_the_second_world_is_asked_about_the_same_methods() -> None:
-    first = {job.arm: job.config for job in jobs_of("headline")}
-    second = {job.arm: job.config for job in jobs_of("scenes_headline")}
+    first, second = ({arm.name: arm for arm in SUITES[name]("full").arms} for name in ("headline", "scenes_headline"))
     assert set(first) - set(second) == {"branch_long"}
-    for arm, config in second.items():
-        assert (config.data.prompts, config.model.path, config.rewards[0].name) == ("scenes", "scenes", "scenes")
-        assert config.objective.kind == first[arm].objective.kind
-        assert (config.kernel.name, config.kernel.eta) == (first[arm].kernel.name, first[arm].kernel.eta)
-        assert config.rollout.window.kind == first[arm].rollout.window.kind
+    for name, arm in second.items():
+        ours, theirs = recipe(arm.recipe), recipe(first[name].recipe)
+        assert (ours.data.prompts, ours.model.path, ours.rewards[0].name) == ("scenes", "scenes", "scenes")
+        assert (ours.objective.kind, ours.kernel) == (theirs.objective.kind, theirs.kernel)
+        assert ours.rollout.window.kind == theirs.rollout.window.kind
+        changed = {key: value for key, value in arm.options.items() if key != "optimizer.lr"}
+        assert changed.items() <= first[name].options.items()
 
 
 def test_a_learned_reward_is_never_its_own_witness() -> None:
     """In every run on it the judge watches, and Overall, by which runs are compared, is the judge's."""
     for name in ("scenes_hacking", "scenes_sentinel"):
-        for job in jobs_of(name):
-            rewards = {reward.name: reward for reward in job.config.rewards}
-            assert "VQ" in rewards["scenes"].weights
-            assert rewards["scenes"].counts != ("scenes_learned" in rewards and rewards["scenes_learned"].counts)
+        suite = SUITES[name]("full")
+        for arm in suite.arms:
+            given = {reward["name"]: reward for reward in {**suite.options, **arm.options}["rewards"]}
+            trained = [title for title, reward in given.items() if not reward.get("metric_only")]
+            assert trained == (["scenes"] if "judge" in arm.name.split(",")[0] else ["scenes_learned"])
+            assert "VQ" in given["scenes"]["weights"]
     assert "Overall" not in LearnedReward.names
 
 
