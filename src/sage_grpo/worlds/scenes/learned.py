@@ -130,9 +130,7 @@ class Scorer(nn.Module):
         chosen = looked_at(length, self.config.frames, videos.device)
         pixels = videos[:, chosen].permute(0, 1, 4, 2, 3).float() / 127.5 - 1
         if pixels.shape[-2:] != (side, side):
-            pixels = F.interpolate(pixels.flatten(0, 1), (side, side), mode="bilinear", antialias=True).unflatten(
-                0, (count, -1)
-            )
+            pixels = F.interpolate(pixels.flatten(0, 1), (side, side), mode="area").unflatten(0, (count, -1))
         change = torch.cat([torch.zeros_like(pixels[:, :1]), pixels.diff(dim=1)], dim=1)
         tokens = self.pictures(torch.cat([pixels, change], dim=2).flatten(0, 1)).flatten(2).transpose(1, 2)
         return (tokens.unflatten(0, (count, -1)) + self.where + self.when[:, None]).flatten(1, 2)
@@ -164,7 +162,8 @@ class LearnedReward:
                 text="a folder that `sage-grpo scenes reward` writes: config.json and model.safetensors"
             )
         },
-        parameters=1.8e6,
+        parameters=1.6e6,
+        gigabytes=0.0064,
     )
     names = PARTS
 
@@ -178,6 +177,10 @@ class LearnedReward:
         self.scorer.to(device)
         self.device = torch.device(device)
         return self
+
+    def frames_read(self, count: int, fps: float) -> list[int]:
+        """The frames that it looks at."""
+        return looked_at(count, self.scorer.config.frames).unique().tolist()
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
