@@ -96,7 +96,7 @@ class Scorer(nn.Module):
         channels = (6, width // 8, width // 4, width // 2, width)  # a frame, and its difference from the one before
         layers: list[nn.Module] = []
         for inner, outer in pairwise(channels):
-            layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.GroupNorm(4, outer), nn.SiLU()]
+            layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.SiLU()]
         self.pictures = nn.Sequential(*layers)
         patches = (config.side // 16) ** 2
         self.where = nn.Parameter(0.02 * torch.randn(patches, width))

@@ -39,12 +39,14 @@ SYMMETRY = (ANGLES, 4, 5, ANGLES, 1)
 
 # Misfits (shares of an object's area, or squared RGB) at which a belief falls to 1/e: as wide as clean clips allow, so
 # that a half-right clip gets part of the credit and learning has a slope.
-COLOUR_WIDTH = 0.05
-OUTLINE_WIDTH = 0.035
-TEXTURE_WIDTH = 0.035
+COLOUR_WIDTH = 0.04
+OUTLINE_WIDTH = 0.025
+TEXTURE_WIDTH = 0.025
 
-PRESENT_FROM, PRESENT_TO = 0.20, 0.50
-"""Share of an outline that is filled, less the share that is empty: below the first there is no object, above one."""
+PRESENT_FROM, PRESENT_TO = 0.20, 0.60
+"""Share of what is seen of an outline that is filled, less the share that is empty: below the first there is no object, above one."""
+CANDIDATE = 0.08
+"""The same share, of the whole outline, from which a place is looked at: something may hide the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,8 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
     misfit = pick(joint, best_texture)
     turn = misfit.argmin(1)
     cover, tone = templates.cover[best_kind, turn], templates.tone[best_texture, turn]
-    colour = blend(_colour_beliefs(patch, cover * (1 - tone)))
+    filled = (cover * (2 * patch.own - patch.seen)).sum(1) / (cover * patch.seen).sum(1).clamp_min(1)
+    colour = blend(_colour_beliefs(patch, cover, tone))
 
     looks = (best_kind, best_texture, group_colour[clip, group])
     scene = (videos[clip, frame], plates[clip, frame], seen[clip, group, frame])
@@ -114,7 +117,7 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
     return ObjectFit(
         centres=centres.index_put((clip, group, slot, frame), at),
         angles=spread(angles),
-        present=present,
+        present=spread(ramp(filled, PRESENT_FROM, PRESENT_TO)),
         group_colour=group_colour,
         kind=kind,
         texture=texture,
@@ -126,7 +129,7 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
 def _foreground(videos: Tensor, plates: Tensor) -> tuple[Tensor, Tensor]:
     """How far each pixel is not the place, shaded or not (B x F x H x W), and whose colour it has (... x colours)."""
     lit = (videos * plates).sum(-1, keepdim=True) / plates.square().sum(-1, keepdim=True).clamp_min(1e-3)
-    front = ramp((videos - lit.clamp(1 - SHADOW, 1) * plates).square().sum(-1), 0.006, 0.03)
+    front = ramp((videos - lit.clamp(1 - SHADOW, 1) * plates).square().sum(-1), 0.005, 0.02)
     paints = torch.tensor(COLOURS, device=videos.device)
     gap = _colour_gap(videos, paints)
     near = torch.exp(-gap / 0.03) * front.unsqueeze(-1)
@@ -186,7 +189,7 @@ def _match(own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         place = torch.stack(_vertex(score, at // columns, at % columns), -1)
         centre = (4 * place + 2 - torch.tensor([width, height], device=own.device)) / short
         centres.append(centre)
-        present.append(ramp(peak / area, PRESENT_FROM, PRESENT_TO))
+        present.append(ramp(peak / area, CANDIDATE, PRESENT_TO))
         away = (x - centre[:, :1]).square().unsqueeze(1) + (y - centre[:, 1:]).square().unsqueeze(2)
         left = left.masked_fill(
             away < (1.2 * RADIUS) ** 2, -torch.inf
@@ -324,11 +327,11 @@ def _compare(patch: _Patch, templates: _Templates, colour: Tensor) -> tuple[Tens
     return found[0], found[1]
 
 
-def _colour_beliefs(patch: _Patch, where: Tensor) -> Tensor:
-    """Beliefs from the pixels that should have the colour itself, N x colours."""
-    weight = (where * patch.own).unsqueeze(-1)
-    mean = (weight * patch.colours).sum(1) / weight.sum(1).clamp_min(1e-6)
-    return torch.softmax(-_colour_gap(mean, torch.tensor(COLOURS, device=mean.device)) / COLOUR_WIDTH, 1)
+def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:
+    """Beliefs about the colour under the texture, N x colours: least squares over the pixels of the object."""
+    weight, pale = (cover * patch.own).square().unsqueeze(-1), TINT * tone.unsqueeze(-1)
+    own = (weight * (1 - pale) * (patch.colours - pale)).sum(1) / (weight * (1 - pale).square()).sum(1).clamp_min(1e-6)
+    return torch.softmax(-_colour_gap(own, torch.tensor(COLOURS, device=own.device)) / COLOUR_WIDTH, 1)
 
 
 def _refine(

@@ -29,7 +29,7 @@ COLOURS: tuple[tuple[float, float, float], ...] = (
     (0.02, 0.76, 0.84),  # cyan
 )
 """RGB of each object colour, in the order of ATTRIBUTES["colour"]."""
-TINT = 0.78
+TINT = 0.88
 """The second tone of a texture is this far from the colour to white."""
 
 RADIUS = 0.23
@@ -67,7 +67,7 @@ GROUPS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((-0.28, 0.15), (0.28, 0.15), (0.0, -0.26)),
 )
 """Places (x, y) of one, two, three objects, around the middle of the group."""
-PASS_DEPTH = 0.10
+PASS_DEPTH = 0.17
 """An object that passes, and the one it passes, stand this far before and behind the standing place."""
 APART = 0.34
 """Half the distance (x) between an object and the one at whose side it stays."""
@@ -317,7 +317,7 @@ def appearance(
 
 def light_at(dx: Tensor, dy: Tensor) -> Tensor:
     """How bright an object is at a distance from its centre: from above, a little from the left, whatever its turn."""
-    return (1 - 0.10 * (dx + 1.6 * dy) / RADIUS).clamp_max(1.02)
+    return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1.02)
 
 
 def _ball(u: Tensor, v: Tensor) -> Tensor:
@@ -500,8 +500,8 @@ def _snow(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> T
     tree = ((mid * 3.1) % 1.0 - 0.5).abs() * 0.75
     size = 0.10 * torch.sin(4.7 * mid)
     _layer(picture, torch.minimum(_below(-0.20 + tree + size, y), (0.2 - y)[:, None]), (0.36, 0.44, 0.47), pixel)
-    picture = _ground(picture, seen, y, (0.76, 0.79, 0.83), (0.65, 0.70, 0.77), pixel)
-    return _layer(picture, _patches(seen, y, _TUFTS), (0.56, 0.62, 0.71), 2 * pixel, 0.7)
+    picture = _ground(picture, seen, y, (0.68, 0.72, 0.77), (0.57, 0.62, 0.70), pixel)
+    return _layer(picture, _patches(seen, y, _TUFTS), (0.76, 0.79, 0.83), 2 * pixel, 0.7)
 
 
 def _city(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> Tensor:
