@@ -139,7 +139,8 @@ def fit_place(videos: Tensor) -> PlaceFit:
     count, frames, height, width, _ = videos.shape
     pixels = videos.flatten(0, 1)
     vivid = ramp(pixels.amax(-1) - pixels.amin(-1), 0.30, 0.45)
-    weight = 1.001 - F.max_pool2d(vivid.unsqueeze(1), 5, stride=1, padding=2).movedim(1, -1)
+    around = F.max_pool2d(F.max_pool2d(vivid.unsqueeze(1), (1, 5), 1, (0, 2)), (5, 1), 1, (2, 0))
+    weight = 1.001 - around.movedim(1, -1)
 
     known = _coarse_panorama(height, width, videos.device)
     flat = known.flatten(0, 1)
@@ -156,8 +157,12 @@ def fit_place(videos: Tensor) -> PlaceFit:
         before, after = plates[place, low], plates[place, low + 1]
         plate = torch.lerp(before, after, (position - low).unsqueeze(1)).unflatten(1, (height, width, 3))
         slope = (after - before).unflatten(1, (height, width, 3))
-        pull = (weight * (pixels - plate) * slope).sum((1, 2, 3))
-        stiff = (weight * slope.square()).sum((1, 2, 3)).clamp_min(1e-6)
+        rest = pixels - plate
+        trust = weight / (
+            1 + rest.square().sum(-1, keepdim=True) / 0.002
+        )  # shadows and pale textures are not the place
+        pull = (trust * rest * slope).sum((1, 2, 3))
+        stiff = (trust * slope.square()).sum((1, 2, 3)).clamp_min(1e-6)
         position = (position + (pull / stiff).clamp(-1, 1)).clamp(0, plates.shape[1] - 1)
     scroll = (first + step * position).unflatten(0, (count, frames))
 

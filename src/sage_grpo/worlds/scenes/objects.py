@@ -31,7 +31,7 @@ from sage_grpo.worlds.scenes.scene import ATTRIBUTES
 
 GROUPS_SEEN, SLOTS = 2, 3
 """Groups of objects of one colour, and objects in a group, that are looked for."""
-ANGLES = 32
+ANGLES = 64
 """Turns at which an object is compared with its templates."""
 KINDS, TEXTURES = len(ATTRIBUTES["kind"]), len(ATTRIBUTES["texture"])
 SYMMETRY = (ANGLES, 4, 5, ANGLES, 1)
@@ -74,7 +74,7 @@ class ObjectFit:
 def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
     """Find what is not the place in float clips B x F x H x W x 3, given the empty place."""
     frames, height, width = videos.shape[1:4]
-    front, share = _foreground(videos, plates)
+    front, share, shaded = _foreground(videos, plates)
     area = (front.unsqueeze(-1) * share).sum((2, 3)).mean(1)  # B x colours
     group_colour = area.topk(GROUPS_SEEN, dim=1).indices
     own_share = share.gather(-1, group_colour[:, None, None, None].expand(-1, frames, height, width, -1))
@@ -112,7 +112,7 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
     colour = blend(_colour_beliefs(patch, cover, tone))
 
     looks = (best_kind, best_texture, group_colour[clip, group])
-    scene = (videos[clip, frame], plates[clip, frame], seen[clip, group, frame])
+    scene = (videos[clip, frame], shaded[clip, frame], seen[clip, group, frame])
     at, angles = _refine(*scene, looks, others, at, turn * (2 * math.pi / ANGLES))
     return ObjectFit(
         centres=centres.index_put((clip, group, slot, frame), at),
@@ -126,17 +126,18 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
     )
 
 
-def _foreground(videos: Tensor, plates: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each pixel is not the place, shaded or not (B x F x H x W), and whose colour it has (... x colours)."""
+def _foreground(videos: Tensor, plates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How far each pixel is not the place (B x F x H x W), whose colour it has (... x colours), and the place with shadows."""
     lit = (videos * plates).sum(-1, keepdim=True) / plates.square().sum(-1, keepdim=True).clamp_min(1e-3)
-    front = ramp((videos - lit.clamp(1 - SHADOW, 1) * plates).square().sum(-1), 0.005, 0.02)
-    paints = torch.tensor(COLOURS, device=videos.device)
-    gap = _colour_gap(videos, paints)
-    near = torch.exp(-gap / 0.03) * front.unsqueeze(-1)
+    shaded = lit.clamp(1 - SHADOW, 1) * plates
+    front = ramp((videos - shaded).square().sum(-1), 0.005, 0.02)
+    near = torch.exp(-_colour_gap(videos, torch.tensor(COLOURS, device=videos.device)) / 0.03) * front.unsqueeze(-1)
     # The pale tone of a texture has the colour of what is around it.
-    around = F.avg_pool2d(near.flatten(0, 1).movedim(-1, 1), 7, stride=1, padding=3).movedim(1, -1)
-    share = around / (around.sum(-1, keepdim=True) + 1e-3)
-    return front, share.unflatten(0, videos.shape[:2])
+    around = near.flatten(0, 1).movedim(-1, 1).contiguous()
+    for kernel in ((1, 7), (7, 1)):
+        around = F.avg_pool2d(around, kernel, stride=1, padding=(kernel[0] // 2, kernel[1] // 2))
+    share = (around / (around.sum(1, keepdim=True) + 1e-3)).movedim(1, -1)
+    return front, share.unflatten(0, videos.shape[:2]), shaded
 
 
 def _colour_gap(pixels: Tensor, paints: Tensor) -> Tensor:
