@@ -122,6 +122,14 @@ class Explains(Protocol):
 
 
 @runtime_checkable
+class DecodesFrames(Protocol):
+    """A model that can decode some frames of a clip for less than all of them; others decode whole clips."""
+
+    def decode_frames(self, latents: Tensor, frames: Sequence[int]) -> Tensor:
+        """`decode(latents)[:, frames]`, to the bit, for frames in order."""
+
+
+@runtime_checkable
 class BringsSolver(Protocol):
     """A model whose checkpoint has a solver of its own; others are sampled with ours."""
 

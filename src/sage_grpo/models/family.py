@@ -450,12 +450,19 @@ class FamilyModel(ABC):
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
         """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
+        return self._decoded(latents, None, progress)
+
+    def decode_frames(self, latents: Tensor, frames: Sequence[int]) -> Tensor:
+        """`decode(latents)[:, frames]`, to the bit, for frames in order."""
+        return self._decoded(latents, frames)
+
+    def _decoded(self, latents: Tensor, frames: Sequence[int] | None, progress: Progress | None = None) -> Tensor:
         self._check_latents(latents)
         clips = []
         with torch.no_grad():
             for part in latents.split(1 if self.spec.vae_slicing else max(1, len(latents))):
                 z = self._to_vae(part.to(device=self._places["vae"], dtype=self.pipe.vae.dtype))
-                clips.append(to_uint8(self._pixels(z)))
+                clips.append(to_uint8(self._pixels(z), frames))
                 if progress is not None:
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)

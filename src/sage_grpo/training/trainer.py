@@ -26,13 +26,14 @@ from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.decoding import Clips, frames_needed
 from sage_grpo.training.evaluate import Evaluation, evaluate
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner, choose
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, describe, metadata_of, no_clips, score_everywhere
+from sage_grpo.training.scoring import Scored, describe, metadata_of, score_everywhere
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import (
     Diverged,
@@ -79,6 +80,8 @@ class Trainer:
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
+        self.whole = True
+        """Whether somebody else than rewards and sentinel looks at the clips of the coming iteration: else only their frames are decoded."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
 
@@ -162,17 +165,18 @@ class Trainer:
     def decode(self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = ()) -> Tensor:
         """The clips that this process scores, uint8. Rewards that compute elsewhere (`early`) get each micro-batch's as soon as they are there,
         with the prompts of their groups."""
-        batches = self.world.mine(len(rollout.latents))
-        tick = self.clock.ticker(len(batches))
-        clips = []
+        mine = [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
+        tick = self.clock.ticker(len(mine))
+        frames = None if self.whole else frames_needed(self.model, self.reward)
+        clips = Clips(self.model, frames, sum(len(latents) for _, latents in mine))
         with self.vae.decoding():
-            for batch, latents in (rollout.latents[index] for index in batches):
-                clips.append(self.model.decode(latents))
+            for batch, latents in mine:
+                decoded = clips.add(latents)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
-                    early.add(clips[-1], [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
+                    early.add(decoded, [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
                 tick()
-        return torch.cat(clips) if clips else no_clips(self.model.video)
+        return clips.videos
 
     def score(self, videos: Tensor, plan: Plan, early: Early | None = None) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
