@@ -6,12 +6,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.inside import replacing
-from sage_grpo.worlds.making.options import StageOptions
 
 Inputs = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -89,13 +90,33 @@ class Step:
         return graph, static, outputs
 
 
+class TrainerOptions(Protocol):
+    """What a trainer asks of the options of its command."""
+
+    @property
+    def states(self) -> Path:
+        """Folder of the states to resume from."""
+
+    @property
+    def resume(self) -> bool:
+        """Go on from the saved state."""
+
+    @property
+    def graphs(self) -> bool:
+        """Capture steps as CUDA graphs."""
+
+    @property
+    def report_seconds(self) -> float:
+        """Seconds between two printed lines."""
+
+
 class Trainer:
     """AdamW with clipping and averaged weights over named parameters, within a budget, resumable."""
 
     def __init__(
         self,
         name: str,
-        options: StageOptions,
+        options: TrainerOptions,
         *,
         parameters: Mapping[str, nn.Parameter],
         loss: Callable[[Inputs], Inputs],
