@@ -243,6 +243,21 @@ def passes(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+def given_steps(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
+    """The latents of a rollout, and the attention of its passes."""
+    one = wiring.trainer_of(config)
+    used: list[str] = []
+    forward = one.model._forward
+    block = one.model.blocks()[0]
+    patch.setattr(
+        one.model,
+        "_forward",
+        lambda *given: used.append(str(block.attn1.processor._attention_backend)) or forward(*given),
+    )
+    rollout = one.roll_out(one.planner.plan(0, one.state.stream.take(config.batch.prompts)))
+    return [torch.cat([latents for _, latents in rollout.latents]), used]
+
+
 def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
     one = wiring.trainer_of(config)
     one.model.device = torch.device("cuda:7")

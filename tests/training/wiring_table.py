@@ -40,6 +40,8 @@ GUIDED = {"model.family": "trainer_zoo.guided"}
 WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.window.start": 1}
 SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1, "rollout.deterministic_last": False}
 DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.deterministic_last": False}
+GIVEN = {**WINDOW, "rollout.steps": 10}
+FIRST_BLOCK = GIVEN | {"rollout.cheap.cache": "first_block", "rollout.cheap.cache_threshold": 10.0}
 FEEDBACK = {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.lambda_min": 1e-3}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
 FAULT = "matters when something is wrong; tests/sentinel/test_sentinel.py and test_sentinel_run.py"
@@ -89,6 +91,14 @@ RUN = {
     "rollout.before_steps": Row(2, "rollout", base=WINDOW),
     "rollout.after_steps": Row(1, "rollout", base=WINDOW),
     "rollout.after_fraction": Row(0.5, "rollout", base=WINDOW),
+    "rollout.cheap.guidance": Row((0.3, 0.7), "rollout", base=GIVEN | GUIDED),
+    "rollout.cheap.negative_every": Row(2, "rollout", base=GIVEN | GUIDED),
+    "rollout.cheap.cache": Seen("taylorseer", look="given_steps", kind="wan_t2v", base=GIVEN, why="the toy has no caches"),
+    "rollout.cheap.cache_threshold": Seen(1e-9, look="given_steps", kind="wan_t2v", base=FIRST_BLOCK, why="the toy has no caches"),
+    "rollout.cheap.cache_every": Seen(
+        4, look="given_steps", kind="wan_t2v", base=GIVEN | {"rollout.cheap.cache": "taylorseer"}, why="the toy has no caches"
+    ),
+    "rollout.cheap.attention": Seen("_native_math", look="given_steps", kind="wan_t2v", base=GIVEN, why="the toy has no attention"),
     "rollout.window.at": Row([1], "rollout", base=DRAWN),
     "rollout.window.weights": Row([1.0, 50.0, 1.0], "rollout", base={**DRAWN, "rollout.window.at": [0, 1, 2]}),
     "rollout.window.branches": Row(2, "rollout", base=DRAWN),
@@ -219,6 +229,7 @@ MODEL = {
     "model.expert": Seen("low", look="model", kind="wan22_t2v", why="needs two experts"),
     "model.vae_slicing": Seen(False, look="model", kind="wan_t2v"),
     "model.vae_tiling": Seen(True, look="model", kind="wan_t2v", why="the toy has no VAE"),
+    "model.decoder": Row("trainer_toys:darker", "reward"),
     "model.options": Seen({"guidance_rescale": 0.5}, look="model", kind="ltx", why="each family has its own"),
     "model.cache": Seen("OWN_CACHE", look="model", kind="wan_t2v"),
 }

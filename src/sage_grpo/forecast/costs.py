@@ -17,6 +17,7 @@ from sage_grpo.forecast.architecture import Architecture, find_architecture, lat
 from sage_grpo.forecast.hardware import Hardware, here
 from sage_grpo.forecast.passes import Counts, Guiding, Kind, Passes, count, evaluation, evaluations, kinds, references
 from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.parallel import formulas
 from sage_grpo.parallel.formulas import (
@@ -243,7 +244,7 @@ class Forecast:
     @cached_property
     def phases(self) -> list[Phase]:
         """Of a mean iteration, on the rank with most to do."""
-        network, rates = self.network, self.hardware.rates
+        network = self.network
         if network is None:
             return []
         job = self.job
@@ -259,7 +260,7 @@ class Forecast:
             )
         return [
             Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
-            Phase("decode", decoded * formulas.decode_seconds(network, job, rates), decoding),
+            Phase("decode", decoded * self._decode_seconds, decoding),
             Phase("reward", decoded * self._reward_seconds, reward),
             Phase("update", statistics.fmean(s["update"] for s in seconds), update),
         ]
@@ -304,6 +305,13 @@ class Forecast:
         """Clips that the busiest process decodes and scores: ranks that share clips share that work."""
         batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
         return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)
+
+    @property
+    def _decode_seconds(self) -> float:
+        """Of a clip for the reward; what a decoder of the user's own takes is not known, and counts as nothing."""
+        assert self.network is not None
+        own = self.config.model.decoder is not None
+        return 0.0 if own else formulas.decode_seconds(self.network, self.job, self.hardware.rates)
 
     @property
     def _reward_bytes(self) -> float:
@@ -376,6 +384,7 @@ def forecast(
         raise ValueError(
             f"parallel.sp is {layout.sequence}, but the network has {found.network.heads} attention heads: use a divisor of that."
         )
+    check_negative(config.rollout.cheap, lambda sigma: found.branches(sigma, config.model.training_guidance))
     shared = like is not None and _planned_by(like.config, like.layout) == _planned_by(config, layout)
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
     return Forecast(

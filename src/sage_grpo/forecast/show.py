@@ -15,6 +15,7 @@ from sage_grpo.forecast.costs import Forecast, kept
 from sage_grpo.forecast.costs import forecast as make_forecast
 from sage_grpo.forecast.hardware import here
 from sage_grpo.forecast.passes import PHASES, Passes, evaluations
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import find_distilled
 from sage_grpo.parallel.formulas import GIB, tokens, trainable
 from sage_grpo.printing import narrow_table
@@ -50,11 +51,29 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
         "micro-batches": _micro_batches(plan, batch.micro_batch),
         "steps": f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
+        "given steps": _given(config.rollout.cheap),
         "held noise": forecast.unexplored(),
         "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
         "idle": _left_idle(forecast),
     }
     return {name: text for name, text in rows.items() if text}
+
+
+def _given(spec: CheapSpec) -> str:
+    """What steps that do not explore do without."""
+    words = []
+    if spec.guidance is not None:
+        words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
+    if spec.negative_every > 1:
+        words.append(f"the negative branch at every {spec.negative_every} of them")
+    measured = [
+        text
+        for text in (spec.cache and f"cache {spec.cache}", spec.attention and f"attention {spec.attention}")
+        if text
+    ]
+    if measured:
+        words.append(f"{' and '.join(measured)}: what they save is not counted here, `sage-grpo probe` measures it")
+    return "; ".join(words)
 
 
 def _micro_batches(plan: Plan, size: int) -> str:
@@ -182,6 +201,8 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
+    if forecast.config.model.decoder is not None:
+        rows["decoder"] = f"{forecast.config.model.decoder}: its seconds are not known, and not counted"
     return rows | {
         "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.parameters / 1e6:,.0f} M parameters: {kind}",
         "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",

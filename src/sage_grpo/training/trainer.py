@@ -15,6 +15,7 @@ from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.costs import fit_memory
+from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -28,6 +29,7 @@ from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import Clips, frames_needed
 from sage_grpo.training.evaluate import Evaluation, evaluate
+from sage_grpo.training.given import check_cheap
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
@@ -76,10 +78,13 @@ class Trainer:
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(config, grid, config.kernel.build(grid), self.model.trains, self.world.size)
         self.planner.check()
+        check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
         self.vae = VaeMover(self.model, config.model)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
+        self.small = None if config.model.decoder is None else load_decoder(config.model.decoder, self.model)
+        """What decodes in the VAE's place."""
         self.whole = True
         """Whether somebody else than rewards and sentinel looks at the clips of the coming iteration: else only their frames are decoded."""
         self.done: Plan | None = None
@@ -155,6 +160,7 @@ class Trainer:
                 velocities=self.objective.needs_v_old,
             ),
             solver=config.solver,
+            cheap=config.cheap,
             progress=self.clock.ticker(passes.total()),
         )
 
@@ -167,11 +173,11 @@ class Trainer:
         with the prompts of their groups."""
         mine = [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
         tick = self.clock.ticker(len(mine))
-        frames = None if self.whole else frames_needed(self.model, self.reward)
+        frames = None if self.whole or self.small is not None else frames_needed(self.model, self.reward)
         clips = Clips(self.model, frames, sum(len(latents) for _, latents in mine))
-        with self.vae.decoding():
+        with self.vae.decoding() if self.small is None else nullcontext():
             for batch, latents in mine:
-                decoded = clips.add(latents)
+                decoded = clips.add(latents, self.small)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
                     early.add(decoded, [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
