@@ -115,7 +115,7 @@ def bad_values(kind: Any) -> list[str]:
 
 def needed(name: str) -> list[str]:
     """Words without which a command is refused for another reason."""
-    return {"shapes": ["render"], "study": ["results"], "serve-reward": ["--rewards", '[{"name": "video_stats"}]']}.get(
+    return {"shapes": ["render"], "scenes": ["render"], "study": ["results"], "serve-reward": ["--rewards", '[{"name": "video_stats"}]']}.get(
         name, []
     )
 
