@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sage_grpo.lab.design import Suite
+from sage_grpo.lab.suites.after import after
 from sage_grpo.lab.suites.common import Size, expected_seconds
 from sage_grpo.lab.suites.headline import headline, tuning
 from sage_grpo.lab.suites.leash import (
@@ -36,7 +37,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(distance, headline, tuning, regime, dose, taken, witness),
+        *(distance, headline, tuning, regime, dose, taken, witness, after),
         *(
             scenes_headline,
             scenes_tuning,
