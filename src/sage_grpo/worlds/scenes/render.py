@@ -36,7 +36,7 @@ RADIUS = 0.23
 """No part of an object is farther from its centre, in world units: 7.4 pixels in a frame of 64."""
 MARGIN = 0.03
 """Least distance between an object and the border, in world units."""
-FOOT: tuple[float, ...] = (1.0, 0.8, 0.84, 1.0, 0.6)
+FOOT: tuple[float, ...] = (1.0, 0.8, 0.84, 1.0, 0.63)
 """How far below its centre each kind stands on the ground, in radii."""
 
 PAN = 0.30
@@ -349,7 +349,7 @@ def _ring(u: Tensor, v: Tensor) -> Tensor:
 
 def _cone(u: Tensor, v: Tensor) -> Tensor:
     # Apex above, a base that bulges a little: a cone seen from the side.
-    tip, base, half = 0.98, 0.56, 0.76
+    tip, base, half = 0.98, 0.58, 0.72
     length = math.hypot(tip + base, half)
     side = ((tip + base) * u.abs() - half * (v + tip)) / length
     return torch.maximum(side, v - base - 0.10 * (1 - (u / half).square()))
@@ -445,7 +445,7 @@ _TUFTS = (
 
 
 def _meadow(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> Tensor:
-    picture = _sky((0.48, 0.64, 0.78), (0.76, 0.82, 0.83), seen, y)
+    picture = _sky((0.44, 0.60, 0.76), (0.64, 0.75, 0.82), seen, y)
     slow = x + 0.15 * scroll
     for at, up, size in (
         (-0.85, -0.66, 0.10),
