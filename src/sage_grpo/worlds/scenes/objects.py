@@ -97,7 +97,7 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
         return _looks(patch, colour, present, where, min(height, width))
 
     # A turn is told by an object in the middle of its patch, and the middle by an object that is turned right.
-    at = centres[where]
+    at = _centre_of_mass(own, seen, (clip, group, frame), others, centres[where])
     first = look(at)
     scene = _Picture(pixels=videos, under=shaded, seen=seen, where=(clip, group, frame))
     at, angles = _refine(scene, first, colour, others, at)
@@ -335,6 +335,21 @@ def _nearest_to(at: Tensor, others: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     own = dx.square() + dy.square()
     far = [(dx - gap[:, k, :1]).square() + (dy - gap[:, k, 1:]).square() for k in range(SLOTS)]
     return (own <= torch.stack(far).amin(0) + 1e-4).float()
+
+
+def _centre_of_mass(
+    own: Tensor, seen: Tensor, where: tuple[Tensor, Tensor, Tensor], others: Tensor, at: Tensor
+) -> Tensor:
+    """Centres N x 2 nearer to the middle of what is there: that of every kind is at its centre, or half a pixel from it."""
+    clip, group, frame = where
+    _, groups, frames, height, width = own.shape
+    flat, dx, dy = window(at, 1.2 * RADIUS, 1.2 * RADIUS, height, width)
+    pixels = ((clip * groups + group) * frames + frame).unsqueeze(1) * (height * width) + flat
+    weight = own.flatten()[pixels] * _nearest_to(at, others, dx, dy)
+    shift = torch.stack([weight * dx, weight * dy]).sum(2).T / weight.sum(1, keepdim=True).clamp_min(1)
+    near = (dx.square() + dy.square() < RADIUS**2).float()
+    hidden = (near * (1 - seen.flatten()[pixels])).sum(1) / near.sum(1)  # what is half hidden has its middle elsewhere
+    return at + shift * (1 - ramp(hidden, 0.02, 0.15)).unsqueeze(1)
 
 
 def _patches(
