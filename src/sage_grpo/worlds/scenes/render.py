@@ -36,7 +36,7 @@ RADIUS = 0.23
 """No part of an object is farther from its centre, in world units: 7.4 pixels in a frame of 64."""
 MARGIN = 0.03
 """Least distance between an object and the border, in world units."""
-FOOT: tuple[float, ...] = (1.0, 0.8, 0.84, 1.0, 0.63)
+FOOT: tuple[float, ...] = (1.0, 0.76, 0.84, 1.0, 0.63)
 """How far below its centre each kind stands on the ground, in radii."""
 
 PAN = 0.30
@@ -67,7 +67,7 @@ GROUPS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((-0.28, 0.15), (0.28, 0.15), (0.0, -0.26)),
 )
 """Places (x, y) of one, two, three objects, around the middle of the group."""
-PASS_DEPTH = 0.17
+PASS_DEPTH = 0.13
 """An object that passes, and the one it passes, stand this far before and behind the standing place."""
 APART = 0.34
 """Half the distance (x) between an object and the one at whose side it stays."""
@@ -317,7 +317,7 @@ def appearance(
 
 def light_at(dx: Tensor, dy: Tensor) -> Tensor:
     """How bright an object is at a distance from its centre: from above, a little from the left, whatever its turn."""
-    return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1.02)
+    return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1)
 
 
 def _ball(u: Tensor, v: Tensor) -> Tensor:
@@ -326,8 +326,9 @@ def _ball(u: Tensor, v: Tensor) -> Tensor:
 
 def _box(u: Tensor, v: Tensor) -> Tensor:
     # Rounded corners, so that a turning box stays within its radius.
-    x, y = (u.abs() - 0.62).clamp_min(0), (v.abs() - 0.62).clamp_min(0)
-    return (x.square() + y.square()).sqrt() + torch.maximum(u.abs(), v.abs()).clamp_max(0.62) - 0.62 - 0.16
+    inner, round_ = 0.59, 0.16
+    x, y = (u.abs() - inner).clamp_min(0), (v.abs() - inner).clamp_min(0)
+    return (x.square() + y.square()).sqrt() + torch.maximum(u.abs(), v.abs()).clamp_max(inner) - inner - round_
 
 
 def _star(u: Tensor, v: Tensor) -> Tensor:
