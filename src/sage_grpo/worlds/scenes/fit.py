@@ -101,6 +101,12 @@ class MotionFit:
         """The cost of neither moving nor turning, B x G."""
         return self.still / MOTION_WIDTH + self.no_turn / TURN_WIDTH
 
+    def spot_of(self, group: Tensor) -> Tensor:
+        """Where the objects of a group (B) have their standing place by what explains them best, doing nothing included, B x S x 2."""
+        costs = torch.cat([self.cost, self.idle.unsqueeze(2)], 2)
+        spots = torch.cat([self.spot, self.mean.unsqueeze(2)], 2)
+        return pick(pick(spots, group), pick(costs, group).argmin(1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -273,8 +279,7 @@ def tell_apart(objects: ObjectFit, motions: MotionFit) -> Parts:
     kinds = objects.kind.mean(2).argmax(2)
     foot = RADIUS * torch.tensor(FOOT, device=other.device)[kinds]  # B x G
     own_slot = pick(objects.present.mean(3), mover).argmax(1)
-    verb = pick(motions.cost, mover).argmin(1)
-    here = pick(pick(pick(motions.spot, mover), verb), own_slot)
+    here = pick(motions.spot_of(mover), own_slot)
     stands = pick(pick(motions.mean, 1 - mover), slot)
     apart = here - stands
     apart[:, 1] += pick(foot, mover) - pick(foot, 1 - mover)
@@ -291,7 +296,6 @@ def redraw(place: PlaceFit, objects: ObjectFit, motions: MotionFit, parts: Parts
     mover, rest = parts.mover, 1 - parts.mover
     kind, texture = objects.kind.mean(2).argmax(2), objects.texture.mean(2).argmax(2)
     foot = RADIUS * torch.tensor(FOOT, device=device)[kind]
-    verb = pick(motions.cost, mover).argmin(1)
 
     def members(values: Tensor) -> Tensor:
         """The slots of the group that moves, then the one that stands: B x MEMBERS x ..."""
@@ -302,9 +306,8 @@ def redraw(place: PlaceFit, objects: ObjectFit, motions: MotionFit, parts: Parts
         both = torch.cat([pick(values, mover).unsqueeze(1).expand(-1, SLOTS), pick(values, rest).unsqueeze(1)], 1)
         return both.repeat_interleave(frames, 0)
 
-    ground = torch.cat(
-        [pick(pick(motions.spot, mover), verb), pick(pick(motions.mean, rest), parts.slot).unsqueeze(1)], 1
-    )
+    stands = pick(pick(motions.mean, rest), parts.slot).unsqueeze(1)
+    ground = torch.cat([motions.spot_of(mover), stands], 1)
     plain = torch.zeros_like(texture[:, :1]).expand(-1, MEMBERS - SLOTS)
     layout = Layout(
         centres=members(objects.centres).transpose(1, 2).flatten(0, 1).unsqueeze(2),

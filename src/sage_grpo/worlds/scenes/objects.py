@@ -157,12 +157,12 @@ def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, s
     outline, pattern = _compare(patch, templates, group_colour)
     kind = blend(torch.softmax(-outline.amin(2) / OUTLINE_WIDTH, 1))
     best_kind = kind.mean(2).argmax(2)[clip, group]
-    joint = pick(outline, best_kind).unsqueeze(1) + pattern  # N x textures x ANGLES
+    joint = pick(outline, best_kind).unsqueeze(1) + pick(pattern, best_kind)  # N x textures x ANGLES
     texture = blend(torch.softmax(-joint.amin(2) / TEXTURE_WIDTH, 1))
     best_texture = texture.mean(2).argmax(2)[clip, group]
     misfit = pick(joint, best_texture)
     turn = misfit.argmin(1)
-    cover, tone = templates.cover[best_kind, turn], templates.tone[best_texture, turn]
+    cover, tone = templates.cover[best_kind, turn], templates.tone[best_kind, best_texture, turn]
     filled = (cover * (2 * patch.own - patch.seen)).sum(1) / (cover * patch.seen).sum(1).clamp_min(1)
     return _Looks(
         kind=kind,
@@ -292,7 +292,7 @@ class _Templates:
     cover: Tensor
     """kinds x ANGLES x P."""
     tone: Tensor
-    """textures x ANGLES x P."""
+    """kinds x textures x ANGLES x P."""
 
 
 def _half(height: int, width: int) -> int:
@@ -314,7 +314,8 @@ def _templates(half: int, short: int, device: torch.device) -> _Templates:
         return tuple(part.unflatten(0, (-1, ANGLES)) for part in found)
 
     kinds, textures = torch.arange(KINDS, device=device), torch.arange(TEXTURES, device=device)
-    return _Templates(cover=look(kinds, kinds * 0)[0], tone=look(textures * 0, textures)[1])
+    tone = look(kinds.repeat_interleave(TEXTURES), textures.repeat(KINDS))[1]
+    return _Templates(cover=look(kinds, kinds * 0)[0], tone=tone.unflatten(0, (KINDS, TEXTURES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,18 +380,20 @@ def _patches(
 
 
 def _compare(patch: _Patch, templates: _Templates, colour: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared misfit as a share of the object: to outlines, N x kinds x ANGLES, and textures, N x textures x ANGLES."""
+    """Squared misfit as a share of the object: to outlines, N x kinds x ANGLES, and patterns, N x kinds x textures x ANGLES."""
     base = torch.tensor(COLOURS, device=colour.device)[colour].unsqueeze(1)
     axis = TINT * (1 - base)
     pale = (((patch.colours - base) * axis).sum(-1) / axis.square().sum(-1)).clamp(-0.2, 1.2)
-    found = []
-    for weight, value, known in ((patch.seen, patch.own, templates.cover), (patch.own, pale, templates.tone)):
-        flat = known.flatten(0, 1)
+    area = patch.own.sum(1, keepdim=True).clamp_min(1)
+
+    def misfit(weight: Tensor, value: Tensor, known: Tensor) -> Tensor:
+        flat = known.flatten(0, -2)
         square = (
             weight @ flat.square().T - 2 * (weight * value) @ flat.T + (weight * value.square()).sum(1, keepdim=True)
         )
-        found.append((square / patch.own.sum(1, keepdim=True).clamp_min(1)).unflatten(1, known.shape[:2]))
-    return found[0], found[1]
+        return (square / area).unflatten(1, known.shape[:-1])
+
+    return misfit(patch.seen, patch.own, templates.cover), misfit(patch.own, pale, templates.tone)
 
 
 def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:

@@ -310,7 +310,7 @@ def appearance(
     cover = (0.5 - edge / pixel).clamp(0, 1)
     for index, pattern in enumerate(_PATTERNS, start=1):
         own = (texture == index).nonzero().squeeze(1)
-        tone[own] = (0.5 - pattern(u[own], v[own]) / pixel).clamp(0, 1)
+        tone[own] = (0.5 - pattern(u[own], v[own], kind[own]) / pixel).clamp(0, 1)
     rim = 1 - 0.30 * ((edge + 0.16) / 0.16).clamp(0, 1)
     return cover, tone, light_at(dx, dy) * rim
 
@@ -338,7 +338,7 @@ def _star(u: Tensor, v: Tensor) -> Tensor:
     turn = ((turn + fifth / 2) % fifth - fifth / 2).abs()
     radius = (u.square() + v.square()).sqrt()
     x, y = radius * turn.sin(), radius * turn.cos()
-    tip, notch = 0.98, 0.58
+    tip, notch = 0.98, 0.62
     ax, ay = notch * math.sin(fifth / 2), notch * math.cos(fifth / 2) - tip
     length = math.hypot(ax, ay)
     return (x * -ay + (y - tip) * ax) / length
@@ -356,20 +356,39 @@ def _cone(u: Tensor, v: Tensor) -> Tensor:
     return torch.maximum(side, v - base - 0.10 * (1 - (u / half).square()))
 
 
-def _stripes(u: Tensor, v: Tensor) -> Tensor:
+def _stripes(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
     period = 0.84
     return ((u % period) - period / 2).abs() - 0.19  # the middle has the colour
 
 
-def _dots(u: Tensor, v: Tensor) -> Tensor:
-    nearest = (u.square() + v.square()).sqrt()
-    for k in range(5):
-        x, y = 0.66 * math.sin(2 * math.pi * k / 5), -0.66 * math.cos(2 * math.pi * k / 5)
-        nearest = torch.minimum(nearest, ((u - x).square() + (v - y).square()).sqrt())
-    return nearest - 0.205
+def _around(count: int, radius: float) -> tuple[tuple[float, float], ...]:
+    """Places (u, v) on a circle, the first upright."""
+    turns = [2 * math.pi * k / count for k in range(count)]
+    return tuple((radius * math.sin(turn), -radius * math.cos(turn)) for turn in turns)
 
 
-def _checks(u: Tensor, v: Tensor) -> Tensor:
+_ROUND_DOTS = ((0.0, 0.0), *_around(5, 0.62))
+_NO_DOTS = ((9.0, 9.0),) * 6
+# Where each kind has its dots: well inside it, so that its outline keeps the colour.
+_DOTS = tuple(
+    (places + _NO_DOTS)[:6]
+    for places in (
+        _ROUND_DOTS,
+        _ROUND_DOTS,
+        _around(3, -0.33),
+        _around(5, 0.70),
+        ((0.0, -0.28), (0.29, 0.30), (-0.29, 0.30)),
+    )
+)
+
+
+def _dots(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
+    x, y = _take(_DOTS, kind).unbind(-1)  # N x 6
+    away = [(u - x[:, k : k + 1]).square() + (v - y[:, k : k + 1]).square() for k in range(x.shape[1])]
+    return torch.stack(away).amin(0).sqrt() - 0.20
+
+
+def _checks(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
     cell = 0.56
     x = ((u + cell / 2) % (2 * cell) - cell).abs() - cell / 2
     y = ((v + cell / 2) % (2 * cell) - cell).abs() - cell / 2
