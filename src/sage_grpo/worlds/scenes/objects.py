@@ -154,21 +154,24 @@ def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, s
         total = _spread(beliefs * present[where].unsqueeze(1), where, present).sum(2)
         return total / present.sum(2).clamp_min(1e-6).unsqueeze(-1)
 
-    outline, pattern = _compare(patch, templates, group_colour)
+    outline = _outline_misfit(patch, templates)
     kind = blend(torch.softmax(-outline.amin(2) / OUTLINE_WIDTH, 1))
     best_kind = kind.mean(2).argmax(2)[clip, group]
-    joint = pick(outline, best_kind).unsqueeze(1) + pick(pattern, best_kind)  # N x textures x ANGLES
+    pattern = _pattern_misfit(patch, templates, group_colour, best_kind)
+    joint = pick(outline, best_kind).unsqueeze(1) + pattern  # N x textures x ANGLES
     texture = blend(torch.softmax(-joint.amin(2) / TEXTURE_WIDTH, 1))
     best_texture = texture.mean(2).argmax(2)[clip, group]
     misfit = pick(joint, best_texture)
     turn = misfit.argmin(1)
     cover, tone = templates.cover[best_kind, turn], templates.tone[best_kind, best_texture, turn]
     filled = (cover * (2 * patch.own - patch.seen)).sum(1) / (cover * patch.seen).sum(1).clamp_min(1)
+    open_ = (cover * patch.seen).sum(1) / cover.sum(1)
     return _Looks(
         kind=kind,
         texture=texture,
         colour=blend(_colour_beliefs(patch, cover, tone)),
-        filled=ramp(filled, PRESENT_FROM, PRESENT_TO),
+        # What is all but hidden has the benefit of the doubt.
+        filled=torch.lerp(torch.ones_like(filled), ramp(filled, PRESENT_FROM, PRESENT_TO), ramp(open_, 0.15, 0.4)),
         misfit=misfit - misfit.amin(1, keepdim=True),
         best_kind=best_kind,
         best_texture=best_texture,
@@ -379,21 +382,28 @@ def _patches(
     return _Patch(colours=colours, own=own.squeeze(-1) * alone, seen=seen.squeeze(-1) * alone)
 
 
-def _compare(patch: _Patch, templates: _Templates, colour: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared misfit as a share of the object: to outlines, N x kinds x ANGLES, and patterns, N x kinds x textures x ANGLES."""
+def _outline_misfit(patch: _Patch, templates: _Templates) -> Tensor:
+    """Squared misfit to every outline as a share of the object, N x kinds x ANGLES."""
+    return _misfit(patch.seen, patch.own, templates.cover) / patch.own.sum(1).clamp_min(1)[:, None, None]
+
+
+def _pattern_misfit(patch: _Patch, templates: _Templates, colour: Tensor, kind: Tensor) -> Tensor:
+    """The same to every texture of these colours and kinds (N), N x textures x ANGLES."""
     base = torch.tensor(COLOURS, device=colour.device)[colour].unsqueeze(1)
     axis = TINT * (1 - base)
     pale = (((patch.colours - base) * axis).sum(-1) / axis.square().sum(-1)).clamp(-0.2, 1.2)
-    area = patch.own.sum(1, keepdim=True).clamp_min(1)
+    found = torch.empty(len(kind), TEXTURES, ANGLES, device=kind.device)
+    for index, known in enumerate(templates.tone):
+        own = (kind == index).nonzero().squeeze(1)
+        found[own] = _misfit(patch.own[own], pale[own], known)
+    return found / patch.own.sum(1).clamp_min(1)[:, None, None]
 
-    def misfit(weight: Tensor, value: Tensor, known: Tensor) -> Tensor:
-        flat = known.flatten(0, -2)
-        square = (
-            weight @ flat.square().T - 2 * (weight * value) @ flat.T + (weight * value.square()).sum(1, keepdim=True)
-        )
-        return (square / area).unflatten(1, known.shape[:-1])
 
-    return misfit(patch.seen, patch.own, templates.cover), misfit(patch.own, pale, templates.tone)
+def _misfit(weight: Tensor, value: Tensor, known: Tensor) -> Tensor:
+    """Weighted squared distance of N x P values to ... x P known ones, N x ..."""
+    flat = known.flatten(0, -2)
+    square = weight @ flat.square().T - 2 * (weight * value) @ flat.T + (weight * value.square()).sum(1, keepdim=True)
+    return square.unflatten(1, known.shape[:-1])
 
 
 def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:
