@@ -189,7 +189,7 @@ def test_standing_still_loses_verb_and_motion(batch: SceneBatch, clean: Tensor) 
     scores = judged(clean[:, 8:9].expand_as(clean), batch)
     assert scores["MQ"].max() < 0.45
     assert scores["TA/verb"].max() < 0.15
-    assert scores["TA/place"].min() > 0.9
+    assert scores["TA/place"].min() > 0.8
     assert scores["VQ"].min() > 0.6
 
 

@@ -47,6 +47,8 @@ FRONT_FROM, FRONT_TO = 0.005, 0.02
 """Squared RGB distance from the place, without noise: below the first a pixel is the place, above an object."""
 PRESENT_FROM, PRESENT_TO = 0.20, 0.60
 """Share of what is seen of an outline that is filled, less the share that is empty: below the first there is no object, above one."""
+SHOWN_FROM, SHOWN_TO = 0.08, 0.24
+"""Share of an outline that is filled and not hidden: below the first there is no object, above one."""
 APART = 1.55 * RADIUS
 """Objects of one group are at least this far apart."""
 CANDIDATE = 0.08
@@ -149,10 +151,18 @@ def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, s
     clip, group, _, _ = where
     templates = _templates((math.isqrt(patch.own.shape[1]) - 1) // 2, short, patch.own.device)
 
+    disc = templates.cover[0, 0]
+    open_ = (disc * patch.seen).sum(1) / disc.sum()  # how far nothing hides it
+    there = present[where]
+    sure = there * (0.05 + 0.95 * ramp(open_, 0.4, 0.8))
+
     def blend(beliefs: Tensor) -> Tensor:
-        """Mean over the slots, B x G x F x values."""
-        total = _spread(beliefs * present[where].unsqueeze(1), where, present).sum(2)
-        return total / present.sum(2).clamp_min(1e-6).unsqueeze(-1)
+        """Mean over the slots, B x G x F x values; what is half hidden has the look of its group in other frames."""
+        known = _spread(sure.unsqueeze(1) * beliefs, where, present).sum(2)
+        share = _spread(sure, where, present).sum(2).unsqueeze(-1)
+        usual = known.sum(2, keepdim=True) / share.sum(2, keepdim=True).clamp_min(1e-6)
+        whole = present.sum(2).unsqueeze(-1)
+        return (known + (whole - share) * usual) / whole.clamp_min(1e-6)
 
     outline = _outline_misfit(patch, templates)
     kind = blend(torch.softmax(-outline.amin(2) / OUTLINE_WIDTH, 1))
@@ -165,13 +175,13 @@ def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, s
     turn = misfit.argmin(1)
     cover, tone = templates.cover[best_kind, turn], templates.tone[best_kind, best_texture, turn]
     filled = (cover * (2 * patch.own - patch.seen)).sum(1) / (cover * patch.seen).sum(1).clamp_min(1)
-    open_ = (cover * patch.seen).sum(1) / cover.sum(1)
+    shown = (cover * patch.own).sum(1) / cover.sum(1)
     return _Looks(
         kind=kind,
         texture=texture,
         colour=blend(_colour_beliefs(patch, cover, tone)),
-        # What is all but hidden has the benefit of the doubt.
-        filled=torch.lerp(torch.ones_like(filled), ramp(filled, PRESENT_FROM, PRESENT_TO), ramp(open_, 0.15, 0.4)),
+        # A few pixels at the edge of another group are no object that it hides.
+        filled=ramp(filled, PRESENT_FROM, PRESENT_TO) * ramp(shown, SHOWN_FROM, SHOWN_TO),
         misfit=misfit - misfit.amin(1, keepdim=True),
         best_kind=best_kind,
         best_texture=best_texture,
