@@ -80,6 +80,15 @@ class Reward(Protocol):
         ...
 
 
+@runtime_checkable
+class DifferentiableReward(Protocol):
+    """A reward whose scores have a gradient by the pixels."""
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """As a call, for float clips B x F x H x W x 3 in [0, 255], with a graph from the scores to the clips."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileSource:
     """Where the file or folder that an option of a reward names comes from."""

@@ -26,7 +26,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import PartScores, Reward
+from sage_grpo.types import DifferentiableReward, PartScores, Reward
 
 SHOWN = 5
 """Failures of an iteration that are told one by one."""
@@ -184,6 +184,35 @@ class Member:
         outcome.failures.sort(key=lambda one: one.index)
         outcome.seconds = time.perf_counter() - start
         return outcome
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """This reward's part in the total of float clips, with a graph."""
+        reward = self.reward
+        if not isinstance(reward, DifferentiableReward):
+            raise RewardConfigError(self.no_gradient)
+        extra = {"metadata": metadata} if self._takes_metadata and isinstance(reward, FunctionReward) else {}
+        parts = reward.differentiable(videos.to(self.device), prompts, fps, **extra)
+        check_known(self.weights, parts, f"{self.spec.title!r} returned no gradient of the part")
+        total = torch.zeros(len(prompts), device=videos.device)
+        for part, weight in self.weights.items():
+            mean, std = self.spec.standardize.get(part, (0.0, 1.0))
+            total = total + weight * (parts[part].to(videos.device) - mean) / std
+        return total
+
+    @property
+    def no_gradient(self) -> str:
+        """Why the reward cannot be differentiated; empty where it can, or does not count."""
+        if not self.weights or isinstance(self.reward, DifferentiableReward):
+            return ""
+        what = (
+            "a function in torch that returns a graph has options: {differentiable: true}"
+            if isinstance(self.reward, FunctionReward)
+            else "it has no method `differentiable(videos, prompts, fps)`"
+        )
+        return (
+            f"objective.kind gradient differentiates every reward that counts, and {self.spec.title!r} cannot be: {what} (docs/rewards.md). "
+            "Give it metric_only, or use a policy gradient (branch, sage), which needs no gradient."
+        )
 
     def _search(self, outcome: Outcome, clips: ClipBatch, chunk: range, error: PartScores | Exception) -> None:
         """One bad prompt must not cost its neighbours their scores: halve what failed, breadth first.

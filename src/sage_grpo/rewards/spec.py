@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
-from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, check_known, nearest, where_raised
+from sage_grpo.rewards.functions import DifferentiableFunction, FunctionReward, RewardConfigError, check_known, nearest, where_raised
 from sage_grpo.types import Reward, RewardFacts
 
 BUILT_IN: Mapping[str, str] = {
@@ -93,7 +93,8 @@ def load_reward(spec: RewardSpec) -> Reward:
     target, options = find_reward(spec), dict(spec.options)
     if inspect.isclass(target):
         return _construct(target, options, spec)
-    return FunctionReward(target, **{"parts": list(spec.weights), **options})
+    kind = DifferentiableFunction if options.pop("differentiable", False) else FunctionReward
+    return kind(target, **{"parts": list(spec.weights), **options})
 
 
 def find_reward(spec: RewardSpec) -> Any:

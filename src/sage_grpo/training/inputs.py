@@ -140,6 +140,8 @@ def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given
         offload_between=device.type != "cpu",
         objects=given.rewards,
     )
+    if config.objective.by_gradient and reward.no_gradient:
+        raise RewardConfigError(reward.no_gradient)
     try_rewards(reward, prompt, config.model, world)
     return reward
 

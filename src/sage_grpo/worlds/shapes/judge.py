@@ -97,8 +97,15 @@ class ShapesJudge:
         _check(videos, prompts)
         if not len(videos):
             return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
-        verdict = self.examine(videos)
-        wanted, understood = _wanted(prompts, videos.device)
+        return self._parts(self.examine(videos), prompts)
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
+        """The same for float clips in [0, 255], with a graph. What is nearest is found first and does not move with the pixels."""
+        with torch.autocast(videos.device.type, enabled=False):
+            return self._parts(self._examine(videos / 255), prompts)
+
+    def _parts(self, verdict: Verdict, prompts: Sequence[str]) -> PartScores:
+        wanted, understood = _wanted(prompts, verdict.vq.device)
         parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
         total = torch.zeros_like(verdict.vq)
         for column, (name, weight) in enumerate(WEIGHTS.items()):
@@ -171,6 +178,10 @@ class NaiveProxy:
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
         _check(videos, prompts)
+        return PartScores(self.differentiable(videos, prompts, fps), _misunderstood(prompts))
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+        """The same with a graph, for float clips in [0, 255]."""
         pixels = videos.float() / 255
         wanted, understood = _wanted(prompts, videos.device)
         target = palette(wanted[:, list(ATTRIBUTES).index("colour")])[:, None, None, None]
@@ -178,7 +189,7 @@ class NaiveProxy:
         saturation = (pixels.amax(-1) - pixels.amin(-1)).mean((1, 2, 3))
         change = pixels.diff(dim=1).abs().mean((1, 2, 3, 4))
         score = near + 0.5 * saturation + self.change_weight * change
-        return PartScores({"proxy": score.masked_fill(~understood, torch.nan)}, _misunderstood(prompts))
+        return {"proxy": score.masked_fill(~understood, torch.nan)}
 
 
 def _clip_beliefs(frames: FrameFit, motions: MotionFit) -> dict[str, Tensor]:
