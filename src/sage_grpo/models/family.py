@@ -456,15 +456,11 @@ class FamilyModel(ABC):
         return torch.cat(clips)
 
     def pixels(self, latents: Tensor) -> Tensor:
-        """Latents to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds, by the stock decoder."""
+        """Latents to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds."""
         self._check_latents(latents)
         z = self._to_vae(latents.to(device=self._places["vae"], dtype=self.pipe.vae.dtype))
-        pixels = torch.cat(list(self._graph_pixels(z)), dim=2).to(torch.float32)
+        pixels = torch.cat(list(self._pixels(z)), dim=2).to(torch.float32)
         return ((pixels * 0.5 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 4, 1)
-
-    def _graph_pixels(self, z: Tensor) -> Iterable[Tensor]:
-        """`_pixels` in a way that autograd follows; the fast ways of some families write into their own tensors."""
-        return self._pixels(z)
 
     # ---- training
 

@@ -185,7 +185,9 @@ class Member:
         outcome.seconds = time.perf_counter() - start
         return outcome
 
-    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+    def differentiable(
+        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
+    ) -> Tensor:
         """This reward's part in the total of float clips, with a graph."""
         reward = self.reward
         if not isinstance(reward, DifferentiableReward):

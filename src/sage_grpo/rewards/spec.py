@@ -13,7 +13,14 @@ from typing import Any, TypedDict, Unpack
 from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
-from sage_grpo.rewards.functions import DifferentiableFunction, FunctionReward, RewardConfigError, check_known, nearest, where_raised
+from sage_grpo.rewards.functions import (
+    DifferentiableFunction,
+    FunctionReward,
+    RewardConfigError,
+    check_known,
+    nearest,
+    where_raised,
+)
 from sage_grpo.types import Reward, RewardFacts
 
 BUILT_IN: Mapping[str, str] = {

@@ -433,7 +433,8 @@ class TrainConfig:
         }
         if objective.by_gradient:
             reasons |= {
-                f"rollout.solver {rollout.solver}: a gradient is carried over Euler steps, set euler": rollout.solver != "euler",
+                f"rollout.solver {rollout.solver}: a gradient is carried over Euler steps, set euler": rollout.solver
+                != "euler",
                 f"update.updates_per_rollout {update.updates_per_rollout}: a gradient is that of the clip's own weights, set 1": (
                     update.updates_per_rollout != 1
                 ),

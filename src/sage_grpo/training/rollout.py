@@ -137,7 +137,9 @@ class Sampler:
     def _renoise(self, paths: Sequence[_Members]) -> None:
         """Records of clean clips at fresh noise levels, where the plan learns there."""
         clean = {
-            path.batch.members: path for path in paths if path.group.levels is not None and not path.group.levels.visited
+            path.batch.members: path
+            for path in paths
+            if path.group.levels is not None and not path.group.levels.visited
         }
         for replay in sorted(self.wanted, key=lambda replay: replay.step) if clean else ():
             path = clean[replay.members]

@@ -255,9 +255,6 @@ class Hunyuan15(FamilyModel):
         vae = self.pipe.vae
         return super()._pixels(z) if vae.use_tiling else hunyuan15_pixels(vae, z)
 
-    def _graph_pixels(self, z: Tensor) -> Iterable[Tensor]:
-        return super()._pixels(z)
-
 
 def refined(embedder: Any, text: Tensor, timestep: Tensor, valid: Tensor | None) -> Tensor:
     """The stock token refiner. Its own mask leaves padding without any key, which some kernels answer with NaN; here it sees the text."""

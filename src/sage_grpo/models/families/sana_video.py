@@ -126,9 +126,6 @@ class SanaVideo(FamilyModel):
         vae = self.pipe.vae
         return wan_pixels(vae, z) if _is_wan(vae) and not vae.use_tiling else super()._pixels(z)
 
-    def _graph_pixels(self, z: Tensor) -> Iterable[Tensor]:
-        return super()._pixels(z)
-
 
 def _is_wan(vae: Any) -> bool:
     return type(vae).__name__ == "AutoencoderKLWan"

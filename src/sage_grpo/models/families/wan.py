@@ -182,9 +182,6 @@ class Wan(FamilyModel):
         vae = self.pipe.vae
         return super()._pixels(z) if vae.use_tiling else wan_pixels(vae, z)
 
-    def _graph_pixels(self, z: Tensor) -> Iterable[Tensor]:
-        return super()._pixels(z)
-
 
 def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:
     """Split tokens before the first block and put them together after the last projection, around the stock forward."""
