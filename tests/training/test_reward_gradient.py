@@ -111,13 +111,14 @@ def test_a_prediction_ends_the_way_and_its_step_is_trained() -> None:
     for number in range(6):
         for group in trainer.planner.plan(number, trainer.state.stream.take(PROMPTS)).groups:
             assert group.levels.labels == (group.schedule.num_steps - 1,)
-            assert float(group.schedule.sigmas[-1]) == 0 and group.levels.labels[0] >= 1
+            assert float(group.schedule.sigmas[-1]) == 0
+            assert group.levels.labels[0] >= 1
             assert group.reach(0) == -float(group.schedule.sigmas[-2])
 
 
 def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded() -> None:
     config = replace(small("refl"), rewards=[RewardSpec(name="trainer_toys:bright")])
-    with pytest.raises(RewardConfigError, match="'bright' cannot be: .*differentiable: true"):
+    with pytest.raises(RewardConfigError, match=r"'bright' cannot be: .*differentiable: true"):
         build(config)
 
 
@@ -127,9 +128,9 @@ def test_what_does_not_go_with_a_gradient_is_refused() -> None:
         replace(config, rollout=replace(config.rollout, solver="ab2"))
     with pytest.raises(ValueError, match="updates_per_rollout 2"):
         replace(config, update=replace(config.update, updates_per_rollout=2))
-    with pytest.raises(ValueError, match="needs objective.draw last"):
+    with pytest.raises(ValueError, match=r"needs objective\.draw last"):
         ObjectiveSpec(kind="gradient", credit="exact")
-    with pytest.raises(ValueError, match="part of objective.kind gradient"):
+    with pytest.raises(ValueError, match=r"part of objective\.kind gradient"):
         ObjectiveSpec(kind="nft", draw="last")
 
 

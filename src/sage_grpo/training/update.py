@@ -367,7 +367,8 @@ def _carry(item: Item, x: Tensor, scale: float) -> None:
     The backward pass has that second term, times what the loss was multiplied by; a KL beside it would go the same way, and is refused
     with an exact gradient.
     """
-    assert item.push is not None and x.grad is not None
+    assert item.push is not None
+    assert x.grad is not None
     factor = (-scale * item.weight).view(-1, *[1] * (x.ndim - 1))
     item.push.carry(torch.where(factor != 0, x.grad / torch.where(factor != 0, factor, 1.0), 0.0))
 
