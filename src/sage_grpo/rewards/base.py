@@ -214,11 +214,6 @@ class CompositeReward:
         finite = bool(torch.isfinite(total).all() and torch.isfinite(found).all())
         return found if finite else torch.zeros_like(found)
 
-    @property
-    def no_gradient(self) -> str:
-        """Why the rewards that count cannot be differentiated, all of it; empty where they can."""
-        return "\n".join(filter(None, (member.no_gradient for member in self._members)))
-
     def early(self, fps: float) -> Early:
         """Where clips go as they are decoded, for the rewards that may overlap and need nothing of the policy's device."""
         elsewhere = [

@@ -191,7 +191,7 @@ class Member:
         """This reward's part in the total of float clips, with a graph."""
         reward = self.reward
         if not isinstance(reward, DifferentiableReward):
-            raise RewardConfigError(self.no_gradient)
+            raise RewardConfigError(without_gradient(self.spec))
         extra = {"metadata": metadata} if self._takes_metadata and isinstance(reward, FunctionReward) else {}
         parts = reward.differentiable(videos.to(self.device), prompts, fps, **extra)
         check_known(self.weights, parts, f"{self.spec.title!r} returned no gradient of the part")
@@ -200,21 +200,6 @@ class Member:
             mean, std = self.spec.standardize.get(part, (0.0, 1.0))
             total = total + weight * (parts[part].to(videos.device) - mean) / std
         return total
-
-    @property
-    def no_gradient(self) -> str:
-        """Why the reward cannot be differentiated; empty where it can, or does not count."""
-        if not self.weights or isinstance(self.reward, DifferentiableReward):
-            return ""
-        what = (
-            "a function in torch that returns a graph has options: {differentiable: true}"
-            if isinstance(self.reward, FunctionReward)
-            else "it has no method `differentiable(videos, prompts, fps)`"
-        )
-        return (
-            f"objective.kind gradient differentiates every reward that counts, and {self.spec.title!r} cannot be: {what} (docs/rewards.md). "
-            "Give it metric_only, or use a policy gradient (branch, sage), which needs no gradient."
-        )
 
     def _search(self, outcome: Outcome, clips: ClipBatch, chunk: range, error: PartScores | Exception) -> None:
         """One bad prompt must not cost its neighbours their scores: halve what failed, breadth first.
@@ -280,6 +265,15 @@ class Member:
                 outcome.failures.append(about(index, clips.prompts[index], reason))
             elif offset in result.reasons:
                 outcome.remarks.append(about(index, clips.prompts[index], result.reasons[offset]))
+
+
+def without_gradient(spec: RewardSpec) -> str:
+    """What to say of a reward that counts and cannot be differentiated."""
+    return (
+        f"objective.kind gradient differentiates every reward that counts, and {spec.title!r} cannot be: it has no method "
+        "`differentiable(videos, prompts, fps)`, or is a function without options: {differentiable: true} (docs/rewards.md). Give it "
+        "metric_only, or use a policy gradient (branch, sage), which needs no gradient."
+    )
 
 
 def _raised(result: PartScores | Exception) -> bool:

@@ -95,6 +95,12 @@ def facts_of(name: str) -> RewardFacts | None:
     return find_reward(RewardSpec(name=name)).facts if name in BUILT_IN else None
 
 
+def has_gradient(spec: RewardSpec) -> bool:
+    """Whether a reward that is named can be differentiated; nothing of it is loaded."""
+    target = find_reward(spec)
+    return hasattr(target, "differentiable") if inspect.isclass(target) else bool(spec.options.get("differentiable"))
+
+
 def load_reward(spec: RewardSpec) -> Reward:
     """Build the reward that a spec names; RewardConfigError (a ValueError) names the nearest valid choice."""
     target, options = find_reward(spec), dict(spec.options)
