@@ -89,6 +89,15 @@ class DifferentiableReward(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsFrames(Protocol):
+    """A reward that does not look at all frames, and says at which it does: others need not be decoded, and may be black."""
+
+    def frames_read(self, count: int, fps: float) -> Sequence[int] | None:
+        """Indices of the frames by which a clip of `count` frames is scored; None is all of them."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileSource:
     """Where the file or folder that an option of a reward names comes from."""

@@ -39,6 +39,8 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "sage_grpo.models.checkpoints.checkpoint._download",
         "sage_grpo.worlds.making.shapes.pretrain.pretrain",
         "sage_grpo.worlds.making.shapes.score.score",
+        "sage_grpo.worlds.making.scenes.pretrain.pretrain",
+        "sage_grpo.worlds.making.scenes.score.score",
         "sage_grpo.video.contact_sheet",
         "sage_grpo.commands.inspect.save_figure",
         "sage_grpo.parallel.elastic.run_module",
@@ -113,7 +115,7 @@ def bad_values(kind: Any) -> list[str]:
 
 def needed(name: str) -> list[str]:
     """Words without which a command is refused for another reason."""
-    return {"shapes": ["render"], "study": ["results"], "serve-reward": ["--rewards", '[{"name": "video_stats"}]']}.get(
+    return {"shapes": ["render"], "scenes": ["render"], "study": ["results"], "serve-reward": ["--rewards", '[{"name": "video_stats"}]']}.get(
         name, []
     )
 

@@ -133,7 +133,7 @@ FREE_TO_CHANGE = {
     "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
     "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
     "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
-    "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts", "data.encode_ahead",
+    "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts", "data.encode_ahead",
 }  # fmt: skip
 """Where, how long, how fast, what is logged, and paths whose content has a fingerprint; said once more, because a field that slips into
 the product's list would be changed in the middle of a run without a word."""

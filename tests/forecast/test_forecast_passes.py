@@ -22,6 +22,7 @@ from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
 from sage_grpo.training.plan import Plan
+from sage_grpo.worlds.world import WORLDS
 from slowly import slow_but
 from trainer_helpers import plan_of
 
@@ -82,7 +83,7 @@ def test_every_recipe(target, method, make_config, make_trainer) -> None:
     base = replace(base, iterations=8, rollout=replace(base.rollout, steps=6), batch=replace(base.batch, prompts=2))
     config = replace(
         METHODS[method](base),
-        model=replace(GUIDED, guidance_scale=1.0 if target == "shapes" else 4.0),
+        model=replace(GUIDED, guidance_scale=1.0 if target in WORLDS else 4.0),
         rewards=small.rewards,
         data=small.data,
         evaluate=replace(base.evaluate, prompts=3, per_prompt=2, steps=2),

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from sage_grpo.models.base import DecodesFrames
 from sage_grpo.models.devices import load_dtypes
 from sage_grpo.models.network import decoding
 from sage_grpo.models.network.decoding import hunyuan15_pixels, rms_norm, to_uint8, wan_pixels
 from sage_grpo.models.spec import ModelSpec
+from slowly import slow_but
 
 CHUNKED = {"hunyuan15_t2v": hunyuan15_pixels, "wan_t2v": wan_pixels}
 
@@ -191,3 +193,42 @@ def test_a_library_that_was_turned_off_is_not_used(monkeypatch: pytest.MonkeyPat
             monkeypatch.setattr(torch.backends.mkldnn, "enabled", enabled)
             found[machine, enabled] = decoding._onednn()
     assert [case for case, used in found.items() if used] == [("x86_64", True)]
+
+
+@pytest.mark.parametrize(
+    "kind", slow_but(["hunyuan15_t2v", "wan_t2v", "ltx", "sana_video", "flux"], "hunyuan15_t2v", "wan_t2v")
+)
+def test_chosen_frames_are_those_of_the_whole_decode_to_the_bit(kind: str, fresh_model, monkeypatch) -> None:
+    monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)  # a chunk for every latent frame
+    one = fresh_model(kind, train=False, **({} if kind == "flux" else {"frames": 9}))
+    assert isinstance(one, DecodesFrames)
+    latents = torch.randn(2, *one.latent_shape())
+    whole = one.decode(latents)
+    for frames in ([0], [0, 1, 4, 8], [5, 6], list(range(9))):
+        frames = [index for index in frames if index < whole.shape[1]] or [0]
+        assert torch.equal(one.decode_frames(latents, frames), whole[:, frames])
+    assert torch.equal(one.decode(latents), whole)
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_nothing_is_computed_after_the_last_frame_that_is_needed(kind: str, fresh_model, monkeypatch) -> None:
+    """Frame 0 is the first latent frame's, 1 to 4 the second's, 5 to 8 the third's; and the modules are as they were."""
+    monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
+    one, made = fresh_model(kind, train=False, frames=9), []
+    pixels = one._pixels
+
+    def counted(z: torch.Tensor) -> Any:
+        for chunk in pixels(z):
+            made.append(chunk.shape[2])
+            yield chunk
+
+    monkeypatch.setattr(one, "_pixels", counted)
+    latents = torch.randn(1, *one.latent_shape())
+    for frames, chunks in (([0], [1]), ([1], [1, 4]), ([0, 4], [1, 4]), ([5], [1, 4, 4]), ([8], [1, 4, 4])):
+        made.clear()
+        one.decode_frames(latents, frames)
+        assert made == chunks, frames
+    one.decode_frames(latents, [1])
+    assert not any("forward" in vars(module) for module in one.pipe.vae.modules())
+    if kind == "wan_t2v":
+        assert not any(isinstance(kept, torch.Tensor) for kept in one.pipe.vae._feat_map), "the past of a clip given up"

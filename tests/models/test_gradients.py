@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,3 +166,40 @@ def test_what_was_traced_is_kept_for_equal_networks_and_inputs_only() -> None:
     assert runs == ["a", "a", "a", "b"]
     for read in (True, False):  # without a name nothing is kept
         assert ("extra.weight" in dead(3, False, read=read, name=None)) != read
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
+def test_without_the_negatives_gradient_it_is_a_constant(kind: str, together: bool, model, monkeypatch) -> None:
+    """The same velocity to the bit, with and without a graph; the gradient is that of autograd with the negative velocity detached."""
+    monkeypatch.setattr(family, "runs_together", lambda device, tokens: together)
+    ours, scale, probe = model(kind, guidance_scale=3.0, negative_prompt="a dog"), 3.0, None
+    x, conditions = torch.randn(2, *ours.latent_shape()), ours.encode(["a cat", "a bat"])
+    whole = ours.velocity(x, SIGMA, conditions).detach()
+    probe = torch.randn_like(whole)
+
+    def gradients(v: torch.Tensor) -> dict[str, torch.Tensor]:
+        ours.network.zero_grad(set_to_none=True)
+        v.backward(probe)
+        found = {name: p.grad.clone() for name, p in ours.trainable().items()}
+        ours.network.zero_grad(set_to_none=True)
+        return found
+
+    monkeypatch.setattr(ours, "spec", replace(ours.spec, negative_gradient=False))
+    v = ours.velocity(x, SIGMA, conditions)
+    with torch.no_grad():
+        assert torch.equal(ours.velocity(x, SIGMA, conditions), v.detach())
+    assert torch.equal(v.detach(), whole)
+    alone = ours.velocity(x, SIGMA, conditions, guidance=1.0)  # the conditional branch
+    found, expected = gradients(v), gradients(scale * alone + (whole - scale * alone).detach())
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_the_negative_branch_keeps_nothing_for_a_backward_pass_that_it_does_not_have(model, monkeypatch) -> None:
+    ours = model("wan_t2v", guidance_scale=3.0)
+    monkeypatch.setattr(ours, "spec", replace(ours.spec, negative_gradient=False))
+    forward, graphs = ours._forward, []
+    monkeypatch.setattr(ours, "_forward", lambda *given: graphs.append(torch.is_grad_enabled()) or forward(*given))
+    ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a cat"]))
+    assert graphs == [False, True]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 import trainer_toys
 from sage_grpo.commands import completion
@@ -13,6 +14,8 @@ from sage_grpo.configure import ConfigError, parse
 from sage_grpo.flow.kernels import KERNELS, KernelSpec
 from sage_grpo.folder import identity
 from sage_grpo.folder.journal import read_rows
+from sage_grpo.folder.saved import read_config
+from sage_grpo.models import ModelError
 from sage_grpo.session import run
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.config import LogConfig, TrainConfig
@@ -58,6 +61,31 @@ def test_the_code_of_a_kernel_is_part_of_what_a_run_is(make_config) -> None:
     config = replace(make_config(), rewards=TrainConfig().rewards)
     own = replace(config, kernel=KernelSpec(name=OWN))
     assert identity._of_plugins(own, Given()) != identity._of_plugins(config, Given())
+
+
+def test_the_code_of_a_decoder_is_part_of_what_a_run_is_and_is_not_taken_from_a_strangers_folder(
+    make_config, tmp_path: Path
+) -> None:
+    config = replace(make_config(), rewards=TrainConfig().rewards)
+    (tmp_path / "tiny").mkdir()
+    weights = tmp_path / "tiny" / "weights.safetensors"
+    prints = [identity._of_plugins(config, Given())]
+    for name, content in (
+        ("trainer_toys:darker", b""),
+        (str(tmp_path / "tiny"), b"one"),
+        (str(tmp_path / "tiny"), b"two"),
+    ):
+        weights.write_bytes(content)
+        own = replace(config, model=replace(config.model, decoder=name))
+        prints.append(identity._of_plugins(own, Given()))
+    assert len(set(prints)) == 4
+    misspelt = replace(config, model=replace(config.model, decoder="trainer_toys:darkr"))
+    with pytest.raises(ModelError, match=r"model\.decoder 'trainer_toys:darkr': .*Did you mean 'darker'\?"):
+        preflight(misspelt)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"decoder": "trainer_toys:darker"}}))
+    with pytest.raises(ValueError, match=r"names the code trainer_toys:darker \(model\.decoder\).*--trust_run"):
+        read_config(tmp_path)
+    assert read_config(tmp_path, trust=True).model.decoder == "trainer_toys:darker"
 
 
 def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.models import ModelError
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Conditioning
 from trainer_zoo.toy import WORDS, ToyModel
@@ -28,10 +31,29 @@ class GuidedToy(ToyModel):
     def velocity(
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
     ) -> Tensor:
+        return self.both(x, sigma, conditions, guidance=guidance)[0]
+
+    def both(
+        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
+    ) -> tuple[Tensor, Tensor]:
         scale = self.guidance_scale if guidance is None else guidance
         v = super().velocity(x, sigma, conditions)
+        if scale == 1:
+            return v, v
         negatives = [Conditioning(condition.negative or {}) for condition in conditions]
-        return v if scale == 1 else v + (scale - 1) * (v - super().velocity(x, sigma, negatives))
+        v_negative = super().velocity(x, sigma, negatives)
+        v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
+        return v + (scale - 1) * (v - v_negative), v
+
+    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
+        return 1 if (self.guidance_scale if guidance is None else guidance) == 1 else 2
+
+    def check_cheap(self, spec: CheapSpec) -> None:
+        if spec.changes_passes:
+            raise ModelError("The toy has neither caches nor attention.")
+
+    def cheaply(self, spec: CheapSpec) -> AbstractContextManager[Callable[[], None]]:
+        raise NotImplementedError
 
 
 def load(spec: ModelSpec, device: str | torch.device | Path | None = None) -> GuidedToy:

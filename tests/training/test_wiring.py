@@ -26,7 +26,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
-from sage_grpo.training import placing, state, trainer
+from sage_grpo.training import inputs, placing, state, trainer
 from sage_grpo.training.config import TrainConfig
 from slowly import slow_but
 
@@ -243,6 +243,21 @@ def passes(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+def given_steps(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
+    """The latents of a rollout, and the attention of its passes."""
+    one = wiring.trainer_of(config)
+    used: list[str] = []
+    forward = one.model._forward
+    block = one.model.blocks()[0]
+    patch.setattr(
+        one.model,
+        "_forward",
+        lambda *given: used.append(str(block.attn1.processor._attention_backend)) or forward(*given),
+    )
+    rollout = one.roll_out(one.planner.plan(0, one.state.stream.take(config.batch.prompts)))
+    return [torch.cat([latents for _, latents in rollout.latents]), used]
+
+
 def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
     one = wiring.trainer_of(config)
     one.model.device = torch.device("cuda:7")
@@ -355,6 +370,15 @@ def fixed_order(config: TrainConfig, patch: pytest.MonkeyPatch) -> set[bool]:
         parameter.register_hook(lambda gradient: seen.add(torch.are_deterministic_algorithms_enabled()))
     one.step()
     return seen
+
+
+def budget(config: TrainConfig, patch: pytest.MonkeyPatch) -> float | None:
+    """What a process is held to before anything is loaded."""
+    calls = _catch(patch, inputs, "hold_to_budget")
+    with pytest.raises(Caught):
+        inputs.build(config)
+    spec: ModelSpec = calls[0][0][0]
+    return spec.memory
 
 
 def compiled(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:

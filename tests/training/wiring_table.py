@@ -40,6 +40,8 @@ GUIDED = {"model.family": "trainer_zoo.guided"}
 WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.window.start": 1}
 SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1, "rollout.deterministic_last": False}
 DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.deterministic_last": False}
+GIVEN = {**WINDOW, "rollout.steps": 10}
+FIRST_BLOCK = GIVEN | {"rollout.cheap.cache": "first_block", "rollout.cheap.cache_threshold": 10.0}
 FEEDBACK = {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.lambda_min": 1e-3}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
 BY_GRADIENT = {
@@ -101,6 +103,14 @@ RUN = {
     "rollout.before_steps": Row(2, "rollout", base=WINDOW),
     "rollout.after_steps": Row(1, "rollout", base=WINDOW),
     "rollout.after_fraction": Row(0.5, "rollout", base=WINDOW),
+    "rollout.cheap.guidance": Row((0.3, 0.7), "rollout", base=GIVEN | GUIDED),
+    "rollout.cheap.negative_every": Row(2, "rollout", base=GIVEN | GUIDED),
+    "rollout.cheap.cache": Seen("taylorseer", look="given_steps", kind="wan_t2v", base=GIVEN, why="the toy has no caches"),
+    "rollout.cheap.cache_threshold": Seen(1e-9, look="given_steps", kind="wan_t2v", base=FIRST_BLOCK, why="the toy has no caches"),
+    "rollout.cheap.cache_every": Seen(
+        4, look="given_steps", kind="wan_t2v", base=GIVEN | {"rollout.cheap.cache": "taylorseer"}, why="the toy has no caches"
+    ),
+    "rollout.cheap.attention": Seen("_native_math", look="given_steps", kind="wan_t2v", base=GIVEN, why="the toy has no attention"),
     "rollout.window.at": Row([1], "rollout", base=DRAWN),
     "rollout.window.weights": Row([1.0, 50.0, 1.0], "rollout", base={**DRAWN, "rollout.window.at": [0, 1, 2]}),
     "rollout.window.branches": Row(2, "rollout", base=DRAWN),
@@ -217,6 +227,7 @@ MODEL = {
     "model.guidance_scale_2": Seen(3.0, look="model", kind="wan22_t2v", why="needs two experts"),
     "model.negative_prompt": Row("ugly", "rollout", evaluation=True, base=GUIDED),
     "model.guidance_in_training": Row(False, "rollout", base=GUIDED),
+    "model.negative_gradient": Row(False, "gradient", base=GUIDED),
     "model.frames": Seen(9, look="model", kind="wan_t2v", why="the toy has one format"),
     "model.height": Seen(48, look="model", kind="wan_t2v", why="the toy has one format"),
     "model.width": Seen(48, look="model", kind="wan_t2v", why="the toy has one format"),
@@ -226,11 +237,13 @@ MODEL = {
         "_native_math", look="model", kind="wan_t2v", why="the toy has none; the values are the same"
     ),
     "model.deterministic": Seen(True, look="fixed_order", why="a CPU has one order anyway"),
+    "model.memory": Seen(24.0, look="budget"),
     "model.packed": Seen(False, look="stock_passes", kind="hunyuan15_t2v", why="one family; the values are the same"),
     "model.compile": Seen(True, look="compiled", kind="wan_t2v"),
     "model.expert": Seen("low", look="model", kind="wan22_t2v", why="needs two experts"),
     "model.vae_slicing": Seen(False, look="model", kind="wan_t2v"),
     "model.vae_tiling": Seen(True, look="model", kind="wan_t2v", why="the toy has no VAE"),
+    "model.decoder": Row("trainer_toys:darker", "reward"),
     "model.options": Seen({"guidance_rescale": 0.5}, look="model", kind="ltx", why="each family has its own"),
     "model.cache": Seen("OWN_CACHE", look="model", kind="wan_t2v"),
 }

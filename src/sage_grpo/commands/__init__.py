@@ -70,5 +70,8 @@ COMMANDS = {
     "shapes": Command(
         "shapes", "the embedded world: pretrain, score and render it, measure its ceiling", positional="action"
     ),
+    "scenes": Command(
+        "scenes", "the second world: pretrain, score and render it, measure its ceiling", positional="action"
+    ),
     "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
 }

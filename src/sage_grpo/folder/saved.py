@@ -53,6 +53,8 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     family = config.model.family
     if family is not None and family not in FAMILIES and not is_object(family):  # objects are refused by who needs them
         found.append(f"the code {config.model.family} (model.family)")
+    if config.model.decoder is not None and ":" in config.model.decoder:
+        found.append(f"the code {config.model.decoder} (model.decoder)")
     if ":" in config.kernel.name:
         found.append(f"the code {config.kernel.name} (kernel.name)")
     for spec in config.rewards if rewards else []:

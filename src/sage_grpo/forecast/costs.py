@@ -17,6 +17,7 @@ from sage_grpo.forecast.architecture import Architecture, find_architecture, lat
 from sage_grpo.forecast.hardware import Hardware, here
 from sage_grpo.forecast.passes import Counts, Guiding, Kind, Passes, count, evaluation, evaluations, kinds, references
 from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.parallel import formulas
 from sage_grpo.parallel.formulas import (
@@ -182,6 +183,7 @@ class Forecast:
             text_tokens=self.architecture.text_tokens,
             micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
             guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
+            negative_gradient=model.negative_gradient,
             compute=_bytes(model.dtype),
             compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
             same_bits=model.deterministic and not self.hardware.is_cpu,
@@ -242,7 +244,7 @@ class Forecast:
     @cached_property
     def phases(self) -> list[Phase]:
         """Of a mean iteration, on the rank with most to do."""
-        network, rates = self.network, self.hardware.rates
+        network = self.network
         if network is None:
             return []
         job = self.job
@@ -252,13 +254,13 @@ class Forecast:
         decoding, decoded = decoding_memory(network, job), self._decoded()
         vae = float(job.vae_bytes * network.vae.parameters) if network.vae else 0.0
         peak = max(decoding.total, *(one.total + vae for one in (sampling, reward, update)))
-        if not self.hardware.is_cpu and peak <= STAYS * self.hardware.gib * GIB:  # then the VAE stays between decodings
+        if not self.hardware.is_cpu and peak <= STAYS * self.gib * GIB:  # then the VAE stays between decodings
             sampling, reward, update = (
                 dataclasses.replace(one, visitor=one.visitor + vae) for one in (sampling, reward, update)
             )
         return [
             Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
-            Phase("decode", decoded * formulas.decode_seconds(network, job, rates), decoding),
+            Phase("decode", decoded * self._decode_seconds, decoding),
             Phase("reward", decoded * self._reward_seconds, reward),
             Phase("update", statistics.fmean(s["update"] for s in seconds), update),
         ]
@@ -284,10 +286,14 @@ class Forecast:
         network, job, rates = self.network, self.job, self.hardware.rates
         assert network is not None
         seconds = formulas.forward_seconds(network, job, rates)
+        again = 0.0
         if backward:
-            seconds += formulas.backward_seconds(network, job, rates)
+            # Of guidance's two passes only one goes backward where the other is a constant.
+            share = 1.0 if job.negative_gradient or not passes.forwards else passes.velocities / passes.forwards
+            seconds += share * formulas.backward_seconds(network, job, rates)
+            again = share * (2 if job.levels(network).get("input") else 1)
         shards, sp = self.layout.weight_shards, self.layout.sequence
-        times = (3 if job.levels(network).get("input") else 2) if backward else 1
+        times = 1 + again
         weights = COMPUTE * network.parameters * (shards - 1) / shards
         gather = passes.forwards * (min(times, 2) if job.reshard else 1) * weights / rates.link
         # Attention exchanges tokens for heads and back: q, k, v and the output.
@@ -299,6 +305,13 @@ class Forecast:
         """Clips that the busiest process decodes and scores: ranks that share clips share that work."""
         batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
         return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)
+
+    @property
+    def _decode_seconds(self) -> float:
+        """Of a clip for the reward; what a decoder of the user's own takes is not known, and counts as nothing."""
+        assert self.network is not None
+        own = self.config.model.decoder is not None
+        return 0.0 if own else formulas.decode_seconds(self.network, self.job, self.hardware.rates)
 
     @property
     def _reward_bytes(self) -> float:
@@ -341,7 +354,12 @@ class Forecast:
     @property
     def room(self) -> float:
         """Bytes that a run may fill."""
-        return SPARE * self.hardware.gib * GIB
+        return SPARE * self.gib * GIB
+
+    @property
+    def gib(self) -> float:
+        """GiB of the device, or of the run's budget of it."""
+        return self.config.model.budget(self.hardware.gib)
 
     @property
     def fits(self) -> bool:
@@ -359,12 +377,14 @@ def forecast(
     like: Forecast | None = None,
 ) -> Forecast:
     """The forecast of a run; ValueError where its arithmetic does not work out. `like` may be one whose plans are the same."""
+    config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
     found = find_architecture(config.model) if architecture is None else architecture
     layout = lay_out(config.parallel, gpus)
     if found.network is not None and found.network.heads % layout.sequence:
         raise ValueError(
             f"parallel.sp is {layout.sequence}, but the network has {found.network.heads} attention heads: use a divisor of that."
         )
+    check_negative(config.rollout.cheap, lambda sigma: found.branches(sigma, config.model.training_guidance))
     shared = like is not None and _planned_by(like.config, like.layout) == _planned_by(config, layout)
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
     return Forecast(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sage_grpo.data.groups import Member, MicroBatch, share_out
+from sage_grpo.models.cheap import Guide
 from sage_grpo.training.anchor import Anchor, Reference
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import members_of
@@ -44,9 +45,9 @@ class Guiding:
     together: int = 0
     """Up to so many clips, both branches go through the network as one batch."""
 
-    def one(self, rows: int, sigma: float) -> Passes:
-        """One velocity of so many clips."""
-        branches = self.branches(sigma)
+    def one(self, rows: int, sigma: float, guide: Guide = "exact") -> Passes:
+        """One velocity of so many clips; a cheap step may do without the negative prompt."""
+        branches = self.branches(sigma) if guide in ("exact", "whole") else 1
         return Passes(1, 1 if rows <= self.together else branches, rows * branches)
 
 
@@ -114,7 +115,7 @@ def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
     """What a rank runs for itself, pass by pass."""
     work: defaultdict[Hashable, Passes] = defaultdict(Passes)
     for one in plan.sampled(rank):
-        passes = guiding.one(one.rows, one.sigma)
+        passes = guiding.one(one.rows, one.sigma, one.guide)
         work["shared" if one.shared else "sampling"] += passes
         work["rollout", plan.trains(one.sigma)] += passes
     for replay in plan.gauged(rank):

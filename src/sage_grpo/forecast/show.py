@@ -9,11 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sage_grpo.forecast.budgets import counted, outcome, over_memory
 from sage_grpo.forecast.changes import Change, way_to_fit
 from sage_grpo.forecast.costs import Forecast, kept
 from sage_grpo.forecast.costs import forecast as make_forecast
 from sage_grpo.forecast.hardware import here
 from sage_grpo.forecast.passes import PHASES, Passes, evaluations
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import find_distilled
 from sage_grpo.parallel.formulas import GIB, tokens, trainable
 from sage_grpo.printing import narrow_table
@@ -49,11 +51,29 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
         "micro-batches": _micro_batches(plan, batch.micro_batch),
         "steps": f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
+        "given steps": _given(config.rollout.cheap),
         "held noise": forecast.unexplored(),
         "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
         "idle": _left_idle(forecast),
     }
     return {name: text for name, text in rows.items() if text}
+
+
+def _given(spec: CheapSpec) -> str:
+    """What steps that do not explore do without."""
+    words = []
+    if spec.guidance is not None:
+        words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
+    if spec.negative_every > 1:
+        words.append(f"the negative branch at every {spec.negative_every} of them")
+    measured = [
+        text
+        for text in (spec.cache and f"cache {spec.cache}", spec.attention and f"attention {spec.attention}")
+        if text
+    ]
+    if measured:
+        words.append(f"{' and '.join(measured)}: what they save is not counted here, `sage-grpo probe` measures it")
+    return "; ".join(words)
 
 
 def _micro_batches(plan: Plan, size: int) -> str:
@@ -99,9 +119,9 @@ def _most(rows: Sequence[Passes]) -> list[str]:
 
 def phases_table(forecast: Forecast) -> Table:
     """Seconds and memory of a mean iteration."""
-    kind = "" if forecast.hardware.is_cpu else "one GPU of "
+    kind = "" if forecast.hardware.is_cpu else "one GPU of " if forecast.config.model.memory is None else "a budget of "
     heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
-    title = f"{kind}{forecast.hardware.gib:.0f} GiB ({forecast.hardware.title})"
+    title = f"{kind}{forecast.gib:.0f} GiB ({forecast.hardware.title})"
     table = narrow_table(title, *heads, left=("phase",))
     for phase in forecast.phases:
         m = phase.memory
@@ -110,6 +130,18 @@ def phases_table(forecast: Forecast) -> Table:
         over = m.total > forecast.room
         total = f"[red]{m.total / GIB:.1f}[/red]" if over else f"{m.total / GIB:.1f}"
         table.add_row(phase.name, f"{phase.seconds:,.1f}", total, *(f"{part / GIB:.1f}" for part in parts))
+    return table
+
+
+def memory_table(rows: Sequence[Forecast]) -> Table:
+    """Seconds over memory: what blocks keep in each budget, the peak and the time of an iteration."""
+    table = narrow_table("seconds over memory (model.memory)")
+    for name in ("GiB", "peak", "s / it."):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("blocks keep", overflow="fold")
+    for one in rows:
+        seconds = f"{one.iteration_seconds:,.1f}" if one.fits else "-"
+        table.add_row(f"{one.gib:.0f}", f"{one.peak / GIB:.1f}", seconds, outcome(one))
     return table
 
 
@@ -149,6 +181,9 @@ def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], con
     for line in verdict(forecast, way):
         console.print(line, soft_wrap=True, style=None if forecast.fits else "red")
     console.print(f"seconds: {forecast.hardware.origin}", style="dim", soft_wrap=True)
+    rows = over_memory(forecast)
+    if rows:
+        console.print(memory_table(rows))
     if found:
         console.print(changes_table(forecast, found))
 
@@ -166,6 +201,8 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
+    if forecast.config.model.decoder is not None:
+        rows["decoder"] = f"{forecast.config.model.decoder}: its seconds are not known, and not counted"
     return rows | {
         "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.parameters / 1e6:,.0f} M parameters: {kind}",
         "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",
@@ -193,7 +230,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     if forecast.config.objective.by_gradient:
         yield "not counted: the second decoding of every clip and the backward pass through decoder and reward (objective.kind gradient)"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
-    need = f"{worst.memory.total / GIB:.1f} of {forecast.hardware.gib:.0f} GiB at the peak ({worst.name})"
+    need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:
         yield f"fits: {need}"
         return
@@ -247,6 +284,7 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change])
             for phase in forecast.phases
         },
         **costs(forecast),
+        "over_memory": [{"gib": one.gib, "keep": counted(one.levels), **costs(one)} for one in over_memory(forecast)],
         "change_first": [one.option for one in way],
         "changes": [{"change": one.option, "run": one.run, **costs(one.after)} for one in found],
     }

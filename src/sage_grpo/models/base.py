@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import ModelError
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
 Part = Literal["network", "text", "vae"]
@@ -142,11 +144,38 @@ def differentiable(model: object) -> Differentiable:
 
 
 @runtime_checkable
+class DecodesFrames(Protocol):
+    """A model that can decode some frames of a clip for less than all of them; others decode whole clips."""
+
+    def decode_frames(self, latents: Tensor, frames: Sequence[int]) -> Tensor:
+        """`decode(latents)[:, frames]`, to the bit, for frames in order."""
+
+
+@runtime_checkable
 class BringsSolver(Protocol):
     """A model whose checkpoint has a solver of its own; others are sampled with ours."""
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's solver, fresh for one sampling."""
+
+
+@runtime_checkable
+class RunsCheaply(Protocol):
+    """A model that can do with less where nothing is learned (rollout.cheap); others run every step exactly."""
+
+    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
+        """Forward passes of one velocity: two where guidance runs the negative prompt as well."""
+
+    def both(
+        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`velocity`, to the bit, and what the prompt alone gives."""
+
+    def check_cheap(self, spec: CheapSpec) -> None:
+        """Refuse what this network cannot do."""
+
+    def cheaply(self, spec: CheapSpec) -> AbstractContextManager[Callable[[], None]]:
+        """Inside, passes run with the cache and the attention of the spec; call what it gives before another clip."""
 
 
 class SequenceSplit(Protocol):

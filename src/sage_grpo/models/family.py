@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.base import Part, Progress
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.checkpoints import export
 from sage_grpo.models.checkpoints.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoints.checkpoint import (
@@ -37,6 +39,7 @@ from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, r
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_uint8
+from sage_grpo.models.network.given import check_given, given_passes
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
 from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
@@ -168,6 +171,8 @@ class FamilyModel(ABC):
         self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
         self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
         self._cache, self._home = self._open_cache(), Home()
+        self._cached = False
+        """Whether passes keep outputs of blocks for those that follow."""
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self._prepare_training()
         if spec.vae_tiling:
@@ -364,6 +369,18 @@ class FamilyModel(ABC):
         timestep: Tensor | None = None,
     ) -> Tensor:
         """dx/dsigma, guided; see VelocityModel. `timestep` is what the network is told instead of its scale times sigma."""
+        return self.both(x, sigma, conditions, guidance=guidance, timestep=timestep)[0]
+
+    def both(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        conditions: Sequence[Conditioning],
+        *,
+        guidance: float | None = None,
+        timestep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`velocity`, and what the prompt alone gives."""
         self._check_latents(x)
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
@@ -374,7 +391,8 @@ class FamilyModel(ABC):
             told_scale = torch.tensor(float(scale))
             inputs = [{**tensors, "guidance": told_scale} for tensors in inputs]
         if self.branches(sigma, guidance) == 1:
-            return self._branch(x, sigma, told, inputs)
+            v = self._branch(x, sigma, told, inputs)
+            return v, v
         negatives = [condition.negative for condition in conditions if condition.negative is not None]
         if len(negatives) != len(conditions):
             raise ModelError(
@@ -382,16 +400,48 @@ class FamilyModel(ABC):
                 "Set model.guidance_scale."
             )
         if runs_together(self.device, 2 * len(x) * self.tokens):
-            v, v_negative = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives]).chunk(2)
-        else:
+            v, v_negative = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives], "both").chunk(2)
+            v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
+        elif self.spec.negative_gradient:
             v, v_negative = one_after_another(
-                self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives)
+                self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives, "negative")
             )
-        return self.guidance.combine(v, v_negative, scale)
+        else:
+            with torch.no_grad():  # first, while nothing is kept of the other
+                v_negative = self._branch(x, sigma, told, negatives, "negative")
+            v = self._branch(x, sigma, told, inputs)
+        return self.guidance.combine(v, v_negative, scale), v
 
-    def _branch(self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def check_cheap(self, spec: CheapSpec) -> None:
+        """Refuse caches and kernels that this network does not take."""
+        check_given(spec, [self.transformer, *self.others], self.blocks())
+
+    @contextmanager
+    def cheaply(self, spec: CheapSpec) -> Iterator[Callable[[], None]]:
+        """Inside, passes run with the cache and the attention of the spec; call what it gives before another clip."""
+        with given_passes(spec, [self.transformer, *self.others], self.blocks()) as forget:
+            self._cached = spec.cache is not None
+            try:
+                yield forget
+            finally:
+                self._cached = False
+
+    def _cache_context(self, name: str) -> AbstractContextManager[Any]:
+        """What a cache keeps its state under."""
+        if not self._cached:
+            return nullcontext()
+        stack = ExitStack()
+        for network in (self.transformer, *self.others):
+            stack.enter_context(network.cache_context(name))
+        return stack
+
+    def _branch(
+        self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]], name: str = "prompt"
+    ) -> Tensor:
+        parts = count()  # texts of several lengths run one after another, and each has a cache of its own
+
         def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
-            with self._autocast():
+            with self._autocast(), self._cache_context(f"{name}/{next(parts)}"):
                 return self._forward(x, sigma, told.to(self.device).expand(len(x)), batch).to(torch.float32)
 
         ready = {
@@ -445,12 +495,19 @@ class FamilyModel(ABC):
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
         """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
+        return self._decoded(latents, None, progress)
+
+    def decode_frames(self, latents: Tensor, frames: Sequence[int]) -> Tensor:
+        """`decode(latents)[:, frames]`, to the bit, for frames in order."""
+        return self._decoded(latents, frames)
+
+    def _decoded(self, latents: Tensor, frames: Sequence[int] | None, progress: Progress | None = None) -> Tensor:
         self._check_latents(latents)
         clips = []
         with torch.no_grad():
             for part in latents.split(1 if self.spec.vae_slicing else max(1, len(latents))):
                 z = self._to_vae(part.to(device=self._places["vae"], dtype=self.pipe.vae.dtype))
-                clips.append(to_uint8(self._pixels(z)))
+                clips.append(to_uint8(self._pixels(z), frames))
                 if progress is not None:
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)

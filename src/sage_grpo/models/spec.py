@@ -70,6 +70,9 @@ class ModelSpec:
     """Prompt of the unconditional branch."""
     guidance_in_training: Training[bool] = True
     """Guide the rollouts and updates of training (the paper does), or only evaluation and generation."""
+    negative_gradient: Training[bool] = True
+    """Let the gradient of guided training go through the negative prompt's pass as well. False takes that pass for a constant: a backward pass
+    and the activations of a branch less (docs/speed.md), another gradient, and the same first ratio."""
     frames: Count | None = None
     """Frames of a clip, 4k + 1 (LTX-Video 8k + 1, images 1); None is the checkpoint's or the family's default, as below."""
     height: Count | None = None
@@ -87,6 +90,9 @@ class ModelSpec:
     """On a GPU: backward passes add up in a fixed order, so that a run has the same bits when it is made again or continued. Without it
     gradients of attention may differ in the last bit. Slower (docs/speed.md), and without cuDNN's attention; a model with a part that has no
     such order is refused."""
+    memory: Speed[Positive | None] = None
+    """GPU memory that a process of the run may use: GiB, or below 1 a share of the card; None is all of it. Blocks keep for their backward
+    passes what fits, and the process is held to it: what needs more ends with an error (docs/speed.md)."""
     packed: Speed[bool] = True
     """HunyuanVideo-1.5: drop padding and masks. False runs the stock forward (slow; there to compare with)."""
     compile: Speed[bool | None] = None
@@ -99,6 +105,9 @@ class ModelSpec:
     vae_tiling: bool = False
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""
+    decoder: Training[str | None] = None
+    """A small decoder that makes the clips of training in the VAE's place: module:function of your own (latents to pixels), or for models of
+    images a folder with an AutoencoderTiny. Evaluation and generation keep the VAE (docs/speed.md)."""
     options: dict[str, Finite] = field(default_factory=dict)
     """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
     cache: Speed[str | None] = "auto"
@@ -142,6 +151,20 @@ class ModelSpec:
         Rollout and update share it, so that the first ratio is 1 either way.
         """
         return None if self.guidance_in_training else 1.0
+
+    def budget(self, gib: float) -> float:
+        """GiB that a process may use of a card with so many."""
+        if self.memory is None:
+            return gib
+        return min(gib, self.memory * gib if self.memory < 1 else self.memory)
+
+    def check_budget(self, device: str) -> None:
+        """Refuse a budget of a device that has none."""
+        if self.memory is not None and device == "cpu":
+            raise ModelError(
+                f"model.memory {self.memory:g} is a budget of a GPU's memory, and a run on a CPU has none: blocks keep everything there. Leave "
+                "it out, or use a GPU."
+            )
 
     def family_options(self, known: Mapping[str, float | None]) -> dict[str, float | None]:
         """The family's options with the values that were given; a name that it does not know is refused."""

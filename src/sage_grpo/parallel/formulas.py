@@ -123,7 +123,9 @@ class Job:
     text_tokens: int = 256
     micro_batch: int = 1
     guidance: bool = True
-    """Two forward passes for one velocity; both are kept for the backward pass."""
+    """Two forward passes for one velocity."""
+    negative_gradient: bool = True
+    """With guidance: both passes are kept for the backward pass, and have one."""
     compute: int = COMPUTE
     """Bytes of a number that the network computes with."""
     checkpointing: bool = True
@@ -154,8 +156,8 @@ class Job:
 
     @property
     def branches(self) -> int:
-        """Forward passes of one velocity."""
-        return 2 if self.guidance else 1
+        """Forward passes of one velocity that a backward pass goes through."""
+        return 2 if self.guidance and self.negative_gradient else 1
 
     @property
     def rounds(self) -> int:
@@ -311,7 +313,7 @@ def kept_by_blocks(network: Network, job: Job) -> float:
 
 
 def _activations(network: Network, job: Job) -> float:
-    """Bytes per token and unit of width: what both branches keep, and the block at work, which runs again where it kept less."""
+    """Bytes per token and unit of width: what every branch with a gradient keeps, and the block at work, which runs again where it kept less."""
     at_work = saved(network, job) if job.levels(network).get("all", 0) < network.blocks else 0.0
     return (job.branches * kept_by_blocks(network, job) + at_work + network.working) * job.compute / COMPUTE
 

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
 from typing import Annotated, Any
 
 import torch
@@ -19,21 +21,45 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import LARGE_ETA, unfit_eta
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.flow.solvers import Rule
 from sage_grpo.flow.windows import Window
 from sage_grpo.folder.saved import Choice
 from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
-from sage_grpo.ranges import Folder, Natural, Positive, Range, checked
+from sage_grpo.ranges import Count, Folder, Natural, Positive, Range, Share, checked
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.inputs import first_frame, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.rollout import NoiseKeys, Sampler, Storage
+from sage_grpo.training.rollout import Known, NoiseKeys, Sampler, Storage
 from sage_grpo.training.scoring import score_everywhere
 from sage_grpo.types import Conditioning
+
+
+@checked
+class WaysSpec:
+    """Cheap ways to run the steps that do not explore, each compared with the full way: as many steps as the evaluation makes, all of them exact."""
+
+    measure: bool = False
+    """Measure which of these ways rank clips as the full way does, in place of where to explore."""
+    after: list[Count] = field(default_factory=list)
+    """Numbers of steps after the branch; empty is as many as the schedule has there, and a half, a third and a fourth of them."""
+    before: list[Count] = field(default_factory=list)
+    """Numbers of steps before the branch; empty is the configuration's."""
+    solvers: list[Rule] = field(default_factory=lambda: ["euler", "ab2"])
+    """Solvers of these steps."""
+    cheap: list[CheapSpec] = field(default_factory=list)
+    """What to try besides the configuration's own rollout.cheap: [{guidance: [0.2, 0.9]}, {cache: first_block}]."""
+    least: Share = 0.9
+    """The rank correlation with the full way that a recommended way must have, with the whole of its interval."""
+
+    def __post_init__(self) -> None:
+        if not self.solvers:
+            raise ValueError("probe.ways.solvers is empty: name euler, ab2 or both.")
 
 
 @checked
@@ -50,6 +76,8 @@ class ProbeSpec:
     """Steps to branch at; None is every step that can be trained."""
     etas: list[Positive] | None = None
     """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
+    ways: WaysSpec = WaysSpec()
+    """Another question: how cheaply the steps that do not explore can be run."""
     out: Folder = "probe"
     """Folder for probe.json, probe.png and snippet.yaml."""
     json: bool = False
@@ -74,6 +102,16 @@ class ProbeScores:
     reward: Tensor
     drift: Tensor | None
     """The reward part named drift, where there is one."""
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Scores of one prompt's clips, of shape (starts, members)."""
+
+    reward: Tensor
+    drift: Tensor | None
+    seconds: float
+    """That their sampling took, without decoding and rewards."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +164,7 @@ class Prober:
     def steps(self) -> list[int]:
         """The steps to branch at; ValueError for one that cannot be trained."""
         window = Window(kind="drawn", at=self.spec.steps)
-        return self._planner(window, self.config.kernel.eta).candidates()
+        return self.planner(window, self.config.kernel.eta).candidates()
 
     def still(self) -> list[Plan]:
         """Plans, one per prompt, of deterministic clips from every start noise."""
@@ -147,17 +185,21 @@ class Prober:
 
     def exploring(self, eta: float, step: int | None) -> list[Plan]:
         """Plans, one per prompt, of branches at a step from every start noise; None explores at all steps."""
-        window = Window() if step is None else Window(kind="drawn", at=[step])
-        planner = self._planner(window, eta)
+        return self.plans(Window() if step is None else Window(kind="drawn", at=[step]), eta)
+
+    def plans(self, window: Window, eta: float) -> list[Plan]:
+        """Plans, one per prompt, of clips from every start noise that explore in a window."""
+        planner = self.planner(window, eta)
         plans = [planner.plan(number, [prompt] * self.spec.starts) for number, prompt in enumerate(self.prompts)]
         # Nothing is replayed, so nothing needs to be kept.
         return [replace(plan, groups=tuple(replace(group, trained=((),)) for group in plan.groups)) for plan in plans]
 
-    def _planner(self, window: Window, eta: float) -> Planner:
+    def planner(self, window: Window, eta: float) -> Planner:
+        """The planner of a run whose prompts are start noises."""
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
-            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0)
+            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0, cheap=CheapSpec())
         batch = BatchConfig(
             prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
         )
@@ -173,24 +215,30 @@ class Prober:
 
     def run(self, plans: Sequence[Plan], eta: float) -> ProbeScores:
         """Sample, decode and score, prompt by prompt."""
-        rows = [self._prompt(plan, eta) for plan in plans]
-        drifts = [drift for _, drift in rows if drift is not None]
-        return ProbeScores(torch.stack([reward for reward, _ in rows]), torch.stack(drifts) if drifts else None)
+        keys = partial(ProbeKeys, self.config.seed, 0, same_start=True)
+        rows = [self.clips(plan, eta, keys(prompt=plan.iteration)) for plan in plans]
+        drifts = [row.drift for row in rows if row.drift is not None]
+        return ProbeScores(torch.stack([row.reward for row in rows]), torch.stack(drifts) if drifts else None)
 
-    def _prompt(self, plan: Plan, eta: float) -> tuple[Tensor, Tensor | None]:
+    def clips(self, plan: Plan, eta: float, keys: NoiseKeys, known: Known | None = None) -> Clips:
+        """The clips of one prompt; `known` are velocities of other plans that begin alike."""
         kernel = replace(self.config.kernel, eta=eta).build(self.grid)
         guidance = self.config.model.training_guidance
         condition = self.conditions[plan.iteration]
+        began = perf_counter()
         rollout = Sampler(
             plan,
             0,
             lambda group: Policy(self.model, kernel, group.schedule, guidance),
             {group.index: condition for group in plan.groups},
-            keys=ProbeKeys(self.config.seed, 0, same_start=True, prompt=plan.iteration),
+            keys=keys,
             storage=Storage(dtype=getattr(torch, self.config.rollout.storage)),
             solver=self.config.rollout.solver,
+            cheap=self.config.rollout.cheap,
+            known=known,
             progress=self.progress,
         ).run()
+        seconds = perf_counter() - began
         videos = torch.cat([self.model.decode(latents) for _, latents in rollout.latents])
         members = [Member(0, index) for index in range(len(videos))]
         shown = [plan.prompts[0]] * len(videos)
@@ -199,7 +247,7 @@ class Prober:
             self.failures.append(table.report)
         shape = (self.spec.starts, plan.group_size)
         drift = next((values for name, values in table.parts.items() if name.rsplit("/", 1)[-1] == "drift"), None)
-        return table.total.view(shape), None if drift is None else drift.view(shape)
+        return Clips(table.total.view(shape), None if drift is None else drift.view(shape), seconds)
 
 
 def passes(plans: Sequence[Plan]) -> int:

@@ -146,6 +146,12 @@ class CompositeReward:
         shared = sum(part in other.reward.names for other in self._members) > 1
         return f"{member.spec.title}/{part}" if shared else part
 
+    def frames_read(self, count: int, fps: float) -> list[int] | None:
+        """Frames of a clip that any of the rewards looks at, those that are only measured as well; None is all."""
+        read = [member.frames_read(count, fps) for member in self._members]
+        known = [frames for frames in read if frames is not None]
+        return sorted(set().union(*known)) if len(known) == len(read) else None
+
     def onload(self) -> None:
         """Move the rewards' weights to their devices."""
         for member in self._members:

@@ -168,15 +168,23 @@ class FunctionReward:
         result = finish(self.function(videos, list(prompts), fps, **self._arguments, **extra))
         return check_return(result, self.names, len(prompts))
 
+    def frames_read(self, count: int, fps: float) -> list[int] | None:
+        """The frames that a function of frames is shown; any other gets whole clips."""
+        return [index for index, _ in self._chosen(count, fps)] or None if self._per_frame else None
+
+    def _chosen(self, count: int, fps: float) -> list[tuple[int, float]]:
+        """Frames that are sampled and count, with their weights."""
+        indices = sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        curve = stretch(self._frame_weights, len(indices))
+        return [(index, weight) for index, weight in zip(indices, curve) if weight > 0]
+
     def _score_frames(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
     ) -> PartScores:
         count = videos.shape[0]
-        indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
-        curve = stretch(self._frame_weights, len(indices))
-        chosen = [(index, weight) for index, weight in zip(indices, curve) if weight > 0]
+        chosen = self._chosen(videos.shape[1], fps)
         if not chosen:
-            raise BadReturn(f"frame_weights {list(self._frame_weights)} are 0 at all {len(indices)} sampled frames")
+            raise BadReturn(f"frame_weights {list(self._frame_weights)} are 0 at all sampled frames of a clip")
         frames = videos[:, [index for index, _ in chosen]].flatten(0, 1)
         repeated = [prompt for prompt in prompts for _ in chosen]
         extra = {"metadata": [row for row in metadata for _ in chosen]} if self._takes_metadata else {}

@@ -26,7 +26,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import DifferentiableReward, PartScores, Reward
+from sage_grpo.types import DifferentiableReward, PartScores, ReadsFrames, Reward
 
 SHOWN = 5
 """Failures of an iteration that are told one by one."""
@@ -160,6 +160,23 @@ class Member:
         default = 0 if self.asks_others else DEFAULT_BATCH
         size = default if self.spec.batch_size is None else self.spec.batch_size
         return max(1, size or count)
+
+    def frames_read(self, count: int, fps: float) -> set[int] | None:
+        """Frames of a clip that the reward looks at; None is all, also where it cannot say: then its call tells why."""
+        if not isinstance(self.reward, ReadsFrames):
+            return None
+        try:
+            found = self.reward.frames_read(count, fps)
+        except ValueError:
+            return None
+        if found is None:
+            return None
+        wrong = [index for index in found if not 0 <= index < count]
+        if wrong:
+            raise RewardConfigError(
+                f"Reward {self.spec.title!r}: frames_read names frame {wrong[0]} of a clip of {count} frames, which count from 0 to {count - 1}."
+            )
+        return set(found)
 
     @torch.no_grad()
     def score(self, clips: ClipBatch) -> Outcome:

@@ -39,6 +39,8 @@ BUILT_IN: Mapping[str, str] = {
     "vlm_judge": "sage_grpo.rewards.judge.vlm:VlmJudge",
     "shapes": "sage_grpo.worlds.shapes.judge:ShapesJudge",
     "shapes_proxy": "sage_grpo.worlds.shapes.judge:NaiveProxy",
+    "scenes": "sage_grpo.worlds.scenes.judge:ScenesJudge",
+    "scenes_learned": "sage_grpo.worlds.scenes.learned:LearnedReward",
 }
 """Names of the rewards that come with the package; import paths, loaded only when asked for. Each class says all about itself in `facts`."""
 

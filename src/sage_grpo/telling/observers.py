@@ -135,10 +135,18 @@ class Videos(Observer):
     samples: Samples
     metrics: Metrics
 
+    def shows(self, number: int) -> bool:
+        return self._due(number + 1)
+
+    def _due(self, number: int) -> bool:
+        """Whether clips of the iteration with which so many are complete are saved."""
+        trainer, every = self.trainer, self.trainer.config.keep.videos_every
+        return trainer.world.is_main and bool(every) and (number % every == 0 or number == trainer.config.iterations)
+
     def after(self, row: dict[str, float]) -> None:
         trainer, keep = self.trainer, self.trainer.config.keep
-        number, last = trainer.state.iteration, trainer.state.iteration == trainer.config.iterations
-        if trainer.world.is_main and keep.videos_every and (number % keep.videos_every == 0 or last):
+        number = trainer.state.iteration
+        if self._due(number):
             self._save(f"rollout-{number:06d}", trainer.videos[: keep.videos], trainer.captions[: keep.videos])
 
     def evaluated(self, found: Evaluated) -> None:
@@ -231,6 +239,9 @@ class Callbacks(Observer):
     trainer: Trainer
     hooks: Hooks
     saver: Checkpoints
+
+    def shows(self, number: int) -> bool:
+        return self.hooks.iteration is not None
 
     def after(self, row: dict[str, float]) -> None:
         trainer = self.trainer

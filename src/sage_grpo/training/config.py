@@ -9,6 +9,7 @@ from sage_grpo.effects import Content, Course, Effect, Record, Speed, Start
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import Rule, SolverName
 from sage_grpo.flow.windows import Window
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
@@ -66,6 +67,8 @@ class RolloutConfig:
     after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
     (MixGRPO-Flash)."""
+    cheap: CheapSpec = CheapSpec()
+    """What steps that do not explore do without."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: Speed[bool] = False
@@ -406,6 +409,10 @@ class TrainConfig:
             )
         self._check_share()
         self._check_clips()
+        if self.rollout.cheap.on and self.rollout.window.kind == "all" and not self.objective.fresh:
+            raise ValueError(
+                "rollout.cheap needs a window: with window.kind all every step explores, and those are always exact."
+            )
         if self.objective.fresh:
             self._check_fresh()
 

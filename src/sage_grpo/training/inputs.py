@@ -22,7 +22,7 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing import get_ready
+from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import DifferentiableReward, Reward
 from sage_grpo.video import read_image
@@ -103,12 +103,13 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
     """
     world, given = world or World(), given or Given()
     get_ready(wanted=config.model.deterministic)
+    hold_to_budget(config.model, _device(config, world, given))
     prompts, held_out = load_sources(config, given)
     reward = load_rewards(config, prompts[0], world, given)
     model = given.model
     if model is None:
         torch.manual_seed(config.seed)
-        device = choose_device(config.model.device if world.device is None else world.device)
+        device = _device(config, world, given)
         compiled, why = compiles(config, device)
         model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
         if isinstance(model, Explains):
@@ -119,6 +120,13 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
             f"ModelSpec(...).load({str(world.device)!r})."
         )
     return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
+
+
+def _device(config: TrainConfig, world: World, given: Given) -> torch.device:
+    """Where the model is, or will be once it is loaded."""
+    if given.model is not None:
+        return given.model.device
+    return choose_device(config.model.device if world.device is None else world.device)
 
 
 def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
@@ -132,10 +140,7 @@ def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given
     given = given or Given()
     if config.objective.by_gradient:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
-    if given.model is not None:
-        device = given.model.device
-    else:  # where the model will be, before it is loaded
-        device = choose_device(config.model.device) if world.device is None else world.device
+    device = _device(config, world, given)
     reward = CompositeReward(
         config.rewards,
         max_failed_fraction=config.max_failed_fraction,

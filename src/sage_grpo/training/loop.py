@@ -36,6 +36,10 @@ class Observer:
         """Around the computation of an iteration, `number` of which are complete."""
         return nullcontext()
 
+    def shows(self, number: int) -> bool:
+        """Whether it looks at the clips of the next iteration, after so many: only then are they decoded whole."""
+        return False
+
     def after(self, row: dict[str, float]) -> None:
         """An iteration is complete; the row may be added to."""
 
@@ -115,6 +119,7 @@ class Loop:
     def _step(self) -> dict[str, float] | None:
         """One iteration; None where it diverged and the run went back to a good checkpoint instead."""
         trainer = self.trainer
+        trainer.whole = any(observer.shows(trainer.state.iteration) for observer in self.observers)
         try:
             with ExitStack() as around:
                 for observer in self.observers:

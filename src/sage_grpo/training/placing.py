@@ -14,6 +14,7 @@ from torch.utils import deterministic as _deterministic
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.models.base import SplitsSequence, VelocityModel
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.context import SequenceParallel
 from sage_grpo.parallel.fsdp import Engine, shard
 from sage_grpo.parallel.spec import ParallelError, ParallelSpec
@@ -58,6 +59,7 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+GIB = 2**30
 SHARE = 0.9
 """Of the memory that this process can have; the rest is for what falls between the allocator's blocks."""
 
@@ -65,8 +67,8 @@ SHARE = 0.9
 class VaeMover:
     """Moves the VAE. It leaves after the first decoding, and stays once an iteration has shown that all its phases have room for it."""
 
-    def __init__(self, model: VelocityModel) -> None:
-        self.model = model
+    def __init__(self, model: VelocityModel, spec: ModelSpec | None = None) -> None:
+        self.model, self.spec = model, spec or ModelSpec()
         self.stays = False
         self.bytes = 0
         """What the VAE takes on the accelerator, known after it left once."""
@@ -94,9 +96,25 @@ class VaeMover:
         return torch.cuda.memory_allocated(self.model.device) if self.model.device.type == "cuda" else 0
 
     def _available(self) -> int:
-        """Bytes that are free and that this process holds already; other processes on the device have the rest."""
-        free, _ = torch.cuda.mem_get_info(self.model.device)
-        return free + torch.cuda.memory_reserved(self.model.device)
+        """Bytes that are free and that this process holds already, as far as its budget goes; other processes on the device have the rest."""
+        free, total = torch.cuda.mem_get_info(self.model.device)
+        return min(free + torch.cuda.memory_reserved(self.model.device), int(self.spec.budget(total / GIB) * GIB))
+
+
+_held: set[torch.device] = set()
+"""Devices on which this process is held to a budget: a later run of it may have all again."""
+
+
+def hold_to_budget(spec: ModelSpec, device: torch.device) -> None:
+    """Let PyTorch refuse this process more than `model.memory`, so that a peak beyond it is an error and not somebody else's loss."""
+    spec.check_budget(device.type)
+    if spec.memory is not None:
+        gib = torch.cuda.get_device_properties(device).total_memory / GIB
+        torch.cuda.set_per_process_memory_fraction(spec.budget(gib) / gib, device)
+        _held.add(device)
+    elif device in _held:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        _held.discard(device)
 
 
 DEVICES = ("cuda",)

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.cheap import Guide
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Group:
     """Where the KL of the iteration's updates is measured; None measures none."""
     levels: Levels | None = None
     """Fresh noise levels at which its clips are learned, to which `trained` then refers; None where steps of `schedule` are."""
+    guides: tuple[Guide, ...] = ()
+    """How every step of `schedule` runs, where those that do not explore are cheap; empty where all of them are exact."""
 
     @cached_property
     def branch(self) -> int:
@@ -87,10 +90,24 @@ class Group:
         schedule = self.schedule
         return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
 
+    def guide(self, step: int) -> Guide:
+        """How a step of `schedule` runs."""
+        return self.guides[step] if self.guides else "exact"
+
     def noise(self) -> dict[str, Any]:
         """The noise levels that it visits and where it explores. Written to schedule.json, because readers of a run do not have the model."""
         schedule = self.schedule
         return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
+
+
+class Reached(NamedTuple):
+    """What identifies a pass of the network before members of a group part: groups that have the same make it once."""
+
+    number: int
+    """Of the prompt among the iteration's prompts."""
+    sigmas: tuple[float, ...]
+    """Noise levels up to here."""
+    guide: Guide = "exact"
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,7 @@ class Pass:
     """Clips that go through it together."""
     shared: bool
     """Members of a group that have not parted yet go through it as one."""
+    guide: Guide = "exact"
 
 
 @dataclass(frozen=True)
@@ -171,13 +189,13 @@ class Plan:
             ranks.append({group: tuple(members) for group, members in own.items()})
         return ranks
 
-    def trunk(self, group: Group) -> list[tuple[int, tuple[float, ...]]]:
+    def trunk(self, group: Group) -> list[Reached]:
         """What identifies the network's passes of a group before its members part: its prompt and the sigmas up to there.
 
         Groups of one prompt have the same passes until the first of them branches.
         """
         sigmas = group.schedule.sigmas.tolist()
-        return [(group.number, tuple(sigmas[: step + 1])) for step in range(group.branch)]
+        return [Reached(group.number, tuple(sigmas[: step + 1]), group.guide(step)) for step in range(group.branch)]
 
     def trunks(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups whose members share their beginning; those that walk it side by side are together."""
@@ -195,11 +213,11 @@ class Plan:
         """The network's passes of a rank's rollout: what groups share, each once, and then what members run for themselves."""
         keys = (key for groups in self.trunks(rank) for key in zip(*map(self.trunk, groups)))
         for key in dict.fromkeys(keys):
-            yield Pass(key[0][-1][-1], rows=len(key), shared=True)
+            yield Pass(key[0].sigmas[-1], rows=len(key), shared=True, guide=key[0].guide)
         for batch in self.batches(rank):
             group = self.group_of(batch)
-            for sigma in group.schedule.sigmas[group.branch : -1].tolist():
-                yield Pass(sigma, rows=len(batch.members), shared=False)
+            for step, sigma in enumerate(group.schedule.sigmas[group.branch : -1].tolist(), group.branch):
+                yield Pass(sigma, rows=len(batch.members), shared=False, guide=group.guide(step))
 
     def rollout_passes(self, rank: int) -> Counter[bool]:
         """Passes of a rank's rollout, by whether the trained network runs."""

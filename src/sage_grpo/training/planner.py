@@ -20,6 +20,7 @@ from sage_grpo.flow.exploring import explore, left_out
 from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.matching import Matching
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.cheap import Guide
 from sage_grpo.rl.advantage import best_and_worst
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.objective import ObjectiveSpec
@@ -107,7 +108,8 @@ class Planner:
                 continue
             levels = draw_levels(config.objective, self.grid, self.trains, draw)
             trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
-            groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels))
+            guides = self._guides(schedule)
+            groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels, guides=guides))
         ones = dict.fromkeys(range(self.grid.num_steps), 1.0)
         return Plan(iteration, tuple(groups), config.batch.group_size, ones, self.shares, self.trains)
 
@@ -233,7 +235,15 @@ class Planner:
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
         gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
-        return Group(index, number, prompt, schedule, offset, trained, shared=self._together, gauge=gauge)
+        guides = self._guides(schedule)
+        return Group(
+            index, number, prompt, schedule, offset, trained, shared=self._together, gauge=gauge, guides=guides
+        )
+
+    def _guides(self, schedule: Schedule) -> tuple[Guide, ...]:
+        """How the steps of a schedule run, where those that do not explore are cheap."""
+        cheap = self.config.rollout.cheap
+        return cheap.guides(schedule.sigmas[:-1].tolist(), schedule.stochastic, self.trains) if cheap.on else ()
 
     def _why(self) -> str:
         """What may have left too few steps."""

@@ -12,7 +12,9 @@ from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.path import interpolate, velocity
 from sage_grpo.flow.solvers import Rule, Stepper
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.policy import Policy, Step
+from sage_grpo.training.given import Passes
 from sage_grpo.training.placing import settle, to_device, to_storage
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.types import Conditioning
@@ -87,6 +89,10 @@ class NoiseKeys:
         return self.step(members, level, shape, "fresh")
 
 
+Known = dict[Hashable, tuple[Tensor, Tensor | None]]
+"""Velocities of passes by what identifies them, each with what guidance added."""
+
+
 class Sampler:
     """Executes one rank's part of a plan."""
 
@@ -100,6 +106,8 @@ class Sampler:
         keys: NoiseKeys,
         storage: Storage,
         solver: Rule = "euler",
+        cheap: CheapSpec | None = None,
+        known: Known | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
@@ -107,8 +115,9 @@ class Sampler:
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         self.gauged = plan.gauged(rank)
         self.result = Rollout()
-        self._known: dict[Hashable, Tensor] = {}
-        """Velocities of passes that several trunks have in common."""
+        self.passes = Passes(policies(plan.groups[0]).model, cheap or CheapSpec())
+        self.known: Known = {} if known is None else known
+        """Passes that several trunks have in common; a caller may hand over those of another sampler with the same solver and policy."""
         self._forked: dict[Member, Tensor] = {}
         """States of members at the first step that is their own."""
 
@@ -123,12 +132,16 @@ class Sampler:
         paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
         idle = self.plan.idle_passes(self.rank)
         walks: list[_Trunk | _Members] = [*trunks, *paths]
-        for network in dict.fromkeys((self.plan.trains(1.0), not self.plan.trains(1.0))):
-            for walk in walks:
-                while walk.ready() and self.plan.trains(walk.sigma()) == network:
-                    walk.step()
-            if idle[network]:
-                self._idle(network, idle[network])
+        try:
+            for network in dict.fromkeys((self.plan.trains(1.0), not self.plan.trains(1.0))):
+                for walk in walks:
+                    while walk.ready() and self.plan.trains(walk.sigma()) == network:
+                        walk.step()
+                self.passes.exact()
+                if idle[network]:
+                    self._idle(network, idle[network])
+        finally:
+            self.passes.exact()
         self.result.latents.extend((path.batch, path.x) for path in paths)
         self._renoise(paths)
         settle(self.policies(self.plan.groups[0]).model.device)
@@ -221,6 +234,8 @@ class _Walk:
     def __init__(self, sampler: Sampler, group: Group, conditions: Iterable[Conditioning], index: int) -> None:
         self.sampler, self.group, self.conditions, self.index = sampler, group, tuple(conditions), index
         self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
+        self.added: Tensor | None = None
+        """What guidance added to the last velocity, where a cheap step may reuse it."""
         self.x = torch.empty(0)
         """The states. They start with the first step, so that noise is drawn while the device is busy with other clips."""
         self.stored: Tensor | None = None
@@ -229,6 +244,15 @@ class _Walk:
     def sigma(self) -> float:
         """Where the next pass is made."""
         return self.policy.sigma(self.index)
+
+    def velocity(self) -> Tensor:
+        """That of the next step."""
+        guide = self.group.guide(self.index)
+        v, self.added = self.sampler.passes.velocity(
+            self.policy, self.index, self.x, self.conditions, guide=guide, path=self, added=self.added
+        )
+        self.sampler.progress()
+        return v
 
     def drift(self, step: Step) -> Tensor:
         """The states after a deterministic step."""
@@ -254,11 +278,11 @@ class _Trunk(_Walk):
         """One step; groups of one prompt share the network's passes."""
         if not len(self.x):
             self.x = self.sampler.start(self.group, self.first)
-        key, known = self.keys[self.index], self.sampler._known
+        key, known = self.keys[self.index], self.sampler.known
         if key not in known:
-            known[key] = self.policy.step(self.index, self.x, self.conditions).velocity
-            self.sampler.progress()
-        step = self.policy.at(self.index, self.x, known[key])
+            known[key] = self.velocity(), self.added
+        v, self.added = known[key]
+        step = self.policy.at(self.index, self.x, v)
         if self.policy.is_noisy(self.index):
             rows = self.sampler.explore(self, Replay(self.index, self.members, shared=True), step)
             self.sampler._forked |= dict(zip(self.members, rows))
@@ -286,7 +310,7 @@ class _Members(_Walk):
         if not len(self.x):
             shared = self.group.shared
             self.x = torch.stack([forked[m] for m in members]) if shared else self.sampler.start(self.group, members)
-        step = self.policy.step(self.index, self.x, self.conditions)
+        step = self.policy.at(self.index, self.x, self.velocity())
         if self.policy.is_noisy(self.index):
             self.x = self.sampler.explore(self, Replay(self.index, members, shared=False), step)
             self.stepper = Stepper(self.sampler.solver)
@@ -294,4 +318,3 @@ class _Members(_Walk):
             self.sampler.visit(self, step)
             self.x, self.stored = self.drift(step), None
         self.index += 1
-        self.sampler.progress()

@@ -16,6 +16,7 @@ from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.costs import fit_memory
 from sage_grpo.models.base import differentiable
+from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -27,13 +28,15 @@ from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.decoding import Clips, frames_needed
 from sage_grpo.training.evaluate import Evaluation, evaluate
+from sage_grpo.training.given import check_cheap
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner, choose
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, describe, metadata_of, no_clips, score_everywhere
+from sage_grpo.training.scoring import Scored, describe, metadata_of, score_everywhere
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import (
     Diverged,
@@ -79,10 +82,15 @@ class Trainer:
         self.planner.check()
         if spec.by_gradient:
             differentiable(self.model)
-        self.vae = VaeMover(self.model)
+        check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
+        self.vae = VaeMover(self.model, config.model)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
+        self.small = None if config.model.decoder is None else load_decoder(config.model.decoder, self.model)
+        """What decodes in the VAE's place."""
+        self.whole = True
+        """Whether somebody else than rewards and sentinel looks at the clips of the coming iteration: else only their frames are decoded."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
 
@@ -160,6 +168,7 @@ class Trainer:
                 velocities=self.objective.needs_v_old,
             ),
             solver=config.solver,
+            cheap=config.cheap,
             progress=self.clock.ticker(passes.total()),
         )
 
@@ -170,17 +179,18 @@ class Trainer:
     def decode(self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = ()) -> Tensor:
         """The clips that this process scores, uint8. Rewards that compute elsewhere (`early`) get each micro-batch's as soon as they are there,
         with the prompts of their groups."""
-        batches = self.world.mine(len(rollout.latents))
-        tick = self.clock.ticker(len(batches))
-        clips = []
-        with self.vae.decoding():
-            for batch, latents in (rollout.latents[index] for index in batches):
-                clips.append(self.model.decode(latents))
+        mine = [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
+        tick = self.clock.ticker(len(mine))
+        frames = None if self.whole or self.small is not None else frames_needed(self.model, self.reward)
+        clips = Clips(self.model, frames, sum(len(latents) for _, latents in mine))
+        with self.vae.decoding() if self.small is None else nullcontext():
+            for batch, latents in mine:
+                decoded = clips.add(latents, self.small)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
-                    early.add(clips[-1], [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
+                    early.add(decoded, [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
                 tick()
-        return torch.cat(clips) if clips else no_clips(self.model.video)
+        return clips.videos
 
     def score(self, videos: Tensor, plan: Plan, early: Early | None = None) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""

@@ -15,7 +15,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.evaluate import evaluate
 from sage_grpo.training.inputs import prompts_from
-from sage_grpo.worlds.making.shapes.imperfect import clean_clips
+from sage_grpo.worlds.making.shapes.imperfect import CLIPS
 
 FOLDER = Path(str(files("sage_grpo") / "shapes" / "assets"))
 CEILING = 2.0
@@ -35,10 +35,10 @@ def test_folder_is_small_and_holds_safetensors_only() -> None:
 
 @pytest.mark.slow
 def test_vae_reconstructs_clean_clips(model) -> None:
+    from sage_grpo.worlds.making.autoencoder import psnr
     from sage_grpo.worlds.making.shapes.networks import load_vae
-    from sage_grpo.worlds.making.shapes.stages import psnr
 
-    clips = clean_clips(16, torch.Generator().manual_seed(5), torch.device("cpu"))
+    clips = CLIPS.clean(16, torch.Generator().manual_seed(5), torch.device("cpu"))
     assert psnr(load_vae(FOLDER, torch.device("cpu")), clips) >= 28.0
 
 

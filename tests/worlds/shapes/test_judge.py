@@ -8,7 +8,7 @@ from torch import Tensor
 
 import needs
 from sage_grpo.types import Reward
-from sage_grpo.worlds.making.shapes.imperfect import blur, jitter
+from sage_grpo.worlds.making.imperfect import blur, jitter
 from sage_grpo.worlds.shapes import judge as judge_module
 from sage_grpo.worlds.shapes.judge import WEIGHTS, NaiveProxy, ShapesJudge
 from sage_grpo.worlds.shapes.render import backdrop, coverage, palette, render, to_uint8, trajectory

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.worlds.making.shapes.imperfect import blur, imperfect_captions, imperfect_clips, jitter, misnamed
+from sage_grpo.worlds.making.flow import draw_sigma
+from sage_grpo.worlds.making.imperfect import blur, jitter
+from sage_grpo.worlds.making.options import Flaws
+from sage_grpo.worlds.making.shapes.imperfect import CLIPS, imperfect_captions, misnamed
 from sage_grpo.worlds.making.shapes.networks import (
     PREFIX_LENGTH,
     build_text_encoder,
@@ -23,9 +26,8 @@ from sage_grpo.worlds.making.shapes.networks import (
     used_parameters,
     velocity,
 )
-from sage_grpo.worlds.making.shapes.options import Flaws, PretrainOptions, Sizes
+from sage_grpo.worlds.making.shapes.options import PretrainOptions, Sizes
 from sage_grpo.worlds.making.shapes.pretrain import pretrain
-from sage_grpo.worlds.making.shapes.stages import draw_sigma
 from sage_grpo.worlds.making.training import Trainer, learning_rate
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, TEMPLATES, from_text, random_scenes, to_text, train_scenes, words
 
@@ -119,9 +121,9 @@ def test_flaws_change_the_share_of_clips_they_claim() -> None:
     generator = torch.Generator().manual_seed(0)
     scenes = random_scenes(300, generator)
     none = Flaws(jitter_share=0, blur_share=0, noise_share=0)
-    clean = imperfect_clips(scenes, none, generator, CPU)
+    clean = CLIPS.imperfect(scenes, none, generator, CPU)
     for share in ("jitter_share", "blur_share", "noise_share"):
-        spoilt = imperfect_clips(scenes, replace(none, **{share: 0.4}), generator, CPU)
+        spoilt = CLIPS.imperfect(scenes, replace(none, **{share: 0.4}), generator, CPU)
         changed = (spoilt != clean).flatten(1).any(1).float().mean()
         assert changed == pytest.approx(0.4, abs=0.1)
 

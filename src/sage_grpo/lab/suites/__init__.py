@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sage_grpo.lab.design import Suite
+from sage_grpo.lab.suites.after import after
 from sage_grpo.lab.suites.common import Size, expected_seconds
 from sage_grpo.lab.suites.headline import headline, tuning
 from sage_grpo.lab.suites.leash import (
@@ -20,6 +21,15 @@ from sage_grpo.lab.suites.leash import (
 )
 from sage_grpo.lab.suites.methods import distance, scaling, table2, table2_a
 from sage_grpo.lab.suites.samplers import equaliser, noise, regime
+from sage_grpo.lab.suites.second import (
+    scenes_equaliser,
+    scenes_hacking,
+    scenes_headline,
+    scenes_lora,
+    scenes_prompts,
+    scenes_sentinel,
+    scenes_tuning,
+)
 
 __all__ = ["SUITES", "Size", "expected_seconds"]
 
@@ -27,7 +37,16 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(distance, headline, tuning, regime, dose, taken, witness),
+        *(distance, headline, tuning, regime, dose, taken, witness, after),
+        *(
+            scenes_headline,
+            scenes_tuning,
+            scenes_hacking,
+            scenes_sentinel,
+            scenes_equaliser,
+            scenes_prompts,
+            scenes_lora,
+        ),
     )
 }
 """Name -> the suite of a size: smoke for two CPU cores, brief and full for minutes of a GPU."""

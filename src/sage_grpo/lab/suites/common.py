@@ -52,6 +52,8 @@ PER_ITERATION, PER_EVALUATION, PER_RUN = 0.044, 0.05, 0.2
 docs/results/table2 and docs/results/distance, over 16)."""
 SHARES: Mapping[str, float] = {"branch": 0.45, "branch_long": 0.7, "flow_grpo": 2.0, "nft": 4.3, "awm": 3.1}
 """What an iteration of other methods takes of that (docs/results/headline)."""
+WORLD_SHARES: Mapping[str, float] = {"scenes": 5.0}
+"""What an iteration and an evaluation take of that in another world: by operations, not measured yet."""
 
 
 def judged(weights: Mapping[str, float] = SETTING_B) -> list[Mapping[str, Any]]:
@@ -75,9 +77,10 @@ def expected_seconds(suite: Suite) -> float:
     total = 0.0
     for arm in suite.arms:
         iterations = arm.iterations or suite.iterations or 45
-        rate = PER_ITERATION * SHARES.get(arm.recipe.partition("/")[2], 1.0)
+        target, _, method = arm.recipe.partition("/")
+        rate, scale = PER_ITERATION * SHARES.get(method, 1.0), WORLD_SHARES.get(target, 1.0)
         evaluations = 0 if suite.kind == "rollout" else len({iterations, *(suite.points or ())} - {0})
-        total += len(suite.seeds) * (PER_RUN + iterations * rate + evaluations * PER_EVALUATION)
+        total += len(suite.seeds) * (PER_RUN + scale * (iterations * rate + evaluations * PER_EVALUATION))
     return total
 
 

@@ -254,7 +254,7 @@ def _milliseconds(
 def checked_backend(asked: str, network: nn.Module) -> str:
     """What can be asked of this network: where nothing can choose a kernel, PyTorch chooses."""
     ours = PackedAttention | PlainAttention
-    if any(asked != "auto" or isinstance(processor, ours) for processor in _processors(network)):
+    if any(asked != "auto" or isinstance(processor, ours) for processor in processors(network)):
         return asked
     if asked not in ("auto", "native"):
         raise ModelError(f'model.attention "{asked}": this network knows PyTorch\'s own choice only. Use "auto".')
@@ -263,11 +263,11 @@ def checked_backend(asked: str, network: nn.Module) -> str:
 
 def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:
     """Set the backend of one network; diffusers' set_attention_backend would also change the process's default."""
-    for processor in _processors(network):
+    for processor in processors(network):
         processor._attention_backend = backend
 
 
-def _processors(network: nn.Module) -> list[Any]:
+def processors(network: nn.Module) -> list[Any]:
     """The processors whose backend can be chosen; older ones of diffusers (SD3.5's) call PyTorch themselves."""
     found = [getattr(module, "processor", None) for module in network.modules()]
     return [processor for processor in found if "_attention_backend" in dir(type(processor))]

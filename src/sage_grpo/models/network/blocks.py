@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, get_args
@@ -20,6 +21,8 @@ KEEP: tuple[str, ...] = get_args(Keep)
 
 _sampling: ContextVar[bool] = ContextVar("sampling", default=False)
 """Whether the pass under way builds graphs only to be equal to one that needs them."""
+_plain: ContextVar[bool] = ContextVar("plain", default=False)
+"""Whether the pass under way need not be equal to one with gradients."""
 RECOMPILES = 64
 """Versions of one block for which a compiler is asked (lengths, dtypes, with and without gradients); beyond it would silently
 run the plain code, whose bits are others."""
@@ -133,7 +136,7 @@ def keep_one_graph(network: nn.Module) -> None:
     forward = network.forward
 
     def always_with_gradient(*arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or _plain.get():
             return forward(*arguments, **named)
         token = _sampling.set(True)
         try:
@@ -144,3 +147,13 @@ def keep_one_graph(network: nn.Module) -> None:
         return output.detach() if isinstance(output, Tensor) else tuple(part.detach() for part in output)
 
     network.forward = always_with_gradient
+
+
+@contextmanager
+def without_graphs() -> Iterator[None]:
+    """Inside, passes without gradients build no graphs in compiled networks either: what a cache keeps of them would hold theirs."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)

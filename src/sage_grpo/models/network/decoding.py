@@ -9,7 +9,7 @@ them run a function of this file instead of their own forward.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,13 +23,26 @@ CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
 
 
-def to_uint8(chunks: Iterable[Tensor]) -> Tensor:
-    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU."""
-    clips, device = [], torch.device("cpu")
+def to_uint8(chunks: Iterable[Tensor], frames: Sequence[int] | None = None) -> Tensor:
+    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU.
+
+    With `frames` (in order) only those become one: no others are converted or copied, and no chunk is asked for after the last of them. The
+    chunks between them are computed all the same: decoders carry the past of every convolution along.
+    """
+    clips, device, passed = [], torch.device("cpu"), 0
     for pixels in chunks:
-        clip = ((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-        clips.append(clip.permute(0, 2, 3, 4, 1).to("cpu", non_blocking=True))  # while the next chunk is computed
+        count = pixels.shape[2]
+        if frames is not None:
+            pixels = pixels[:, :, [index - passed for index in frames if passed <= index < passed + count]]
+        passed += count
+        if pixels.shape[2]:
+            clip = ((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+            clips.append(clip.permute(0, 2, 3, 4, 1).to("cpu", non_blocking=True))  # while the next chunk is computed
         device = pixels.device
+        if frames is not None and passed > frames[-1]:
+            break
+    if isinstance(chunks, Generator):
+        chunks.close()  # a decoder that is left early puts its modules back
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return torch.cat(clips, dim=1).contiguous()
@@ -98,11 +111,13 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
     ours = _all(vae.decoder, WanRMS_norm, rms_norm) | _all(vae.decoder, WanUpsample, nn.Upsample.forward)
     vae.clear_cache()
     x = vae.post_quant_conv(z)
-    with _running(ours):
-        for number, frame in enumerate(x.split(1, dim=2)):
-            kept = {"feat_cache": vae._feat_map, "feat_idx": [0], "first_chunk": number == 0}
-            yield unpatchify(vae.decoder(frame, **kept), vae.config.patch_size or 1).clamp(-1, 1)
-    vae.clear_cache()
+    try:
+        with _running(ours):
+            for number, frame in enumerate(x.split(1, dim=2)):
+                kept = {"feat_cache": vae._feat_map, "feat_idx": [0], "first_chunk": number == 0}
+                yield unpatchify(vae.decoder(frame, **kept), vae.config.patch_size or 1).clamp(-1, 1)
+    finally:
+        vae.clear_cache()
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:

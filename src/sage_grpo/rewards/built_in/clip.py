@@ -24,7 +24,7 @@ from sage_grpo.rewards.built_in.pretrained import (
     load_whole,
     read_safetensors,
 )
-from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, sample_indices, short_edge_size
+from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
 
@@ -75,8 +75,6 @@ class ClipEncoder:
         self,
         model: str,
         tokenizer: str | None,
-        sample_fps: float,
-        num_frames: int,
         fit: Fit = "crop",
         loaded: Any = None,
         halves: Halves = "even",
@@ -94,12 +92,11 @@ class ClipEncoder:
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
         self._size = self.model.config.vision_config.image_size
         self._length = self.model.config.text_config.max_position_embeddings
-        self._sample_fps, self._num_frames, self._fit, self._halves = sample_fps, num_frames, fit, halves
+        self._fit, self._halves = fit, halves
 
-    def frames(self, videos: Tensor, fps: float) -> Tensor:
-        """B x sampled frames x dim, of length 1."""
-        indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
-        chosen = videos[:, indices].to(self.model.device)
+    def frames(self, videos: Tensor, indices: Sequence[int]) -> Tensor:
+        """B x these frames x dim, of length 1."""
+        chosen = videos[:, list(indices)].to(self.model.device)
         pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit, halves=self._halves).to(self.model.dtype)
         features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
         return F.normalize(features, dim=-1).view(videos.shape[0], len(indices), -1)
@@ -112,9 +109,9 @@ class ClipEncoder:
         ).to(self.model.device)
         return F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
 
-    def cosines(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-        """B x sampled frames: how near each is to its clip's prompt."""
-        return torch.einsum("bfd,bd->bf", self.frames(videos, fps), self.texts(prompts))
+    def cosines(self, videos: Tensor, prompts: Sequence[str], indices: Sequence[int]) -> Tensor:
+        """B x these frames: how near each is to its clip's prompt."""
+        return torch.einsum("bfd,bd->bf", self.frames(videos, indices), self.texts(prompts))
 
 
 class ClipScore(NetworkReward):
@@ -146,14 +143,15 @@ class ClipScore(NetworkReward):
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, fit)
-        super().__init__(self._encoder.model, dtype=dtype)
+        self._encoder = ClipEncoder(model, tokenizer, fit)
+        super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
         self._scale, self._clamp, self._prefix = scale, clamp, prefix
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        cosine = self._encoder.cosines(videos, [self._prefix + prompt for prompt in prompts], fps)
+        indices = self.frames_read(videos.shape[1], fps)
+        cosine = self._encoder.cosines(videos, [self._prefix + prompt for prompt in prompts], indices)
         kept = cosine.clamp(min=0) if self._clamp else cosine
         return {"CLIPScore": self._scale * kept.mean(dim=1)}
 
@@ -189,14 +187,14 @@ class PickScore(NetworkReward):
     ) -> None:
         if divide_by <= 0:
             raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
-        self._encoder = ClipEncoder(model, tokenizer, sample_fps, num_frames, fit, halves="down")
-        super().__init__(self._encoder.model, dtype=dtype)
+        self._encoder = ClipEncoder(model, tokenizer, fit, halves="down")
+        super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
         self._divide_by = divide_by
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        cosine = self._encoder.cosines(videos, prompts, fps)
+        cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
         scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
         return {"PickScore": scale * cosine.mean(dim=1)}
 
@@ -229,14 +227,14 @@ class Aesthetic(NetworkReward):
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, None, sample_fps, num_frames, fit)
+        self._encoder = ClipEncoder(model, None, fit)
         layers = check_head(_read_linears(Path(head)), self._encoder.model.config.projection_dim, head)
-        super().__init__(self._encoder.model, dtype=dtype, layers=layers)
+        super().__init__(self._encoder.model, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; prompts do not matter."""
-        values = self._encoder.frames(videos, fps)
+        values = self._encoder.frames(videos, self.frames_read(videos.shape[1], fps))
         for weight, bias in self._layers:
             values = F.linear(values, weight, bias)
         return {"Aesthetic": values.squeeze(-1).mean(dim=1)}
@@ -342,10 +340,11 @@ class Hpsv2(NetworkReward):
         )  # half precision becomes float32 when it is copied
         model = CLIPModel(CLIPConfig.from_pretrained(base))
         fill(model, state, f"The HPSv2 checkpoint {checkpoint} for a {base}")
-        self._encoder = ClipEncoder(base, "", sample_fps, num_frames, "pad", loaded=model)
-        super().__init__(model, dtype=dtype)
+        self._encoder = ClipEncoder(base, "", "pad", loaded=model)
+        super().__init__(model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        return {"HPSv2": self._encoder.cosines(videos, prompts, fps).mean(dim=1)}
+        cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
+        return {"HPSv2": cosine.mean(dim=1)}

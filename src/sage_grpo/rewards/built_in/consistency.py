@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.built_in.clip import CLIP_FOLDER
 from sage_grpo.rewards.built_in.pretrained import NetworkReward, in_passes, load_whole
-from sage_grpo.rewards.frames import IMAGENET_PIXELS, centre_offset, normalise, sample_indices, short_edge_size
+from sage_grpo.rewards.frames import IMAGENET_PIXELS, centre_offset, normalise, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, PartScores, RewardFacts
 
@@ -70,14 +70,18 @@ class _Consistency(NetworkReward):
             raise RewardConfigError(
                 f"sample_fps of {self.facts.parts} must be 0 (every frame) or more, got {sample_fps}."
             )
-        super().__init__(model, dtype=dtype)
-        self._model, self._sample_fps = model, sample_fps
+        super().__init__(model, dtype=dtype, sample_fps=sample_fps)
+        self._model = model
+
+    def frames_read(self, count: int, fps: float) -> list[int]:
+        """Every frame, unless told otherwise."""
+        return super().frames_read(count, fps) if self._sample_fps > 0 else list(range(count))
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; prompts do not matter."""
         part, (count, total) = self.facts.parts, videos.shape[:2]
-        chosen = sample_indices(total, fps, sample_fps=self._sample_fps) if self._sample_fps > 0 else list(range(total))
+        chosen = self.frames_read(total, fps)
         if len(chosen) < 2:
             why = f"{part} compares frames, and {len(chosen)} of the clip's {total} is looked at"
             return PartScores({part: torch.full((count,), torch.nan)}, dict.fromkeys(range(count), why))

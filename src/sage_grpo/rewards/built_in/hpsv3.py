@@ -22,7 +22,7 @@ from sage_grpo.rewards.built_in.pretrained import (
     under,
 )
 from sage_grpo.rewards.built_in.qwen import Chat, read_template, renamed, target_size
-from sage_grpo.rewards.frames import normalise, resize_as_pillow, sample_indices
+from sage_grpo.rewards.frames import normalise, resize_as_pillow
 from sage_grpo.types import FileSource, RewardFacts
 
 CONVERT = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
@@ -82,13 +82,13 @@ class Hpsv3(NetworkReward):
         config.get_text_config().vocab_size = len(self._chat.tokenizer)
         weights_dtype = getattr(torch, dtype)
         self.model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
-        super().__init__(self.model, dtype=None, layers=layers)  # loaded as it computes; its rope stays float32
-        self._sample_fps, self._num_frames = sample_fps, num_frames
+        # loaded as it computes; its rope stays float32
+        super().__init__(self.model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        chosen = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        chosen = self.frames_read(videos.shape[1], fps)
         frames = videos[:, chosen].flatten(0, 1).permute(0, 3, 1, 2)
         texts = [prompt for prompt in prompts for _ in chosen]
         scores = in_passes(self._score, FRAMES_A_PASS, frames, texts)

@@ -28,7 +28,6 @@ from sage_grpo.rewards.built_in.pretrained import (
     read_safetensors,
     under,
 )
-from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
 
@@ -104,17 +103,18 @@ class ImageReward(NetworkReward):
         fill(self._text, text, f"The text encoder in {checkpoint}")
         head = numbered_layers(under(state, "mlp.layers."), checkpoint)
         layers = check_head(head, self._text.config.hidden_size, checkpoint)
-        super().__init__(self._vision, self._text, dtype=dtype, layers=layers)
+        super().__init__(
+            self._vision, self._text, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames
+        )
         self._tokenizer = load_tokenizer(tokenizer, self._text.config.vocab_size)
         # BLIP's two tokens of its own; no prompt needs them, but one that holds their text is read as by the authors
         self._tokenizer.add_special_tokens({"bos_token": "[DEC]"})
         self._tokenizer.add_tokens(["[ENC]"], special_tokens=True)
-        self._sample_fps, self._num_frames = sample_fps, num_frames
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
-        chosen = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        chosen = self.frames_read(videos.shape[1], fps)
         frames = videos[:, chosen].flatten(0, 1)
         tokens = self._tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=LONGEST, return_tensors="pt"

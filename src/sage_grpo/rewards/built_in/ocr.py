@@ -70,9 +70,13 @@ class OcrReward:
         self._sample_fps, self._num_frames, self._aggregate = sample_fps, num_frames, aggregate
         self._engine = engine or _rapid_ocr()
 
+    def frames_read(self, count: int, fps: float) -> list[int]:
+        """The frames that are read."""
+        return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; a prompt without quoted text cannot be scored."""
-        indices = sample_indices(videos.shape[1], fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+        indices = self.frames_read(videos.shape[1], fps)
         scores, reasons = torch.full((len(prompts),), torch.nan), {}
         for index, prompt in enumerate(prompts):
             target = normalise(quoted_text(prompt))

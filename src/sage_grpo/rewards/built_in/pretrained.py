@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
+from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import RewardFacts
 
@@ -22,11 +23,26 @@ class NetworkReward:
 
     facts: ClassVar[RewardFacts]
 
-    def __init__(self, *models: Any, dtype: str | None = "", layers: Layers = ()) -> None:
-        """dtype: of the models where they compute; empty is float32, None leaves them as they are. layers: of a head, which stay float32."""
+    def __init__(
+        self,
+        *models: Any,
+        dtype: str | None = "",
+        layers: Layers = (),
+        sample_fps: float,
+        num_frames: int = 0,
+    ) -> None:
+        """dtype: of the models where they compute; empty is float32, None leaves them as they are. layers: of a head, which stay float32.
+
+        sample_fps, num_frames: frames a second that are looked at, and at most how many (0: no limit).
+        """
         self._models = [model.eval().requires_grad_(False) for model in models]
         self._dtype = None if dtype is None else getattr(torch, dtype or "float32")
         self._layers = layers
+        self._sample_fps, self._num_frames = sample_fps, num_frames
+
+    def frames_read(self, count: int, fps: float) -> list[int]:
+        """The frames that are looked at."""
+        return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -155,11 +155,10 @@ def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int 
     return torch.linspace(0, frames - 1, count).round().long().tolist()
 
 
-def pixel_frames(clip: Tensor, video_fps: float, config: VideoAlignConfig) -> Tensor:
-    """Sample, resize (rounded to uint8), scale and normalise one clip F x H x W x 3 to T x 3 x H' x W' floats."""
-    indices = frame_indices(clip.shape[0], video_fps, fps=config.fps, num_frames=config.num_frames)
+def pixel_frames(clip: Tensor, indices: Sequence[int], config: VideoAlignConfig) -> Tensor:
+    """Take frames of one clip F x H x W x 3, resize (rounded to uint8), scale and normalise them to T x 3 x H' x W' floats."""
     height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels, min_pixels=MIN_PIXELS)
-    return normalise(resize_uint8(clip[indices].permute(0, 3, 1, 2), height, width).float() / 255)
+    return normalise(resize_uint8(clip[list(indices)].permute(0, 3, 1, 2), height, width).float() / 255)
 
 
 class LoraLinear(nn.Module):
@@ -263,9 +262,14 @@ class VideoAlign:
         parts = {part: scores[:, index] for index, part in enumerate(PARTS)}
         return {**parts, "Overall": scores.sum(dim=1)}
 
+    def frames_read(self, count: int, fps: float) -> list[int]:
+        """The frames that the model looks at."""
+        return frame_indices(count, fps, fps=self.config.fps, num_frames=self.config.num_frames)
+
     def prepare(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
         """Token ids padded on the right, mask, positions, patches and grid of a batch."""
-        clips = [pixel_frames(clip, fps, self.config) for clip in videos.to(self.device)]
+        indices = self.frames_read(videos.shape[1], fps)
+        clips = [pixel_frames(clip, indices, self.config) for clip in videos.to(self.device)]
         return {name: value.to(self.device) for name, value in self._chat.batch(prompts, clips).items()}
 
     def _read_head(self, hidden: Tensor, ids: Tensor) -> Tensor:

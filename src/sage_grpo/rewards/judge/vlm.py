@@ -159,11 +159,13 @@ class VlmJudge:
                 self._ledger.keep(digest, scores, reasons, usage)
         return scores, _together(reasons) if scores else problem
 
+    def frames_read(self, count: int, fps: float) -> list[int]:
+        """The frames that the judge gets to see."""
+        return sample_indices(count, fps, sample_fps=self._frames.sample_fps, max_frames=self._frames.num_frames)
+
     def request(self, clip: Tensor, prompt: str, fps: float) -> bytes:
         """The body of the request for one clip: everything that the scores depend on, and nothing secret."""
-        indices = sample_indices(
-            clip.shape[0], fps, sample_fps=self._frames.sample_fps, max_frames=self._frames.num_frames
-        )
+        indices = self.frames_read(clip.shape[0], fps)
         wanted = "\n".join(f"- {name}: {question}" for name, question in self._questions.items())
         form = ", ".join(f'"{name}": {{"reason": "one sentence", "score": number}}' for name in self._questions)
         times = ", ".join(f"{index / fps:.2f}" for index in indices)

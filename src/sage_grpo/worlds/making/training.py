@@ -6,12 +6,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.inside import replacing
-from sage_grpo.worlds.making.shapes.options import PretrainOptions
 
 Inputs = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -27,6 +28,10 @@ def learning_rate(peak: float, progress: float, warm_up: float = 0.04) -> float:
         return peak * (progress + 1e-3) / (warm_up + 1e-3)
     fall = 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warm_up) / (1 - warm_up))))
     return peak * (0.01 + 0.99 * fall)
+
+
+class OutOfTime(Exception):
+    """The minutes of a call are over; the state is saved."""
 
 
 class Step:
@@ -85,13 +90,33 @@ class Step:
         return graph, static, outputs
 
 
+class TrainerOptions(Protocol):
+    """What a trainer asks of the options of its command."""
+
+    @property
+    def states(self) -> Path:
+        """Folder of the states to resume from."""
+
+    @property
+    def resume(self) -> bool:
+        """Go on from the saved state."""
+
+    @property
+    def graphs(self) -> bool:
+        """Capture steps as CUDA graphs."""
+
+    @property
+    def report_seconds(self) -> float:
+        """Seconds between two printed lines."""
+
+
 class Trainer:
     """AdamW with clipping and averaged weights over named parameters, within a budget, resumable."""
 
     def __init__(
         self,
         name: str,
-        options: PretrainOptions,
+        options: TrainerOptions,
         *,
         parameters: Mapping[str, nn.Parameter],
         loss: Callable[[Inputs], Inputs],
@@ -101,10 +126,14 @@ class Trainer:
         peak_lr: float,
         weight_decay: float,
         average: float,
+        until: float = math.inf,
     ) -> None:
-        """`minutes` of training, those before a resume counted; or `steps`, where they are not 0. `batches` is told the progress in [0, 1]."""
+        """`minutes` of training, those before a resume counted; or `steps`, where they are not 0. `batches` is told the progress in [0, 1].
+
+        `until` is a time of perf_counter at which this process has to save and stop, wherever it is.
+        """
         self.name, self.parameters = name, dict(parameters)
-        self._options, self._minutes, self._most_steps = options, minutes, steps
+        self._options, self._minutes, self._most_steps, self._until = options, minutes, steps, until
         self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
         self._weights: list[Tensor] = list(self.parameters.values())
         self._batches, self._average, self._peak_lr = batches, average, peak_lr
@@ -125,7 +154,10 @@ class Trainer:
         return self._spent / max(1e-9, 60 * self._minutes)
 
     def run(self, report: Callable[[], None] = lambda: None) -> None:
-        """Train until the budget is used up, then leave the averaged weights in the network; `report` is called at every report."""
+        """Train until the budget is used up, then leave the averaged weights in the network; `report` is called at every report.
+
+        Raises OutOfTime, with the state saved, when the time of this process is over first.
+        """
         last, reported, saved, reported_steps = (*[time.perf_counter()] * 3, self.steps)
         while self.progress < 1:
             outputs = self._advance()
@@ -146,6 +178,9 @@ class Trainer:
             if now - saved >= SAVE_SECONDS:
                 self.save()
                 saved = time.perf_counter()
+            if now >= self._until and self.progress < 1:
+                self.save()
+                raise OutOfTime(f"[{self.name}] stopped at step {self.steps}, {self.progress:.0%}")
         self.save()
         with torch.no_grad():
             torch._foreach_copy_(self._weights, list(self.averaged.values()))
@@ -167,12 +202,12 @@ class Trainer:
         if not self._file.exists() or self._caution < 0.1:
             raise FloatingPointError(f"The loss of stage {self.name} is not finite; lower its learning rate.")
         steps, spent = self.steps, self._spent
-        self.load()
+        self.load(random=False)  # other batches than those that broke it
         self.steps, self._spent, self._caution = steps, spent, self._caution / 2
         print(f"[{self.name}] the loss is not finite: back to the saved state, half the rate", flush=True)
 
     def save(self) -> None:
-        """Write weights, averages, moments and counters in one atomic step."""
+        """Write weights, averages, moments, counters and the state of the random numbers in one atomic step."""
         from safetensors.torch import save_file
 
         tensors = {f"weight/{key}": value.detach() for key, value in self.parameters.items()}
@@ -180,13 +215,16 @@ class Trainer:
         for key, parameter in self.parameters.items():
             for slot, value in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"{slot}/{key}"] = value
+        tensors["random/cpu"] = torch.get_rng_state()
+        if self._weights[0].is_cuda:
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self._weights[0].device)
         counters = {"steps": self.steps, "spent": self._spent, "caution": self._caution}
         plain = {key: value.cpu().contiguous() for key, value in tensors.items()}
         with replacing(self._file) as fresh:
             save_file(plain, fresh, {"counters": json.dumps(counters)})
 
-    def load(self) -> bool:
-        """Take up a saved state; False where there is none."""
+    def load(self, *, random: bool = True) -> bool:
+        """Take up a saved state, with its random numbers unless told otherwise; False where there is none."""
         from safetensors import safe_open
 
         if not self._file.exists():
@@ -202,6 +240,10 @@ class Trainer:
                     self._optimizer.state[parameter] = {
                         slot: file.get_tensor(full).to(parameter.device) for slot, full in slots.items()
                     }
+            if random and "random/cpu" in names:
+                torch.set_rng_state(file.get_tensor("random/cpu"))
+            if random and "random/cuda" in names and self._weights[0].is_cuda:
+                torch.cuda.set_rng_state(file.get_tensor("random/cuda"), self._weights[0].device)
         self.steps, self._spent, self._caution = counters["steps"], counters["spent"], counters["caution"]
         print(f"[{self.name}] resumed at step {self.steps}, {self.progress:.0%}", flush=True)
         return True

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.worlds.scenes.scene import ATTRIBUTES, BESIDE, MEMBERS, PASSES, ROLLS, SceneBatch
+from sage_grpo.worlds.scenes.scene import ATTRIBUTES, MEMBERS, ROLLS, SceneBatch
 from sage_grpo.worlds.shapes.render import pixel_centres, to_uint8
 
 __all__ = ["draw", "layout_of", "render", "scroll_of", "to_uint8"]
@@ -29,11 +29,11 @@ COLOURS: tuple[tuple[float, float, float], ...] = (
     (0.02, 0.76, 0.84),  # cyan
 )
 """RGB of each object colour, in the order of ATTRIBUTES["colour"]."""
-TINT = 0.78
+TINT = 0.88
 """The second tone of a texture is this far from the colour to white."""
 
-RADIUS = 0.25
-"""No part of an object is farther from its centre, in world units: 8 pixels in a frame of 64."""
+RADIUS = 0.23
+"""No part of an object is farther from its centre, in world units: 7.4 pixels in a frame of 64."""
 MARGIN = 0.03
 """Least distance between an object and the border, in world units."""
 FOOT: tuple[float, ...] = (1.0, 0.8, 0.84, 1.0, 0.6)
@@ -63,11 +63,11 @@ LOOSE = 0.03
 """How far an object may stand off its place in the group."""
 GROUPS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0)),
-    ((-0.29, 0.06), (0.29, -0.06), (0.0, 0.0)),
-    ((-0.28, 0.14), (0.28, 0.16), (0.0, -0.22)),
+    ((-0.28, 0.06), (0.28, -0.06), (0.0, 0.0)),
+    ((-0.28, 0.15), (0.28, 0.15), (0.0, -0.26)),
 )
 """Places (x, y) of one, two, three objects, around the middle of the group."""
-PASS_DEPTH = 0.10
+PASS_DEPTH = 0.17
 """An object that passes, and the one it passes, stand this far before and behind the standing place."""
 APART = 0.34
 """Half the distance (x) between an object and the one at whose side it stays."""
@@ -75,13 +75,12 @@ APART = 0.34
 _RIGHT, _LEFT, _BOUNCE, _SPIN, _RISE, _CIRCLE = range(len(ATTRIBUTES["verb"]))
 _VERB_SIGN = (1.0, -1.0, 0.0, 0.0, 0.0, 0.0)
 _CAMERA_SIGN = (0.0, -1.0, 1.0)
-_ROLLS = tuple(float(kind in ROLLS) for kind in ATTRIBUTES["kind"])
-# Where the moving object stands, seen from the middle between it and the other, by relation.
-_RELATION_PLACE = tuple(
+_ROLLS = tuple(kind in ROLLS for kind in ATTRIBUTES["kind"])
+RELATION_PLACE = tuple(
     (APART * ((name == "right") - (name == "left")), PASS_DEPTH * ((name == "front") - (name == "behind")))
     for name in ATTRIBUTES["relation"]
 )
-assert set(PASSES + BESIDE) < set(ATTRIBUTES["relation"])
+"""Where the moving object stands (x, y), seen from the middle between it and the other, by relation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +133,9 @@ def layout_of(batch: SceneBatch, frames: int) -> Layout:
     centres = spots_above.unsqueeze(2) + way.unsqueeze(1) * moves[:, None, None]
     centres = centres - torch.stack([pan, torch.zeros_like(pan)], -1).unsqueeze(1)
 
-    goes = (batch.verb == _RIGHT) | (batch.verb == _LEFT)
-    turns = goes & (_take(_ROLLS, batch.kind) > 0)
     # What rolls turns by the way it goes on the ground; upright kinds start upright, others at any angle.
     rolled = (way[..., 0] - way[:, :1, 0]) / RADIUS
-    angle = torch.where(turns.unsqueeze(1), rolled, turn) + 2 * math.pi * (
+    angle = torch.where(rolls(batch.kind, batch.verb).unsqueeze(1), rolled, turn) + 2 * math.pi * (
         batch.angle * starts_turned(batch)
     ).unsqueeze(1)
     plain = torch.zeros_like(batch.texture)
@@ -159,8 +156,12 @@ def layout_of(batch: SceneBatch, frames: int) -> Layout:
 
 def starts_turned(batch: SceneBatch) -> Tensor:
     """1.0 for clips whose objects start at any angle: those that roll or spin; the others stand upright."""
-    goes = (batch.verb == _RIGHT) | (batch.verb == _LEFT)
-    return ((batch.verb == _SPIN) | (goes & (_take(_ROLLS, batch.kind) > 0))).float()
+    return ((batch.verb == _SPIN) | rolls(batch.kind, batch.verb)).float()
+
+
+def rolls(kind: Tensor, verb: Tensor) -> Tensor:
+    """Whether a kind turns as it goes, by index tensors of one shape."""
+    return ((verb == _RIGHT) | (verb == _LEFT)) & _take(_ROLLS, kind)
 
 
 def path_of(verb: Tensor, count: Tensor, phase: Tensor, frames: int) -> tuple[Tensor, Tensor]:
@@ -183,7 +184,7 @@ def path_of(verb: Tensor, count: Tensor, phase: Tensor, frames: int) -> tuple[Te
 
 def standing(batch: SceneBatch) -> tuple[Tensor, Tensor]:
     """Where the group and the other object stand (x, y), B x 2 each."""
-    apart = _take(_RELATION_PLACE, batch.relation)
+    apart = _take(RELATION_PLACE, batch.relation)
     middle = torch.stack([batch.offset[:, 0] * slack(batch), GROUND + DEPTH_SLACK * batch.offset[:, 1]], -1)
     return middle + apart, middle - apart
 
@@ -194,7 +195,7 @@ def slack(batch: SceneBatch) -> Tensor:
     travel = torch.where(batch.count == 0, TRAVEL_ALONE, TRAVEL_MANY) * _take(_VERB_SIGN, batch.verb)
     mover = (travel - camera).abs() / 2 + CIRCLE_RADIUS * (batch.verb == _CIRCLE)
     group = _take(GROUPS, batch.count)[..., 0].abs().amax(1)
-    beside = _take(_RELATION_PLACE, batch.relation)[:, 0].abs()
+    beside = _take(RELATION_PLACE, batch.relation)[:, 0].abs()
     return 1 - MARGIN - RADIUS - LOOSE - torch.maximum(mover, camera.abs() / 2) - group - beside
 
 
@@ -220,7 +221,7 @@ def draw(layout: Layout, plates: Tensor) -> Tensor:
     return canvas.unflatten(0, (-1, frames))
 
 
-def _window(centres: Tensor, half_x: float, half_y: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def window(centres: Tensor, half_x: float, half_y: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Pixels around each centre: flat index N x P, and their distance from the centre in world units, N x P each.
 
     A window has the same number of pixels for all and lies inside the frame, so that painting costs what an object is large.
@@ -259,7 +260,7 @@ def _shade(
 ) -> None:
     lift = (ground - RADIUS * _take(FOOT, kind) - centres[:, 1]).clamp_min(0)
     foot = torch.stack([centres[:, 0], ground], -1)
-    flat, dx, dy = _window(foot, 1.7 * RADIUS, 0.55 * RADIUS, height, width)
+    flat, dx, dy = window(foot, 1.7 * RADIUS, 0.55 * RADIUS, height, width)
     wide = (RADIUS * (0.95 + 0.5 * lift)).unsqueeze(1)
     far = ((dx / wide).square() + (dy / (0.3 * wide)).square()).square()
     strength = SHADOW * torch.exp(-1.6 * lift).unsqueeze(1) * torch.exp(-far)
@@ -280,7 +281,7 @@ def _paint(
     texture: Tensor,
     **_: Tensor,
 ) -> None:
-    flat, dx, dy = _window(centres, RADIUS, RADIUS, height, width)
+    flat, dx, dy = window(centres, RADIUS, RADIUS, height, width)
     cover, tone, shade = appearance(kind, texture, angles, dx, dy, 2 / min(height, width))
     paint = paint_of(colour, tone) * shade.unsqueeze(-1)
     rows = canvas.flatten(1, 2)
@@ -310,9 +311,13 @@ def appearance(
     for index, pattern in enumerate(_PATTERNS, start=1):
         own = (texture == index).nonzero().squeeze(1)
         tone[own] = (0.5 - pattern(u[own], v[own]) / pixel).clamp(0, 1)
-    light = 1 - 0.10 * (dx + 1.6 * dy) / RADIUS  # from above, a little from the left, whatever the turn
     rim = 1 - 0.30 * ((edge + 0.16) / 0.16).clamp(0, 1)
-    return cover, tone, (light * rim).clamp(0, 1.02)
+    return cover, tone, light_at(dx, dy) * rim
+
+
+def light_at(dx: Tensor, dy: Tensor) -> Tensor:
+    """How bright an object is at a distance from its centre: from above, a little from the left, whatever its turn."""
+    return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1.02)
 
 
 def _ball(u: Tensor, v: Tensor) -> Tensor:
@@ -440,7 +445,7 @@ _TUFTS = (
 
 
 def _meadow(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> Tensor:
-    picture = _sky((0.60, 0.74, 0.86), (0.88, 0.92, 0.92), seen, y)
+    picture = _sky((0.48, 0.64, 0.78), (0.76, 0.82, 0.83), seen, y)
     slow = x + 0.15 * scroll
     for at, up, size in (
         (-0.85, -0.66, 0.10),
@@ -450,7 +455,7 @@ def _meadow(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) ->
         (1.5, -0.6, 0.12),
         (-1.6, -0.7, 0.1),
     ):
-        _layer(picture, _disc(slow, y, at, up, size, 2.2), (0.96, 0.97, 0.97), 4 * pixel, 0.8)
+        _layer(picture, _disc(slow, y, at, up, size, 2.2), (0.90, 0.92, 0.92), 4 * pixel, 0.8)
     far = x + 0.35 * scroll
     _layer(
         picture,
@@ -470,8 +475,8 @@ def _meadow(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) ->
 
 
 def _desert(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> Tensor:
-    picture = _sky((0.70, 0.72, 0.78), (0.94, 0.86, 0.74), seen, y)
-    _layer(picture, _disc(x + 0.08 * scroll, y, 0.5, -0.60, 0.15), (0.99, 0.96, 0.86), 2 * pixel)
+    picture = _sky((0.62, 0.63, 0.69), (0.87, 0.77, 0.63), seen, y)
+    _layer(picture, _disc(x + 0.08 * scroll, y, 0.5, -0.60, 0.15), (0.96, 0.91, 0.78), 2 * pixel)
     far = x + 0.35 * scroll
     mesa = 0.24 * ((far * 0.9 + 0.1).sin() * 5).tanh().clamp_min(-0.2)  # table mountains
     _layer(picture, _below(0.0 - mesa, y), (0.74, 0.62, 0.56), pixel)
@@ -483,20 +488,20 @@ def _desert(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) ->
 
 
 def _snow(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> Tensor:
-    picture = _sky((0.56, 0.62, 0.70), (0.78, 0.81, 0.85), seen, y)
+    picture = _sky((0.42, 0.48, 0.57), (0.64, 0.68, 0.74), seen, y)
     far = x + 0.35 * scroll
     peak = ((far * 1.1 + 0.2) % 1.0 - 0.5).abs() * 0.9
     low = ((far * 0.7 + 0.7) % 1.0 - 0.5).abs() * 0.8
     ridge = torch.minimum(-0.52 + peak, -0.34 + low)
-    _layer(picture, _below(ridge, y), (0.62, 0.67, 0.75), pixel)
+    _layer(picture, _below(ridge, y), (0.53, 0.59, 0.68), pixel)
     cap = torch.minimum(_below(ridge, y), -0.34 + 0.05 * torch.sin(17 * far).unsqueeze(-2) - y[:, None])
-    _layer(picture, cap, (0.88, 0.90, 0.93), pixel)
+    _layer(picture, cap, (0.80, 0.83, 0.87), pixel)
     mid = x + 0.6 * scroll
     tree = ((mid * 3.1) % 1.0 - 0.5).abs() * 0.75
     size = 0.10 * torch.sin(4.7 * mid)
-    _layer(picture, torch.minimum(_below(-0.20 + tree + size, y), (0.2 - y)[:, None]), (0.42, 0.50, 0.52), pixel)
-    picture = _ground(picture, seen, y, (0.84, 0.87, 0.90), (0.72, 0.77, 0.83), pixel)
-    return _layer(picture, _patches(seen, y, _TUFTS), (0.64, 0.69, 0.77), 2 * pixel, 0.7)
+    _layer(picture, torch.minimum(_below(-0.20 + tree + size, y), (0.2 - y)[:, None]), (0.36, 0.44, 0.47), pixel)
+    picture = _ground(picture, seen, y, (0.68, 0.72, 0.77), (0.57, 0.62, 0.70), pixel)
+    return _layer(picture, _patches(seen, y, _TUFTS), (0.76, 0.79, 0.83), 2 * pixel, 0.7)
 
 
 def _city(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> Tensor:

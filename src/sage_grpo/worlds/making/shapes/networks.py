@@ -150,11 +150,6 @@ def packed(transformer: HunyuanVideo15Transformer3DModel) -> PackedTransformer:
     return PackedTransformer(transformer)
 
 
-def portion(device: torch.device) -> int:
-    """Clips that the VAE takes at once without gradients: many on a GPU; on a CPU one at a time is twice as fast."""
-    return 256 if device.type == "cuda" else 1
-
-
 def encode_text(text_encoder: Qwen2_5_VLTextModel, prefix: Tensor, ids: Tensor) -> Tensor:
     """What the pipeline reads from the text encoder after its crop, B x L x D, for captions of ONE length.
 

@@ -1,0 +1,57 @@
+"""How few steps around the branch are enough: branch and branch_long with other solvers and numbers of steps that do not explore."""
+
+from __future__ import annotations
+
+from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.suites.common import COLUMNS, Size, judged, sized
+from sage_grpo.lab.suites.headline import EVALUATION, ITERATIONS
+
+SEEDS = tuple(range(8001, 8009))
+"""No run had these before."""
+LONG = 400
+WAYS = (
+    *((after, solver, 2) for after in (3, 2, 1) for solver in ("euler", "ab2")),
+    *((after, "ab2", 1) for after in (3, 2)),
+)
+"""Steps after the branch, solver, steps before it. The first is what the recipes have."""
+
+
+def after(size: Size) -> Suite:
+    """Steps after the branch and before it, and their solver, in short runs and in long ones."""
+    arms = [
+        Arm(
+            name=f"{name}, {_told(*way)}",
+            recipe=f"shapes/{name}",
+            options={
+                "rollout.after_steps": way[0],
+                "rollout.solver": way[1],
+                "rollout.before_steps": way[2],
+                **({"batch.micro_batch": 192} if name == "branch_long" else {}),
+            },
+            iterations=iterations,
+        )
+        for name, iterations in (("branch", ITERATIONS), ("branch_long", LONG))
+        for way in WAYS
+    ]
+    suite = Suite(
+        name="after",
+        title="How few steps around the branch are enough",
+        question="Steps that do not explore only lead to the branch, or make the clip that is scored. How few of them, with which solver, teach as much as "
+        "the recipe's two before and three Euler steps after it?",
+        arms=tuple(arms),
+        baseline=arms[0].name,
+        seeds=SEEDS,
+        options={**EVALUATION, "rewards": judged()},
+        iterations=ITERATIONS,
+        points=(0,),
+        columns=COLUMNS,
+        figures=("bars",),
+        notes="Seeds that nothing was chosen with, and the evaluation of `headline`: 512 clips, 20 steps. `sage-grpo probe --probe.ways.measure true` says of "
+        "the same ways how alike they rank the clips of a group (docs/probe.md).",
+    )
+    short = [arm.name for arm in arms if arm.iterations == ITERATIONS]
+    return sized(suite, size, brief=short, smoke=(short[0], short[3]))
+
+
+def _told(after: int, solver: str, before: int) -> str:
+    return f"{after} {solver}{'' if before == WAYS[0][2] else f', {before} before'}"

@@ -1,0 +1,54 @@
+"""From latents to the clips that rewards see: whole, or only the frames that somebody looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sage_grpo.models.base import DecodesFrames, VelocityModel
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.sentinel.figures import frames_seen
+from sage_grpo.training.scoring import no_clips
+from sage_grpo.types import VideoSpec
+
+
+def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
+    """Frames of a clip that a reward or the sentinel looks at; None is all, also where the model decodes none for itself."""
+    video = model.video
+    read = reward.frames_read(video.frames, video.fps) if isinstance(model, DecodesFrames) else None
+    return None if read is None else sorted({*read, *frames_seen(video.frames)})
+
+
+class Clips:
+    """The clips of one process, decoded a micro-batch at a time; with `frames` these alone, and all others are black."""
+
+    def __init__(self, model: VelocityModel, frames: Sequence[int] | None, count: int) -> None:
+        """count: clips of all micro-batches together."""
+        self.model, self.frames, self.done = model, frames, 0
+        self._whole: list[Tensor] = []
+        self._sparse = None if frames is None else black_clips(count, model.video)
+
+    def add(self, latents: Tensor, decode: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Decode some more, and return them. `decode` stands in for the model's own decoder, which makes whole clips."""
+        if self._sparse is None or self.frames is None or not isinstance(self.model, DecodesFrames):
+            self._whole.append((decode or self.model.decode)(latents))
+            return self._whole[-1]
+        clips = self._sparse[self.done : self.done + len(latents)]
+        clips[:, list(self.frames)] = self.model.decode_frames(latents, self.frames)
+        self.done += len(latents)
+        return clips
+
+    @property
+    def videos(self) -> Tensor:
+        """All of them."""
+        if self._sparse is not None:
+            return self._sparse
+        return torch.cat(self._whole) if self._whole else no_clips(self.model.video)
+
+
+def black_clips(count: int, video: VideoSpec) -> Tensor:
+    """Clips to write frames into. Frames that nobody writes take no memory: NumPy asks the system for zeros, PyTorch would write them."""
+    return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))

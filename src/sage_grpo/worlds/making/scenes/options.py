@@ -1,0 +1,68 @@
+"""What can be chosen in pretraining the scenes world's model; light, so that the command's help need not load torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_grpo.ranges import Count, NotNegative, Positive, checked
+from sage_grpo.worlds.making.options import StageOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How large the model is."""
+
+    latent_channels: int = 16
+    """Channels of a latent."""
+    vae_channels: tuple[int, ...] = (16, 48, 96)
+    """Channels of the VAE from full to lowest resolution, each a multiple of the first."""
+    vae_layers: int = 1
+    """Residual blocks a resolution in the encoder; the decoder has one more."""
+    heads: int = 4
+    """Attention heads of the transformer."""
+    head_dim: int = 64
+    """Channels a head."""
+    blocks: int = 11
+    """Blocks of the transformer."""
+    text_width: int = 128
+    """Width of the text encoder; a multiple of 4."""
+    text_layers: int = 2
+    """Layers of the text encoder."""
+
+
+@checked
+class PretrainOptions(StageOptions):
+    """Options of pretraining; the flaws of the data are among them."""
+
+    out: Path = Path("scenes-pretrained")
+    """Folder for the results: pipeline/, vae/, pictures, scores.json."""
+    jitter: NotNegative = 0.05
+    """Strongest shake, world units r.m.s. an axis (0.03125 is one pixel in a frame of 64)."""
+    blur: NotNegative = 1.5
+    """Strongest blur, pixels."""
+    vae_minutes: NotNegative = 7.5
+    """Minutes of VAE training."""
+    flow_minutes: NotNegative = 14.0
+    """Minutes of flow training."""
+    flow_lr: Positive = 8e-4
+    """Peak learning rate of the flow."""
+    vae_clips: Count = 24576
+    """Clips rendered for the VAE; each takes 0.2 MB."""
+    flow_clips: Count = 131_072
+    """Clips rendered, captioned and encoded for the flow; each takes 0.04 MB."""
+    latent_channels: Count = Sizes.latent_channels
+    """Channels of the latents."""
+    vae_channels: str = ",".join(map(str, Sizes.vae_channels))
+    """Channels of the VAE from full to lowest resolution, with commas; each a multiple of the first."""
+    heads: Count = Sizes.heads
+    """Attention heads of the transformer, of 64 channels each; 6 with 10 blocks are 25 million parameters."""
+    blocks: Count = Sizes.blocks
+    """Blocks of the transformer."""
+    bfloat16: bool = True
+    """Compute in bfloat16 on a GPU, on weights in single precision; without it in TF32. A CPU always computes in single precision."""
+
+    def sizes(self) -> Sizes:
+        """The sizes of the networks."""
+        channels = tuple(int(part) for part in self.vae_channels.split(","))
+        return Sizes(latent_channels=self.latent_channels, vae_channels=channels, heads=self.heads, blocks=self.blocks)

@@ -1,0 +1,203 @@
+"""A judge that knows the scenes: it scores a clip by the nearest thing that the renderer could have drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sage_grpo.types import PartScores, RewardFacts
+from sage_grpo.worlds.judging import Reader, alignment, check_clips, pick, ramp
+from sage_grpo.worlds.scenes.fit import (
+    STRAY_FROM,
+    STRAY_TO,
+    MotionFit,
+    Parts,
+    PlaceFit,
+    fit_motion,
+    fit_place,
+    nearest_clip,
+    redraw,
+    stray,
+    tell_apart,
+)
+from sage_grpo.worlds.scenes.objects import SLOTS, ObjectFit, find_objects
+from sage_grpo.worlds.scenes.scene import ATTRIBUTES, SIDE, SceneBatch, from_text
+
+WEIGHTS: dict[str, float] = {
+    "place": 0.10,
+    "camera": 0.10,
+    "count": 0.12,
+    "kind": 0.13,
+    "colour": 0.13,
+    "texture": 0.12,
+    "verb": 0.14,
+    "relation": 0.08,
+    "other_kind": 0.04,
+    "other_colour": 0.04,
+}
+"""Share of each attribute in TA; they sum to one."""
+
+PIXELS_AT_ONCE = 2**21
+"""Clips are judged in portions of about this many pixels, to bound memory."""
+
+_read = Reader("scenes", tuple(ATTRIBUTES), from_text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Everything the judge finds in a batch of clips before it looks at a prompt."""
+
+    vq: Tensor
+    """Visual quality, B."""
+    mq: Tensor
+    """Motion quality, B."""
+    gate: Tensor
+    """Mean over the frames of "there is an object that moves, and nothing that is not of this world", B."""
+    drift: Tensor
+    """R.m.s. distance to the nearest renderable clip, B."""
+    beliefs: dict[str, Tensor]
+    """For every attribute B x (its values): how far the clip shows each."""
+    nearest: SceneBatch
+    """The nearest renderable clip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenesJudge:
+    """Reward for clips of the scenes world, by analysis-by-synthesis.
+
+    The parts, each with one value a clip:
+
+    - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has objects of the world in one of its
+      places, wherever they are.
+    - ``MQ`` in [0, 1]: how closely the objects follow the nearest path of any verb, turning as they should, with one
+      identity throughout, before a camera that moves as one of the three does. What stands still follows none.
+    - ``TA`` in [0, 1]: how far the clip shows what the prompt says; ``TA/kind`` and so on are its parts. Where the
+      prompt names no second object, relation, other_kind and other_colour ask that there is none. NaN for a prompt
+      that `from_text` does not understand: that clip cannot be scored.
+    - ``Overall`` = TA + MQ / 2 + VQ / 2, at most 2; NaN with TA.
+    - ``drift`` >= 0, LOWER is better: r.m.s. distance (pixels in [0, 1]) to the nearest renderable clip. It is a
+      diagnostic of how far a policy has left the data manifold; give it weight 0, or a negative one.
+
+    All parts but drift are gated by "there is an object, and nothing unexplained of its size", without which blank
+    clips score well. Clips with a shorter side above 64 are judged at 64. fps is not used: a verb takes one clip.
+    """
+
+    facts: ClassVar = RewardFacts(
+        what="the judge of the embedded scenes world",
+        parts="VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute",
+    )
+
+    visual_width: float = 0.09
+    """R.m.s. pixel residual at which VQ has fallen to 1/e; 30 dB of noise leave 0.88."""
+    motion_width: float = 0.08
+    """R.m.s. distance from the path, in world units, at which MQ has fallen to 1/e; 0.03 is a pixel of 64."""
+    turn_width: float = 0.12
+    """Misfit of the turns, as a share of the object's area, at which MQ has fallen to 1/e."""
+    shake_width: float = 0.05
+    """R.m.s. distance of the camera from its way, in world units, at which MQ has fallen to 1/e."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that a call returns."""
+        return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in ATTRIBUTES))
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
+        """Score uint8 clips B x F x H x W x 3 against their prompts."""
+        check_clips(videos, prompts, frames=9, side=32, why="with fewer, a bounce cannot be seen")
+        if not len(videos):
+            return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
+        verdict = self.examine(videos)
+        wanted = _read(prompts, videos.device)
+        parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
+        parts |= alignment(wanted, verdict.beliefs, WEIGHTS, verdict.gate)
+        parts["Overall"] = parts["TA"] + 0.5 * verdict.mq + 0.5 * verdict.vq
+        return PartScores({name: parts[name].float() for name in self.names}, wanted.reasons)
+
+    @torch.no_grad()
+    def examine(self, videos: Tensor) -> Verdict:
+        """What the clips show, whatever was asked for: uint8 or float in [0, 1], B x F x H x W x 3."""
+        portion = max(1, PIXELS_AT_ONCE // videos[0, ..., 0].numel())
+        with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit
+            verdicts = [self._examine(part) for part in videos.split(portion)]
+        return Verdict(
+            **{name: torch.cat([getattr(one, name) for one in verdicts]) for name in ("vq", "mq", "gate", "drift")},
+            beliefs={name: torch.cat([one.beliefs[name] for one in verdicts]) for name in ATTRIBUTES},
+            nearest=SceneBatch(
+                **{
+                    field.name: torch.cat([getattr(one.nearest, field.name) for one in verdicts])
+                    for field in fields(SceneBatch)
+                }
+            ),
+        )
+
+    def _examine(self, videos: Tensor) -> Verdict:
+        videos = _at_size(videos.float() / 255 if videos.dtype == torch.uint8 else videos.float())
+        place = fit_place(videos)
+        objects = find_objects(videos, place.plates)
+        motions = fit_motion(objects, place.scroll)
+        parts = tell_apart(objects, motions)
+        nearest, drift = nearest_clip(videos, place, objects, motions, parts)
+
+        rest = (videos - redraw(place, objects, motions, parts)).flatten(0, 1)
+        there = pick(objects.present, parts.mover).amax(1)  # B x F
+        gate = there * (1 - ramp(stray(rest), STRAY_FROM, STRAY_TO)).unflatten(0, there.shape)
+        residual = rest.square().mean((1, 2, 3)).unflatten(0, there.shape)
+        always = (gate.mean(1) + gate.amin(1)) / 2  # one missing frame is a fault of motion
+        return Verdict(
+            vq=(gate * torch.exp(-residual / self.visual_width**2)).mean(1),
+            mq=self._follows(place, motions, parts) * always * _steady(place, objects, parts),
+            gate=gate.mean(1),
+            drift=drift,
+            beliefs=_beliefs(place, objects, motions, parts),
+            nearest=nearest,
+        )
+
+    def _follows(self, place: PlaceFit, motions: MotionFit, parts: Parts) -> Tensor:
+        """How closely everything moves as something in this world would, B."""
+        fault = motions.error / self.motion_width**2 + motions.turn / self.turn_width
+        idle = pick(motions.still, 1 - parts.mover) / self.motion_width**2 * parts.other
+        shake = place.shake / self.shake_width**2
+        return torch.exp(-pick(fault, parts.mover).amin(1) - idle - shake)
+
+
+def _at_size(videos: Tensor) -> Tensor:
+    """Clips at most SIDE high or wide, whichever is shorter."""
+    height, width = videos.shape[2:4]
+    short = min(height, width)
+    if short <= SIDE:
+        return videos
+    size = (round(height * SIDE / short), round(width * SIDE / short))
+    small = F.adaptive_avg_pool2d(videos.flatten(0, 1).movedim(-1, 1), size).movedim(1, -1)
+    return small.unflatten(0, videos.shape[:2])
+
+
+def _beliefs(place: PlaceFit, objects: ObjectFit, motions: MotionFit, parts: Parts) -> dict[str, Tensor]:
+    """Beliefs about a clip. Doing nothing competes with the verbs, so that it takes their credit."""
+    costs = torch.cat([motions.cost, motions.idle.unsqueeze(2)], 2)
+    number = pick(objects.present, parts.mover).sum(1).unsqueeze(-1)  # B x F x 1
+    counts = torch.arange(1, SLOTS + 1, device=number.device)
+    rest = 1 - parts.mover
+    second = parts.other.unsqueeze(1)
+    return {
+        "place": place.place.mean(1),
+        "camera": place.camera,
+        "count": (1 - (number - counts).abs()).clamp_min(0).mean(1),
+        "kind": pick(objects.kind, parts.mover).mean(1),
+        "colour": pick(objects.colour, parts.mover).mean(1),
+        "texture": pick(objects.texture, parts.mover).mean(1),
+        "verb": torch.softmax(-pick(costs, parts.mover), 1)[:, :-1],
+        "relation": parts.relation,
+        "other_kind": torch.cat([1 - second, second * pick(objects.kind, rest).mean(1)], 1),
+        "other_colour": torch.cat([1 - second, second * pick(objects.colour, rest).mean(1)], 1),
+    }
+
+
+def _steady(place: PlaceFit, objects: ObjectFit, parts: Parts) -> Tensor:
+    """How far all frames show the same objects in the same place, B."""
+    looks = [pick(beliefs, parts.mover) for beliefs in (objects.kind, objects.colour, objects.texture)]
+    return torch.stack([beliefs.mean(1).amax(1) for beliefs in (*looks, place.place)]).mean(0)

@@ -1,0 +1,165 @@
+"""A budget of memory: what fits in it is kept, the process is held to it, and a plan says what each size costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from sage_grpo.cli import main
+from sage_grpo.forecast import costs, hardware, show
+from sage_grpo.forecast.budgets import SIZES, outcome, over_memory
+from sage_grpo.forecast.costs import choose_levels, forecast
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.formulas import GIB
+from sage_grpo.parallel.world import World
+from sage_grpo.recipes import recipe
+from sage_grpo.training import placing
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import build
+from sage_grpo.training.placing import VaeMover, hold_to_budget
+from slowly import slow_but
+
+H200 = hardware.find("h200")
+
+
+def budgeted(name: str, memory: float | None, **update: object) -> TrainConfig:
+    config = recipe(name)
+    return replace(
+        config,
+        model=replace(config.model, memory=memory),
+        update=replace(config.update, **update) if update else config.update,
+    )
+
+
+@pytest.mark.parametrize(("asked", "gib"), [(None, 100.0), (24.0, 24.0), (0.25, 25.0), (1.0, 1.0), (300.0, 100.0)])
+def test_a_number_is_gib_and_below_one_a_share_and_never_more_than_there_is(asked: float | None, gib: float) -> None:
+    assert ModelSpec(memory=asked).budget(100.0) == gib
+
+
+def test_a_budget_makes_a_large_card_a_small_one() -> None:
+    """Every figure but the rates is that of a card of this size: peaks, what is kept, whether it fits, whether the VAE stays."""
+    for gib in (12.0, 24.0):
+        said = forecast(budgeted("wan/branch", gib), H200)
+        small = forecast(recipe("wan/branch"), replace(H200, gib=gib))
+        assert (said.levels, said.phases, said.room, said.fits) == (small.levels, small.phases, small.room, small.fits)
+        assert said.fits == (said.peak <= gib * GIB)
+    share = forecast(budgeted("wan/branch", 24.0 / H200.gib), H200)
+    assert share.peak == pytest.approx(said.peak)
+
+
+@pytest.mark.parametrize("name", slow_but(["wan/sage", "hunyuan15_lora/branch"], "hunyuan15_lora/branch"))
+def test_the_whole_peak_is_within_the_budget_and_more_memory_is_never_slower(name: str) -> None:
+    rows = over_memory(forecast(recipe(name), H200))
+    assert [one.gib for one in rows[:-1]] == [size for size in SIZES if size < H200.gib]
+    assert rows[-1].gib == H200.gib
+    fitting = [one.fits for one in rows]
+    assert fitting == sorted(fitting)
+    assert not fitting[0], "or no size is too small for anything"
+    assert all(one.peak <= one.gib * GIB for one in rows if one.fits)
+    seconds = [one.iteration_seconds for one in rows if one.fits]
+    assert seconds == sorted(seconds, reverse=True)
+    assert len(set(seconds)) == len(seconds), "or memory buys nothing"
+
+
+def test_what_is_asked_for_is_kept_whatever_the_budget() -> None:
+    rows = over_memory(forecast(budgeted("wan/branch", None, gradient_checkpointing=True), H200))
+    assert {tuple(one.levels) for one in rows} == {("input",) * 30}
+    assert len({one.iteration_seconds for one in rows}) == 1
+
+
+def test_a_plan_prints_seconds_over_memory_with_the_reason_where_it_does_not_fit(capsys) -> None:
+    said = forecast(recipe("hunyuan15_lora/branch"), H200)
+    console = Console(width=80, highlight=False)
+    show.show(said, [], [], console)
+    text = capsys.readouterr().out
+    assert max(map(len, text.split("seconds over memory")[1].splitlines())) <= 80
+    rows = over_memory(said)
+    for one in rows:
+        line = next(
+            line for line in text.splitlines() if line.split()[:2] == [f"{one.gib:.0f}", f"{one.peak / GIB:.1f}"]
+        )
+        assert line.endswith(outcome(one)) or line.strip().endswith(outcome(one))
+        assert (f"{one.iteration_seconds:,.1f}" in line) == one.fits
+        assert ("too little" in line) != one.fits
+    assert main(["plan", "hunyuan15_lora/branch", "--gpu", "h200", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)["over_memory"]
+    assert [row["peak_gib"] for row in table] == [pytest.approx(one.peak / GIB) for one in rows]
+    assert over_memory(forecast(recipe("shapes/sage"), hardware.cpu())) == []
+
+
+def test_a_run_that_is_loaded_keeps_what_its_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "here", lambda gpus=1: H200)
+    model = SimpleNamespace(device=torch.device("cuda"), blocks=lambda: [None] * 30)
+    kept = [choose_levels(budgeted("wan/branch", memory), model, World()) for memory in (None, 24.0, 14.0)]
+    counts = [(levels.count("all"), levels.count("attention"), levels.count("input")) for levels in kept]
+    assert counts[0] > counts[1] > counts[2]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.device]]:
+    """What PyTorch is told of a card of 100 GiB."""
+    told: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100 * GIB))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append((share, device))
+    )
+    monkeypatch.setattr(placing, "_held", set())
+    return told
+
+
+def test_a_process_is_held_to_its_budget_and_let_go_by_a_later_run_without_one(card) -> None:
+    device = torch.device("cuda", 0)
+    hold_to_budget(ModelSpec(), device)
+    assert card == []
+    for memory in (24.0, 0.5, 500.0):
+        hold_to_budget(ModelSpec(memory=memory), device)
+    hold_to_budget(ModelSpec(), torch.device("cuda", 1))
+    hold_to_budget(ModelSpec(), device)
+    hold_to_budget(ModelSpec(), device)
+    assert card == [(0.24, device), (0.5, device), (1.0, device), (1.0, device)]
+
+
+def test_the_vae_stays_only_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 GiB of 100 are enough for it to stay; in a budget of 60 they are not."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30 * GIB)
+    for memory, stays in ((None, True), (80.0, True), (60.0, False), (0.6, False)):
+        mover = VaeMover(SimpleNamespace(device=torch.device("cuda")), ModelSpec(memory=memory))
+        mover.bytes = 2 * GIB
+        mover.observe({"time/peak_gib_update": 60.0})
+        assert mover.stays == stays, memory
+
+
+def test_on_a_cpu_a_budget_is_refused_with_the_reason(tmp_path) -> None:
+    config = replace(recipe("shapes/sage"), model=ModelSpec(memory=8.0, device="cpu"), out=str(tmp_path))
+    for attempt in (lambda: build(config), lambda: forecast(config, hardware.cpu())):
+        refused: Callable[[], object] = attempt
+        with pytest.raises(ModelError, match=r"model\.memory 8 is a budget of a GPU's memory.*CPU.*Leave it out"):
+            refused()
+
+
+def test_a_plan_prices_guided_training_without_the_negatives_gradient() -> None:
+    """A backward pass of two less, and the activations of one branch; rollouts and evaluations stay as they are."""
+    whole = forecast(budgeted("hunyuan15_lora/sage", None, gradient_checkpointing=True), H200)
+    config = replace(whole.config, model=replace(whole.config.model, negative_gradient=False))
+    half, plain = forecast(config, H200), {phase.name: phase for phase in whole.phases}
+    found = {phase.name: phase for phase in half.phases}
+    assert half.passes == whole.passes
+    (row,) = whole.passes
+    forward, backward = whole._pass(row["replay"]), whole._pass(row["replay"], backward=True)
+    saved = plain["update"].seconds - found["update"].seconds
+    assert saved == pytest.approx((backward - forward) / 2)
+    for name in ("rollout", "decode", "reward"):
+        assert found[name].seconds == plain[name].seconds
+    assert half.evaluation_seconds == whole.evaluation_seconds
+    assert found["update"].memory.activations < plain["update"].memory.activations
+    unguided = replace(whole.config, model=replace(whole.config.model, guidance_in_training=False))
+    without = [replace(unguided, model=replace(unguided.model, negative_gradient=one)) for one in (True, False)]
+    assert len({forecast(one, H200).iteration_seconds for one in without}) == 1

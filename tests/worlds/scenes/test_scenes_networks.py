@@ -1,0 +1,162 @@
+"""The scenes world's networks: fast ways equal stock ones, and a saved folder is one that diffusers and our family run alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_grpo.flow.kernels import Ode
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.worlds.making.saving import save_pipeline
+from sage_grpo.worlds.making.scenes.networks import (
+    FastTransformer,
+    build_text_encoder,
+    build_tokenizer,
+    build_transformer,
+    build_vae,
+    encode_text,
+    prompt_ids,
+)
+from sage_grpo.worlds.making.scenes.options import PretrainOptions, Sizes
+from sage_grpo.worlds.making.scenes.pretrain import assemble
+from sage_grpo.worlds.making.scenes.stages import CAPTION, to_flow
+from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
+from sage_grpo.worlds.scenes.scene import TEMPLATES, random_scenes, to_text, words
+from sage_grpo.worlds.world import SCENES
+
+TINY = Sizes(latent_channels=4, vae_channels=(4, 8, 12), heads=2, head_dim=12, blocks=2, text_width=16)
+TEXTS = ["two striped red balls bounce in a meadow while the camera pans left", "", "a zebra"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(words())
+
+
+@pytest.fixture(scope="module")
+def vae():
+    """With biases and scales at which no mistake in them is hidden."""
+    torch.manual_seed(0)
+    vae = build_vae(TINY).eval()
+    with torch.no_grad():
+        for name, parameter in vae.named_parameters():
+            if "gamma" in name or "bias" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return vae
+
+
+@pytest.fixture(scope="module")
+def folder(vae, tokenizer, tmp_path_factory) -> Path:
+    """A random pipeline, saved: not silent, as a fresh one is."""
+    torch.manual_seed(1)
+    transformer, text_encoder = build_transformer(TINY), build_text_encoder(TINY, len(tokenizer))
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.2)
+    FastTransformer(transformer)  # as training leaves it
+    vae.register_to_config(latents_mean=[0.1, -0.2, 0.3, 0.0], latents_std=[0.5, 1.5, 1.0, 2.0])
+    folder = tmp_path_factory.mktemp("scenes") / "pipeline"
+    save_pipeline(assemble(vae, transformer, text_encoder, tokenizer, 3.0), folder, SCENES, 3.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stock(folder):
+    from diffusers import WanPipeline
+
+    pipe = WanPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.mark.parametrize("frames", [1, 5, 17])
+def test_whole_clips_are_what_the_stock_vae_makes_of_them(frames: int, vae) -> None:
+    codec, latent_frames = WholeClips(vae), 1 + (frames - 1) // 4
+    x, z = torch.rand(2, 3, frames, 16, 24) * 2 - 1, torch.randn(2, 4, latent_frames, 4, 6)
+    with torch.no_grad():
+        found = codec.encoder(x)
+        assert found.shape == (2, 8, latent_frames, 4, 6)
+        torch.testing.assert_close(found, vae.encode(x).latent_dist.parameters, atol=2e-5, rtol=0)
+        torch.testing.assert_close(codec.decoder(z).clamp(-1, 1), vae.decode(z).sample, atol=2e-5, rtol=0)
+
+
+def test_whole_clips_have_gradients_everywhere(vae) -> None:
+    """Also for a position of all zeros, where the derivative of a norm is not finite."""
+    codec = WholeClips(vae)
+    z = torch.zeros(1, 4, 2, 2, 2, requires_grad=True)
+    mean = codec.encoder(torch.zeros(1, 3, 5, 8, 8)).chunk(2, dim=1)[0]
+    codec.decoder(mean + z).square().sum().backward()
+    grads = {name: parameter.grad for name, parameter in vae.named_parameters()}
+    vae.zero_grad(set_to_none=True)
+    assert all(grad is not None and grad.isfinite().all() for grad in grads.values())
+    assert z.grad is not None
+    assert z.grad.abs().min() > 0
+
+
+def test_other_vaes_are_refused(vae) -> None:
+    from diffusers import AutoencoderKLWan
+
+    small = {"base_dim": 4, "z_dim": 4, "dim_mult": [1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [True, True]}
+    with pytest.raises(ValueError, match=r"Only Wan 2\.1's VAE"):
+        WholeClips(AutoencoderKLWan(**small, is_residual=True))
+    with pytest.raises(ValueError, match="multiple of the first"):
+        build_vae(Sizes(vae_channels=(16, 24, 48)))
+
+
+def test_every_word_is_one_token_and_others_are_spelled(tokenizer) -> None:
+    scenes = random_scenes(40, torch.Generator().manual_seed(0), split="all").scenes()
+    texts = [to_text(scene, index % len(TEMPLATES)) for index, scene in enumerate(scenes)]
+    for text, ids in zip(texts, tokenizer(texts)["input_ids"]):
+        assert len(ids) == len(text.split()) + 1
+        assert tokenizer.decode(ids[:-1]) == text
+    assert prompt_ids(tokenizer, [""], 3).tolist() == [[1, 0, 0]]
+    assert tokenizer("A Red, BALL.")["input_ids"] == tokenizer("a red ball")["input_ids"]
+    assert tokenizer.decode(tokenizer("a zebra")["input_ids"][:-1]) == "a zebra"
+    with pytest.raises(ValueError, match="has 5 tokens"):
+        prompt_ids(tokenizer, ["a red ball rolls"], 5)
+
+
+def test_fast_text_and_velocity_are_the_stock_ones_on_512_tokens(stock) -> None:
+    x, sigma = torch.randn(3, 4, 3, 4, 4), torch.tensor([0.2, 0.7, 1.0])
+    ids = prompt_ids(stock.tokenizer, TEXTS, CAPTION)
+    with torch.no_grad():
+        padded = stock._get_t5_prompt_embeds(TEXTS, max_sequence_length=512)
+        text = encode_text(stock.text_encoder, ids)
+        torch.testing.assert_close(text, padded[:, :CAPTION], atol=2e-6, rtol=0)
+        expected = stock.transformer(x, sigma * 1000, padded).sample
+        assert (expected[1:] - stock.transformer(x, sigma * 1000, padded.roll(1, 0)).sample[1:]).abs().max() > 1e-3
+        processors = stock.transformer.attn_processors
+        found = FastTransformer(stock.transformer)(x, sigma, text, ids)
+        stock.transformer.set_attn_processor(processors)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=0)
+
+
+def test_our_family_and_the_stock_pipeline_agree_on_the_folder(folder, stock, vae) -> None:
+    model = ModelSpec(path=str(folder), train=False, cache=None, guidance_scale=1.0).load()
+    assert model.latent_shape() == (4, 5, 16, 16)
+    assert (model.shift, model.tokens, model.video.fps) == (3.0, 320, 8.0)
+    assert {part.dtype for part in (stock.vae, stock.transformer, stock.text_encoder)} == {torch.float32}
+    noise = torch.randn(1, *model.latent_shape(), generator=torch.Generator().manual_seed(0))
+    call = {"height": 64, "width": 64, "num_frames": 17, "num_inference_steps": 2, "guidance_scale": 1.0}
+    latents = stock(TEXTS[0], **call, latents=noise, output_type="latent", max_sequence_length=512).frames
+    policy = Policy(model, Ode(), Schedule(model.sigmas(2)))
+    torch.testing.assert_close(integrate(policy, noise, model.encode(TEXTS[:1])), latents, atol=1e-4, rtol=1e-4)
+    # What the flow calls a latent is what the pipelines decode: the scale is undone once.
+    means = torch.randn(1, 4, 5, 16, 16)
+    torch.testing.assert_close(model._to_vae(to_flow(vae, means)), means, atol=1e-5, rtol=1e-5)
+
+
+def test_sizes_are_what_was_decided() -> None:
+    with torch.device("meta"):
+        small = build_transformer(PretrainOptions().sizes())
+        large = build_transformer(PretrainOptions(heads=6, blocks=10).sizes())
+        vae = build_vae(PretrainOptions().sizes())
+    millions = [sum(one.numel() for one in network.parameters()) / 1e6 for network in (small, large, vae)]
+    assert 11 < millions[0] < 13
+    assert 24 < millions[1] < 26
+    assert millions[2] < 5

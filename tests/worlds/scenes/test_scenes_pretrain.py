@@ -1,0 +1,222 @@
+"""Laws of the scenes world's pretraining: data keep their promises, a short run learns and saves a pipeline, and a run in parts is the whole one."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_grpo.worlds.making.autoencoder import encode
+from sage_grpo.worlds.making.imperfect import Clips
+from sage_grpo.worlds.making.options import Flaws
+from sage_grpo.worlds.making.scenes import pretrain as making
+from sage_grpo.worlds.making.scenes import stages
+from sage_grpo.worlds.making.scenes.imperfect import CLIPS, imperfect_captions, misnamed
+from sage_grpo.worlds.making.scenes.networks import build_vae
+from sage_grpo.worlds.making.scenes.options import PretrainOptions
+from sage_grpo.worlds.making.scenes.pretrain import ScenesMaker, pretrain
+from sage_grpo.worlds.making.scenes.stages import object_weight, scale_latents, to_flow
+from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
+from sage_grpo.worlds.making.training import Trainer
+from sage_grpo.worlds.scenes.render import backdrop, render, scroll_of
+from sage_grpo.worlds.scenes.scene import ATTRIBUTES, from_text, random_scenes
+
+CPU = torch.device("cpu")
+TINY = PretrainOptions(
+    vae_steps=2,
+    flow_steps=2,
+    vae_batch=2,
+    flow_batch=8,
+    vae_clips=4,
+    flow_clips=16,
+    latent_channels=4,
+    vae_channels="4,4,8",
+    heads=1,
+    blocks=1,
+    score_prompts=0,
+    report_seconds=1000,
+    device="cpu",
+)
+
+
+@pytest.fixture
+def small_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same stages on 5 frames of 16 x 16."""
+    clips = Clips(random_scenes=random_scenes, render=render, frames=5, side=16, rough=CLIPS.rough)
+    for name, value in {"CLIPS": clips, "FRAMES": 5, "SIDE": 16}.items():
+        monkeypatch.setattr(stages, name, value)
+    monkeypatch.setattr(ScenesMaker, "clips", clips)
+
+
+@pytest.fixture
+def losses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """The loss of every step, by stage."""
+    found: dict[str, list[float]] = {"vae": [], "flow": []}
+    advance = Trainer._advance
+
+    def recorded(trainer: Trainer) -> dict[str, torch.Tensor]:
+        outputs = advance(trainer)
+        found[trainer.name].append(float(outputs["loss"]))
+        return outputs
+
+    monkeypatch.setattr(Trainer, "_advance", recorded)
+    return found
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights of a pipeline folder."""
+    from safetensors.torch import load_file
+
+    return {
+        f"{path.relative_to(folder)}/{name}": tensor
+        for path in sorted(folder.rglob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def test_captions_are_wrong_about_as_often_as_asked_and_never_held_out() -> None:
+    scenes = random_scenes(1500, torch.Generator().manual_seed(0), split="train").scenes()
+    draw = random.Random(0)
+    named = [misnamed(scene, 0.2, draw) for scene in scenes]
+    assert not any(scene.heldout for scene in named)
+    assert all((one.relation == "alone") == (other.relation == "alone") for one, other in zip(scenes, named))
+    for name in ("place", "camera", "kind", "colour", "texture", "verb"):
+        wrong = sum(getattr(one, name) != getattr(other, name) for one, other in zip(scenes, named)) / len(scenes)
+        assert 0.12 < wrong < 0.24, name
+    second = [(one, other) for one, other in zip(scenes, named) if one.relation != "alone"]
+    for name in ("relation", "other_kind", "other_colour"):
+        wrong = sum(getattr(one, name) != getattr(other, name) for one, other in second) / len(second)
+        assert 0.08 < wrong < 0.24, name
+
+
+def test_captions_without_flaws_name_their_clips() -> None:
+    generator = torch.Generator().manual_seed(1)
+    scenes = random_scenes(60, generator, split="train")
+    captions = imperfect_captions(scenes, Flaws(wrong_word=0), generator)
+    assert [from_text(caption) for caption in captions] == scenes.scenes()
+    assert len({caption.split()[0] for caption in captions}) > 3  # all templates are used
+
+
+def test_flaws_change_the_share_of_clips_they_claim() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clips = Clips(random_scenes=random_scenes, render=render, frames=3, side=32)
+    scenes = random_scenes(120, generator)
+    none = Flaws(jitter_share=0, blur_share=0, noise_share=0)
+    clean = clips.imperfect(scenes, none, generator, CPU)
+    for share in ("jitter_share", "blur_share", "noise_share"):
+        spoilt = clips.imperfect(scenes, replace(none, **{share: 0.5}), generator, CPU)
+        changed = (spoilt != clean).flatten(1).any(1).float().mean()
+        assert changed == pytest.approx(0.5, abs=0.16)
+
+
+def test_objects_weigh_more_than_places() -> None:
+    scenes = random_scenes(24, torch.Generator().manual_seed(0), split="all")
+    place = backdrop(scenes.place, scroll_of(scenes, 5), 64, 64)
+    clips = render(scenes, 5, 64, 64)
+
+    def weight(pictures: torch.Tensor) -> torch.Tensor:
+        return object_weight(pictures.permute(0, 4, 1, 2, 3) * 2 - 1)[:, 0]
+
+    assert weight(place).max() == 1
+    objects = (clips - place).abs().amax(-1) > 0.3
+    assert weight(clips)[objects].mean() > 3.5
+    assert weight(clips)[~objects].mean() < 1.7
+
+
+def test_latents_have_unit_scale_once_they_are_measured() -> None:
+    torch.manual_seed(0)
+    codec = WholeClips(build_vae(TINY.sizes()))
+    clips = torch.randint(256, (3, 5, 16, 16, 3), dtype=torch.uint8)
+    scale_latents(codec, clips)
+    latents = to_flow(codec.vae, encode(codec, clips))
+    assert latents.mean((0, 2, 3, 4)).abs().max() < 1e-3
+    assert (latents.std((0, 2, 3, 4)) - 1).abs().max() < 1e-3
+
+
+@pytest.mark.usefixtures("small_clips")
+def test_a_short_run_lowers_its_losses(tmp_path: Path, losses) -> None:
+    pretrain(replace(TINY, out=tmp_path, vae_steps=10, flow_steps=16, vae_lr=5e-3, flow_lr=1e-2))
+    for stage, few in (("vae", 3), ("flow", 5)):
+        first, last = losses[stage][:few], losses[stage][-few:]
+        assert sum(last) < 0.9 * sum(first), (stage, losses[stage])
+
+
+@pytest.mark.usefixtures("small_clips")
+def test_a_run_in_parts_is_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pretrain(replace(TINY, out=tmp_path / "whole"))
+    parts = replace(TINY, out=tmp_path / "parts", resume=True, call_minutes=1e-9)
+    calls = 0
+    while not (parts.out / "pipeline").exists():
+        pretrain(parts)  # every call has time for one step
+        calls += 1
+    assert calls == 3  # a step of the VAE; its second and one of the flow; the last
+    said = capsys.readouterr().out
+    assert "[vae] stopped at step 1, 50%: this call's minutes are over" in said
+    assert "[flow] resumed at step 1, 50%" in said
+    whole = weights(tmp_path / "whole" / "pipeline")
+    found = weights(parts.out / "pipeline")
+    assert whole.keys() == found.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_clips")
+def test_a_finished_vae_is_used_as_it_is(tmp_path: Path) -> None:
+    first = replace(TINY, out=tmp_path / "first")
+    pretrain(first)
+    second = replace(TINY, out=tmp_path / "second", vae=first.out / "vae", flow_steps=1)
+    pretrain(second)
+    parts = [weights(one.out / "pipeline" / "vae") for one in (first, second)]
+    assert all(torch.equal(parts[1][name], tensor) for name, tensor in parts[0].items())
+    configs = [json.loads((one.out / "pipeline" / "vae" / "config.json").read_text()) for one in (first, second)]
+    assert configs[0] == configs[1]
+    assert configs[0]["latents_std"] != [1.0] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_clips")
+def test_a_start_is_where_the_flow_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = replace(TINY, out=tmp_path / "first")
+    pretrain(first)
+    seen = []
+    monkeypatch.setattr(making, "train_flow", lambda transformer, *others: seen.append(transformer))
+    pretrain(replace(TINY, out=tmp_path / "second", vae=first.out / "vae", start=first.out / "pipeline"))
+    stored = weights(first.out / "pipeline" / "transformer")
+    state = seen[0].state_dict()
+    assert all(torch.equal(state[name.rpartition("/")[2]].half(), tensor) for name, tensor in stored.items())
+
+
+@pytest.mark.slow
+def test_the_command_makes_a_pipeline_and_scores_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    from diffusers import WanPipeline
+
+    from sage_grpo.commands.scenes import Options, run
+
+    tiny = replace(TINY, out=tmp_path / "new", score_prompts=2, score_steps=2)
+    assert run(Options(action="pretrain", pretrain=tiny)) == 0
+    folder = tmp_path / "new" / "pipeline"
+    pipe = WanPipeline.from_pretrained(folder)
+    call = {"num_frames": 17, "height": 64, "width": 64, "num_inference_steps": 2, "guidance_scale": 1.0}
+    video = pipe("a striped red ball rolls right in a meadow", **call, output_type="pt").frames
+    assert video.shape == (1, 17, 3, 64, 64)
+    assert torch.isfinite(video).all()
+    card = (folder / "README.md").read_text()
+    assert all(f"| TA/{name} |" in card for name in ATTRIBUTES)
+    assert "sage-grpo scenes pretrain --pretrain.out DIR --pretrain.vae_steps 2" in card
+    assert str(tmp_path) not in "".join(path.read_text() for path in folder.rglob("*.json"))
+    assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".json", ".safetensors", ".md"}
+
+    out = tmp_path / "scores"
+    assert run(Options(action="score", model=folder, out=out, prompts=2, steps=2)) == 0
+    assert json.loads((out / "scores.json").read_text())["ceiling"]["Overall"] > 1.5
+    assert run(Options(action="ceiling", model=folder, out=out, prompts=2, draws=1)) == 0
+    found = json.loads((out / "ceiling.json").read_text())
+    assert found["clean"]["Overall"] > found["after_vae"]["Overall"]
+    assert run(Options(action="render", out=out, prompts=2)) == 0
+    assert {path.name for path in out.iterdir()} >= {"samples.png", "scores.json", "ceiling.json", "renders.png"}
+    with pytest.raises(FileNotFoundError, match="scenes score needs --model FOLDER"):
+        run(Options(action="score", out=out))
