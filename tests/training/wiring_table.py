@@ -47,14 +47,14 @@ NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft
 BY_GRADIENT = {
     "kernel.name": "ode",
     "surrogate.equalize": False,
-    "objective.kind": "gradient",
-    "objective.levels": 2,
-    "objective.draw": "last",
     "trust_region.mode": "none",
     "update.updates_per_rollout": 1,
     "rewards[].name": "trainer_toys:bright",
     "rewards[].weights": {},
     "rewards[].options": {"differentiable": True},
+    "objective.kind": "gradient",
+    "objective.draw": "last",
+    "objective.levels": 2,
 }
 FAULT = "matters when something is wrong; tests/sentinel/test_sentinel.py and test_sentinel_run.py"
 
