@@ -50,6 +50,7 @@ BY_GRADIENT = {
     "trust_region.mode": "none",
     "update.updates_per_rollout": 1,
     "rewards[].name": "trainer_toys:bright",
+    "rewards[].label": "mine",
     "rewards[].weights": {},
     "rewards[].options": {"differentiable": True},
     "objective.kind": "gradient",
