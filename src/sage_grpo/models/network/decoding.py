@@ -105,10 +105,12 @@ def wan_latents(vae: Any, latents: Tensor) -> Tensor:
 
 def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
     """What `vae.decode(z)` gives, one latent frame after the other, as its decoder works."""
-    from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm, WanUpsample, unpatchify
+    from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample, unpatchify
 
     # Stock upsampling copies pixels in float32, whatever they are in: the same numbers for twice the memory.
     ours = _all(vae.decoder, WanRMS_norm, rms_norm) | _all(vae.decoder, WanUpsample, nn.Upsample.forward)
+    if z.device.type == "cpu" and not _onednn():
+        ours |= _all(vae.decoder, WanCausalConv3d, _conv_of_images)
     vae.clear_cache()
     x = vae.post_quant_conv(z)
     try:
@@ -209,6 +211,20 @@ class _Carry:
 def _first(module: Any, x: Tensor) -> Tensor:
     """What comes before a clip: its first frame, repeated."""
     return x[:, :, :1].expand(-1, -1, module.time_causal_padding[4], -1, -1)
+
+
+def _conv_of_images(module: Any, x: Tensor, past: Tensor | None = None) -> Tensor:
+    """Wan's causal convolution as one over images with three frames in their channels: without oneDNN's kernels seven times as fast for batches."""
+    batch, taps = len(x), module.weight.shape[2]
+    if taps > 1 and past is not None:
+        x = torch.cat([past, x], dim=2)
+    before = module._padding[4] - (0 if past is None or taps == 1 else past.shape[2])
+    x = F.pad(x, (0, 0, 0, 0, before, 0)).transpose(1, 2)
+    frames = x.shape[1] - taps + 1
+    images = torch.cat([x[:, tap : tap + frames] for tap in range(taps)], dim=2).flatten(0, 1)
+    weight = module.weight.transpose(1, 2).flatten(1, 2)
+    y = F.conv2d(images, weight, module.bias, padding=module._padding[0])
+    return y.unflatten(0, (batch, frames)).transpose(1, 2)
 
 
 def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:

@@ -43,8 +43,10 @@ class PretrainOptions(StageOptions):
     """Strongest blur, pixels."""
     vae_minutes: NotNegative = 7.5
     """Minutes of VAE training."""
-    flow_minutes: NotNegative = 14.0
+    flow_minutes: NotNegative = 12.0
     """Minutes of flow training."""
+    vae_batch: Count = 32
+    """Clips a VAE step."""
     flow_lr: Positive = 8e-4
     """Peak learning rate of the flow."""
     vae_clips: Count = 24576
