@@ -108,12 +108,8 @@ class Trainer:
                 scored = self.score(videos, plan, early)
         advantages = self.advantages(scored)
         plan = choose(self.config, plan, advantages, scored.valid)
-        pushes = {}
-        if self.config.objective.by_gradient:
-            with self.clock("gradient"):
-                pushes = self.differentiate(plan, rollout)
         with self.clock("update"):
-            metrics = self.update(plan, rollout, scored, advantages, pushes)
+            metrics = self.update(plan, rollout, scored, advantages)
         self.done = plan
         self.state.iteration += 1
         times = self.clock.report()
@@ -230,15 +226,9 @@ class Trainer:
             self.reward.offload()
         return found
 
-    def update(
-        self,
-        plan: Plan,
-        rollout: Rollout,
-        scored: Scored,
-        advantages: Tensor,
-        pushes: Mapping[tuple[Member, ...], Push] | None = None,
-    ) -> dict[str, float]:
-        """The optimizer updates of one rollout; returns their mean metrics. `pushes` is the gradient of the reward, where that is learned from."""
+    def update(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> dict[str, float]:
+        """The optimizer updates of one rollout; returns their mean metrics."""
+        pushes = self.differentiate(plan, rollout) if self.config.objective.by_gradient else {}
         state, device = self.state, self.model.device
         needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
         old_passes = self.config.objective.old_passes(plan.updates)
@@ -250,7 +240,7 @@ class Trainer:
         if self.old is not None:
             self.old.begin()
         for update in range(plan.updates):
-            items = self.items(plan, rollout, scored, advantages, update, pushes or {})
+            items = self.items(plan, rollout, scored, advantages, update, pushes)
             if self.old is not None and old_passes[update]:
                 with self.old.applied():
                     items = with_old(self.objective, items, device, tick)
