@@ -15,12 +15,13 @@ from sage_grpo.forecast.architecture import latent_elements
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.hardware import find
 from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations, kinds
+from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig
+from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.plan import Plan
 from sage_grpo.worlds.world import WORLDS
 from slowly import slow_but
@@ -151,11 +152,35 @@ def test_the_old_policys_passes(old_decay, make_config, make_trainer) -> None:
     check(config, make_trainer(config))
 
 
+@pytest.mark.parametrize(
+    ("window", "cheap"),
+    [
+        (Window(kind="drawn", at=[2, 5], branches=2), CheapSpec(guidance=(0.1, 0.95), negative_every=3)),
+        (Window(kind="fixed", start=2, length=2), CheapSpec(guidance=(0.3, 0.8))),
+    ],
+)
+def test_given_steps_without_the_negative_branch(window, cheap, make_config, make_trainer) -> None:
+    """Guidance in an interval and negative branches that are reused are counted exactly; what explores, is replayed or evaluated is whole."""
+    rollout = {"steps": 8, "same_noise": True, "window": window}
+    update = UpdateConfig(updates_per_rollout=1)
+    batch, evaluate = BatchConfig(prompts=2, group_size=2, micro_batch=2), EvalConfig(every=0, prompts=1, steps=1)
+    exact = make_config(
+        kind="wan_t2v", model={"guidance_scale": 4.0}, batch=batch, rollout=rollout, update=update, evaluate=evaluate
+    )
+    config = replace(exact, rollout=replace(exact.rollout, cheap=cheap))
+    check(config, make_trainer(config), evaluate=True)
+    (less,), (whole,) = forecast(config, find("cpu")).passes, forecast(exact, find("cpu")).passes
+    assert less["sampling"].clips < whole["sampling"].clips
+    assert less["replay"] == whole["replay"]
+    with pytest.raises(ValueError, match="this run has none"):
+        forecast(replace(config, model=replace(config.model, guidance_scale=1.0)), find("cpu"))
+
+
 def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -> dict[str, Passes]:
     """A rank's passes one by one, as the plan lists them."""
     result = dict.fromkeys(PHASES, Passes())
     for one in plan.sampled(rank):
-        result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma)
+        result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma, one.guide)
     first = plan.group_of(plan.batches(rank)[0])
     for trained, number in plan.idle_passes(rank).items():
         sigma = next((s for s in first.schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)

@@ -34,8 +34,8 @@ MINIATURE = {
 """For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "shapes": MINIATURE,
-    # Wan pads every prompt to the same length itself. 64 clips of 832 tokens fill a GPU that 16 runs share.
-    "scenes": {"model.vae_slicing": False, "model.cache": None, "batch.micro_batch": 64},
+    # Wan pads every prompt to the same length itself. What 32 clips keep for their gradient is 4 GB, and 16 runs share a GPU.
+    "scenes": {"model.vae_slicing": False, "model.cache": None, "batch.micro_batch": 32},
 }
 """By world: how its model, which is small, is run quickly."""
 BUDGETS = ("passes", "clips")

@@ -241,8 +241,8 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def _ranks(values: Sequence[float]) -> Tensor:
     row = torch.tensor(values, dtype=torch.float64)
-    below = (row[None, :] < row[:, None]).sum(1)
-    equal = (row[None, :] == row[:, None]).sum(1)
+    below = (row[None, :] < row[:, None]).double().sum(1)
+    equal = (row[None, :] == row[:, None]).double().sum(1)
     return torch.where(row.isfinite(), below + (equal - 1) / 2, torch.nan)
 
 

@@ -79,7 +79,19 @@ def alignment(
     return {"TA": total, **parts}
 
 
-def check_clips(videos: Tensor, prompts: Sequence[str], *, frames: int, side: int, why: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Smallest:
+    """The shortest and smallest clips that a judge can score."""
+
+    frames: int
+    """Least number of frames."""
+    side: int
+    """Least height and width."""
+    why: str
+    """What cannot be told with fewer frames."""
+
+
+def check_clips(videos: Tensor, prompts: Sequence[str], smallest: Smallest) -> None:
     """Raise a ValueError for clips that no judge could score, or that are shorter or smaller than this one can."""
     if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
         raise ValueError(
@@ -89,10 +101,10 @@ def check_clips(videos: Tensor, prompts: Sequence[str], *, frames: int, side: in
     if len(videos) != len(prompts):
         raise ValueError(f"Got {len(videos)} clips but {len(prompts)} prompts; give one prompt a clip.")
     _, length, height, width, _ = videos.shape
-    if length < frames or min(height, width) < side:
+    if length < smallest.frames or min(height, width) < smallest.side:
         raise ValueError(
             f"Clips of {length} frames at {height}x{width} are too small to judge; "
-            f"use at least {frames} frames ({why}) and {side} pixels a side."
+            f"use at least {smallest.frames} frames ({smallest.why}) and {smallest.side} pixels a side."
         )
 
 

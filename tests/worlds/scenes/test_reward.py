@@ -11,14 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from sage_grpo.cli import main
+from sage_grpo.worlds.making.saving import save_pipeline
 from sage_grpo.worlds.making.scenes import reward as making
 from sage_grpo.worlds.making.scenes.faults import FAULTS, mistaken, spoil, spoilt_groups
+from sage_grpo.worlds.making.scenes.networks import (
+    build_text_encoder,
+    build_tokenizer,
+    build_transformer,
+    build_vae,
+)
+from sage_grpo.worlds.making.scenes.options import Sizes
+from sage_grpo.worlds.making.scenes.pretrain import assemble
 from sage_grpo.worlds.making.scenes.reward import Pool, fit, make_pool, train_reward
 from sage_grpo.worlds.making.scenes.reward_options import Biases, RewardOptions
 from sage_grpo.worlds.making.scenes.votes import agreement, differences, impressions, people, votes
 from sage_grpo.worlds.scenes.judge import WEIGHTS
-from sage_grpo.worlds.scenes.learned import PARTS, LearnedReward, Scorer, ScorerConfig, raw_scores
-from sage_grpo.worlds.scenes.scene import from_text, random_scenes, some_scenes
+from sage_grpo.worlds.scenes.learned import PARTS, LearnedReward, Scorer, ScorerConfig, raw_scores, save_scorer
+from sage_grpo.worlds.scenes.scene import from_text, random_scenes, some_scenes, words
+from sage_grpo.worlds.world import SCENES
 
 CPU = torch.device("cpu")
 HONEST = Biases(annotators=1, noise=0, colour=0, motion=0, forgiven=0)
@@ -165,6 +176,54 @@ def test_the_same_annotators_vote_on_both_splits_and_on_other_clips(monkeypatch:
     assert not torch.equal(clips, other_clips)
     assert [from_text(text).heldout for text in (*texts, *other_texts)] == [False] * 8 + [True] * 8
     assert [len(pool.prompts) for pool in pools] == [8, 8]
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights."""
+    torch.manual_seed(1)
+    sizes = Sizes(latent_channels=4, vae_channels=(4, 8, 12), heads=2, head_dim=12, blocks=2, text_width=16)
+    tokenizer = build_tokenizer(words())
+    parts = build_vae(sizes).eval(), build_transformer(sizes), build_text_encoder(sizes, len(tokenizer))
+    folder = tmp_path_factory.mktemp("model") / "scenes"
+    save_pipeline(assemble(*parts, tokenizer, 3.0), folder, SCENES, 3.0)
+    return folder
+
+
+def test_groups_of_a_model_are_samples_of_one_prompt_with_several_numbers_of_steps(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "STEPS", (1, 2))
+    scenes = some_scenes("train", 2, 0)
+    texts, clips = making.sampled_groups(pipeline, scenes, 2, drawn(), CPU)
+    assert [from_text(text) for text in texts] == [scenes[0]] * 2 + [scenes[1]] * 2
+    assert (clips.dtype, clips.shape) == (torch.uint8, (4, 17, 64, 64, 3))
+    assert not torch.equal(clips[0], clips[1])
+
+
+@pytest.mark.slow
+def test_a_run_on_the_learned_reward_is_told_the_truth_beside_it(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe, the model's folder, the learned reward and the judge that watches, from the command to the row."""
+    save_scorer(Scorer(ScorerConfig(width=32, layers=1)), tmp_path / "reward")
+    monkeypatch.chdir(pipeline.parent)  # where model.path scenes is
+    weights = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
+    rewards = [
+        {"name": "scenes_learned", "weights": weights, "options": {"checkpoint": str(tmp_path / "reward")}},
+        {"name": "scenes", "weights": weights, "metric_only": True},
+    ]
+    few = ["--batch.prompts=1", "--batch.group_size=2", "--rollout.steps=4", "--evaluate.prompts=1"]
+    few += ["--evaluate.steps=1", "--iterations=1", "--log.progress=false", "--model.cache=null"]
+    out = tmp_path / "run"
+    assert main(["train", "scenes/branch", f"--out={out}", f"--rewards={json.dumps(rewards)}", *few]) == 0
+    (row, *_) = [
+        row for line in (out / "metrics.jsonl").read_text().splitlines() if "eval/total" in (row := json.loads(line))
+    ]
+    assert {"eval/Overall", "eval/drift", "eval/TA/texture", "eval/scenes/TA", "eval/scenes_learned/TA"} <= set(row)
+    learned = sum(weight * row[f"eval/scenes_learned/{part}"] for part, weight in weights.items())
+    assert row["eval/total"] == pytest.approx(learned)
+    assert row["eval/Overall"] == pytest.approx(sum(w * row[f"eval/scenes/{part}"] for part, w in weights.items()))
 
 
 @pytest.mark.slow

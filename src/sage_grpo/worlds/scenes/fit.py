@@ -30,9 +30,10 @@ from sage_grpo.worlds.scenes.render import (
     Layout,
     backdrop,
     draw,
+    layout_of,
     path_of,
-    render,
     rolls,
+    scroll_of,
     slack,
 )
 from sage_grpo.worlds.scenes.scene import ATTRIBUTES, MEMBERS, SceneBatch
@@ -61,6 +62,8 @@ class PlaceFit:
     """Where the camera is, B x F world units of the ground."""
     plates: Tensor
     """The empty place as that camera sees it, B x F x H x W x 3."""
+    gain: Tensor
+    """How much brighter each frame is than it, B x F x 1 x 1 x 1."""
     camera: Tensor
     """Beliefs about how the camera moves, B x cameras."""
     shake: Tensor
@@ -98,6 +101,12 @@ class MotionFit:
         """The cost of neither moving nor turning, B x G."""
         return self.still / MOTION_WIDTH + self.no_turn / TURN_WIDTH
 
+    def spot_of(self, group: Tensor) -> Tensor:
+        """Where the objects of a group (B) have their standing place by what explains them best, doing nothing included, B x S x 2."""
+        costs = torch.cat([self.cost, self.idle.unsqueeze(2)], 2)
+        spots = torch.cat([self.spot, self.mean.unsqueeze(2)], 2)
+        return pick(pick(spots, group), pick(costs, group).argmin(1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -115,17 +124,17 @@ class Parts:
 
 @lru_cache(maxsize=4)
 def _panorama(height: int, width: int, device: torch.device) -> tuple[Tensor, float, float]:
-    """Every place from every camera, places x S x (H W 3), with the first position and the step (half a pixel)."""
+    """Every place from every camera, places x S x H x W x 3, with the first position and the step (half a pixel)."""
     reach, step = VIEW + PAN / 2 + 0.1, 1 / min(height, width)
     scrolls = torch.arange(-reach, reach + step, step, device=device)
     plates = backdrop(torch.arange(PLACES, device=device), scrolls.expand(PLACES, -1), height, width)
-    return plates.flatten(2), -reach, step
+    return plates, -reach, step
 
 
 @lru_cache(maxsize=4)
 def _coarse_panorama(height: int, width: int, device: torch.device) -> Tensor:
     """Every second position of the panorama in cells, places x S x (3 cells)."""
-    few = _panorama(height, width, device)[0][:, ::2].unflatten(2, (height, width, 3))
+    few = _panorama(height, width, device)[0][:, ::2]
     return _cells(few.flatten(0, 1)).flatten(1).unflatten(0, few.shape[:2])
 
 
@@ -138,7 +147,8 @@ def fit_place(videos: Tensor) -> PlaceFit:
     """Match float clips B x F x H x W x 3 with the panorama. Places are pale, so what is colourful does not count."""
     count, frames, height, width, _ = videos.shape
     pixels = videos.flatten(0, 1)
-    vivid = ramp(pixels.amax(-1) - pixels.amin(-1), 0.30, 0.45)
+    smooth = F.avg_pool2d(pixels.movedim(-1, 1).contiguous(), 3, stride=1, padding=1, count_include_pad=False)
+    vivid = ramp(smooth.amax(1) - smooth.amin(1), 0.28, 0.42)  # smooth, for noise is colourful too
     around = F.max_pool2d(F.max_pool2d(vivid.unsqueeze(1), (1, 5), 1, (0, 2)), (5, 1), 1, (2, 0))
     weight = 1.001 - around.movedim(1, -1)
 
@@ -151,19 +161,25 @@ def fit_place(videos: Tensor) -> PlaceFit:
     place = least.unflatten(0, (count, frames)).mean(1).argmin(1).repeat_interleave(frames)
     position = 2.0 * pick(at, place)
 
-    plates, first, step = _panorama(height, width, videos.device)
+    table, first, step = _panorama(height, width, videos.device)
+    last = table.shape[1] - 1
+    rows = slice(None, None, 2)  # every second row is enough to tell where the camera is
+    thin, weight = pixels[:, rows], weight[:, rows]
     for _ in range(4):  # Gauss-Newton on the pixels; the slope is the step to the next picture
-        low = position.floor().clamp(0, plates.shape[1] - 2).long()
-        before, after = plates[place, low], plates[place, low + 1]
-        plate = torch.lerp(before, after, (position - low).unsqueeze(1)).unflatten(1, (height, width, 3))
-        slope = (after - before).unflatten(1, (height, width, 3))
-        rest = pixels - plate
+        low = position.floor().clamp(0, last - 1).long()
+        before = table[:, :, rows][place, low]
+        slope = table[:, :, rows][place, low + 1] - before
+        plate = before + slope * (position - low)[:, None, None, None]
+        # A flicker of the whole frame is a fault of the picture, but not a move of the camera.
+        gain = (weight * thin * plate).sum((1, 2, 3)) / (weight * plate.square()).sum((1, 2, 3))
+        gain = gain.clamp(0.5, 1.5)[:, None, None, None]
+        rest = thin - gain * plate
         trust = weight / (
             1 + rest.square().sum(-1, keepdim=True) / 0.002
         )  # shadows and pale textures are not the place
         pull = (trust * rest * slope).sum((1, 2, 3))
         stiff = (trust * slope.square()).sum((1, 2, 3)).clamp_min(1e-6)
-        position = (position + (pull / stiff).clamp(-1, 1)).clamp(0, plates.shape[1] - 1)
+        position = (position + (pull / stiff).clamp(-1, 1)).clamp(0, last)
     scroll = (first + step * position).unflatten(0, (count, frames))
 
     time = torch.linspace(-0.5, 0.5, frames, device=videos.device)
@@ -172,10 +188,20 @@ def fit_place(videos: Tensor) -> PlaceFit:
     return PlaceFit(
         place=torch.softmax(-least / PLACE_WIDTH, 1).unflatten(0, (count, frames)),
         scroll=scroll,
-        plates=plate.unflatten(0, (count, frames)),
+        plates=plates_at(place[::frames], scroll, height, width),
+        gain=gain.unflatten(0, (count, frames)),
         camera=torch.softmax(-errors / CAMERA_WIDTH, 1),
         shake=errors.amin(1),
     )
+
+
+def plates_at(place: Tensor, scroll: Tensor, height: int, width: int) -> Tensor:
+    """Empty places B x F x H x W x 3 from places (B) and cameras (B x F): as `backdrop`, but looked up between half pixels."""
+    table, first, step = _panorama(height, width, scroll.device)
+    position = ((scroll - first) / step).clamp(0, table.shape[1] - 1)
+    low = position.floor().clamp_max(table.shape[1] - 2).long()
+    where = place.unsqueeze(1).expand_as(low)
+    return torch.lerp(table[where, low], table[where, low + 1], (position - low)[..., None, None, None])
 
 
 def fit_motion(objects: ObjectFit, scroll: Tensor, grid: int = 24, rounds: int = 3) -> MotionFit:
@@ -244,17 +270,16 @@ def _fit_turns(objects: ObjectFit, several: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def tell_apart(objects: ObjectFit, motions: MotionFit) -> Parts:
-    """The group that moves is the one that is better explained by a verb than by standing there."""
+    """The group that moves is the one that stands less well; where none does anything, the one with a texture."""
     there = objects.present.amax(2).mean(2)  # B x G
-    moves = (motions.idle - motions.cost.amin(2)).clamp(-20, 20) * there + 30 * there
-    mover = moves.argmax(1)
+    textured = 1 - objects.texture[..., 0].mean(2)
+    mover = (there * (10 + 5 * textured + motions.idle.clamp_max(40))).argmax(1)
     slot = pick(objects.present.mean(3), 1 - mover).argmax(1)
     other = pick(there, 1 - mover)
     kinds = objects.kind.mean(2).argmax(2)
     foot = RADIUS * torch.tensor(FOOT, device=other.device)[kinds]  # B x G
     own_slot = pick(objects.present.mean(3), mover).argmax(1)
-    verb = pick(motions.cost, mover).argmin(1)
-    here = pick(pick(pick(motions.spot, mover), verb), own_slot)
+    here = pick(motions.spot_of(mover), own_slot)
     stands = pick(pick(motions.mean, 1 - mover), slot)
     apart = here - stands
     apart[:, 1] += pick(foot, mover) - pick(foot, 1 - mover)
@@ -271,7 +296,6 @@ def redraw(place: PlaceFit, objects: ObjectFit, motions: MotionFit, parts: Parts
     mover, rest = parts.mover, 1 - parts.mover
     kind, texture = objects.kind.mean(2).argmax(2), objects.texture.mean(2).argmax(2)
     foot = RADIUS * torch.tensor(FOOT, device=device)[kind]
-    verb = pick(motions.cost, mover).argmin(1)
 
     def members(values: Tensor) -> Tensor:
         """The slots of the group that moves, then the one that stands: B x MEMBERS x ..."""
@@ -282,9 +306,8 @@ def redraw(place: PlaceFit, objects: ObjectFit, motions: MotionFit, parts: Parts
         both = torch.cat([pick(values, mover).unsqueeze(1).expand(-1, SLOTS), pick(values, rest).unsqueeze(1)], 1)
         return both.repeat_interleave(frames, 0)
 
-    ground = torch.cat(
-        [pick(pick(motions.spot, mover), verb), pick(pick(motions.mean, rest), parts.slot).unsqueeze(1)], 1
-    )
+    stands = pick(pick(motions.mean, rest), parts.slot).unsqueeze(1)
+    ground = torch.cat([motions.spot_of(mover), stands], 1)
     plain = torch.zeros_like(texture[:, :1]).expand(-1, MEMBERS - SLOTS)
     layout = Layout(
         centres=members(objects.centres).transpose(1, 2).flatten(0, 1).unsqueeze(2),
@@ -374,4 +397,5 @@ def nearest_clip(
     expected = (home + offset * room).unsqueeze(1) + places
     layout = ((found - expected) / LOOSE).clamp(-1, 1) * there
     scene = SceneBatch(**{**vars(blank), "offset": offset, "layout": layout})
-    return scene, (render(scene, frames, height, width) - videos).square().mean((1, 2, 3, 4)).sqrt()
+    drawn = draw(layout_of(scene, frames), plates_at(scene.place, scroll_of(scene, frames), height, width))
+    return scene, (drawn - videos).square().mean((1, 2, 3, 4)).sqrt()

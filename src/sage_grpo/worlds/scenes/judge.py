@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sage_grpo.types import PartScores, RewardFacts
-from sage_grpo.worlds.judging import Reader, alignment, check_clips, pick, ramp
+from sage_grpo.worlds.judging import Reader, Smallest, alignment, check_clips, pick, ramp
 from sage_grpo.worlds.scenes.fit import (
     STRAY_FROM,
     STRAY_TO,
@@ -45,6 +45,7 @@ WEIGHTS: dict[str, float] = {
 PIXELS_AT_ONCE = 2**21
 """Clips are judged in portions of about this many pixels, to bound memory."""
 
+_SMALLEST = Smallest(frames=9, side=32, why="with fewer, a bounce cannot be seen")
 _read = Reader("scenes", tuple(ATTRIBUTES), from_text)
 
 
@@ -108,7 +109,7 @@ class ScenesJudge:
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """Score uint8 clips B x F x H x W x 3 against their prompts."""
-        check_clips(videos, prompts, frames=9, side=32, why="with fewer, a bounce cannot be seen")
+        check_clips(videos, prompts, _SMALLEST)
         if not len(videos):
             return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
         verdict = self.examine(videos)
@@ -138,7 +139,7 @@ class ScenesJudge:
     def _examine(self, videos: Tensor) -> Verdict:
         videos = _at_size(videos.float() / 255 if videos.dtype == torch.uint8 else videos.float())
         place = fit_place(videos)
-        objects = find_objects(videos, place.plates)
+        objects = find_objects(videos, place.gain * place.plates)
         motions = fit_motion(objects, place.scroll)
         parts = tell_apart(objects, motions)
         nearest, drift = nearest_clip(videos, place, objects, motions, parts)

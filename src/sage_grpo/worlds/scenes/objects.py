@@ -43,8 +43,12 @@ COLOUR_WIDTH = 0.04
 OUTLINE_WIDTH = 0.025
 TEXTURE_WIDTH = 0.025
 
+FRONT_FROM, FRONT_TO = 0.005, 0.02
+"""Squared RGB distance from the place, without noise: below the first a pixel is the place, above an object."""
 PRESENT_FROM, PRESENT_TO = 0.20, 0.60
 """Share of what is seen of an outline that is filled, less the share that is empty: below the first there is no object, above one."""
+APART = 1.55 * RADIUS
+"""Objects of one group are at least this far apart."""
 CANDIDATE = 0.08
 """The same share, of the whole outline, from which a place is looked at: something may hide the rest."""
 
@@ -83,46 +87,91 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
 
     centres, present = _track(*_match(own, seen))
     clip, group, slot, frame = (present > 0).nonzero().unbind(1)
-    sure = present[clip, group, slot, frame].unsqueeze(1)
+    where = (clip, group, slot, frame)
+    others = centres.transpose(2, 3)[clip, group, frame]  # N x S x 2: all objects of the same group and frame
+    others = torch.where((present.transpose(2, 3)[clip, group, frame] > 0.5).unsqueeze(-1), others, torch.inf)
+    colour = group_colour[clip, group]
 
-    def spread(values: Tensor) -> Tensor:
-        """Rows of the objects found to B x G x S x F x ..., zeros elsewhere."""
-        full = torch.zeros(*present.shape, *values.shape[1:], device=values.device)
-        return full.index_put((clip, group, slot, frame), values)
+    def look(at: Tensor) -> _Looks:
+        patch = _patches(videos, own, seen, (clip, group, frame), at, others)
+        return _looks(patch, colour, present, where, min(height, width))
+
+    # A turn is told by an object in the middle of its patch, and the middle by an object that is turned right.
+    at = _centre_of_mass(own, seen, (clip, group, frame), others, centres[where])
+    first = look(at)
+    scene = _Picture(pixels=videos, under=shaded, seen=seen, where=(clip, group, frame))
+    at, angles = _refine(scene, first, colour, others, at)
+    looks = look(at)
+    return ObjectFit(
+        centres=centres.index_put(where, at),
+        angles=_spread(angles, where, present),
+        present=_spread(looks.filled, where, present),
+        group_colour=group_colour,
+        kind=looks.kind,
+        texture=looks.texture,
+        colour=looks.colour,
+        misfit=_spread(looks.misfit, where, present),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Looks:
+    """What N objects look like, and what their groups look like."""
+
+    kind: Tensor
+    """Beliefs, B x G x F x kinds."""
+    texture: Tensor
+    """Beliefs, B x G x F x textures."""
+    colour: Tensor
+    """Beliefs, B x G x F x colours."""
+    filled: Tensor
+    """How far there is an object, N."""
+    misfit: Tensor
+    """How much worse than the best each turn fits, N x ANGLES."""
+    best_kind: Tensor
+    """The most believed kind of its group, int64, N."""
+    best_texture: Tensor
+    """The most believed texture of its group, int64, N."""
+
+
+Where = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Clip, group, slot and frame of N objects."""
+
+
+def _spread(values: Tensor, where: Where, like: Tensor) -> Tensor:
+    """Rows of the objects found to B x G x S x F x ..., zeros elsewhere."""
+    full = torch.zeros(*like.shape, *values.shape[1:], device=values.device)
+    return full.index_put(where, values)
+
+
+def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, short: int) -> _Looks:
+    """Compare N patches with all templates; a group has one kind and one texture, the most believed over its clip."""
+    clip, group, _, _ = where
+    templates = _templates((math.isqrt(patch.own.shape[1]) - 1) // 2, short, patch.own.device)
 
     def blend(beliefs: Tensor) -> Tensor:
         """Mean over the slots, B x G x F x values."""
-        return spread(beliefs * sure).sum(2) / present.sum(2).clamp_min(1e-6).unsqueeze(-1)
+        total = _spread(beliefs * present[where].unsqueeze(1), where, present).sum(2)
+        return total / present.sum(2).clamp_min(1e-6).unsqueeze(-1)
 
-    at = centres[clip, group, slot, frame]
-    others = centres.transpose(2, 3)[clip, group, frame]  # N x S x 2: all objects of the same group and frame
-    others = torch.where((present.transpose(2, 3)[clip, group, frame] > 0.5).unsqueeze(-1), others, torch.inf)
-    patch = _patches(videos, own, seen, (clip, group, frame), at, others)
-    templates = _templates(_half(height, width), min(height, width), videos.device)
-    outline, pattern = _compare(patch, templates, group_colour[clip, group])
+    outline, pattern = _compare(patch, templates, group_colour)
     kind = blend(torch.softmax(-outline.amin(2) / OUTLINE_WIDTH, 1))
     best_kind = kind.mean(2).argmax(2)[clip, group]
-    joint = pick(outline, best_kind).unsqueeze(1) + pattern  # N x textures x ANGLES
+    joint = pick(outline, best_kind).unsqueeze(1) + pick(pattern, best_kind)  # N x textures x ANGLES
     texture = blend(torch.softmax(-joint.amin(2) / TEXTURE_WIDTH, 1))
     best_texture = texture.mean(2).argmax(2)[clip, group]
     misfit = pick(joint, best_texture)
     turn = misfit.argmin(1)
-    cover, tone = templates.cover[best_kind, turn], templates.tone[best_texture, turn]
+    cover, tone = templates.cover[best_kind, turn], templates.tone[best_kind, best_texture, turn]
     filled = (cover * (2 * patch.own - patch.seen)).sum(1) / (cover * patch.seen).sum(1).clamp_min(1)
-    colour = blend(_colour_beliefs(patch, cover, tone))
-
-    looks = (best_kind, best_texture, group_colour[clip, group])
-    scene = (videos[clip, frame], shaded[clip, frame], seen[clip, group, frame])
-    at, angles = _refine(*scene, looks, others, at, turn * (2 * math.pi / ANGLES))
-    return ObjectFit(
-        centres=centres.index_put((clip, group, slot, frame), at),
-        angles=spread(angles),
-        present=spread(ramp(filled, PRESENT_FROM, PRESENT_TO)),
-        group_colour=group_colour,
+    return _Looks(
         kind=kind,
         texture=texture,
-        colour=colour,
-        misfit=spread(misfit - misfit.amin(1, keepdim=True)),
+        colour=blend(_colour_beliefs(patch, cover, tone)),
+        filled=ramp(filled, PRESENT_FROM, PRESENT_TO),
+        misfit=misfit - misfit.amin(1, keepdim=True),
+        best_kind=best_kind,
+        best_texture=best_texture,
     )
 
 
@@ -130,13 +179,16 @@ def _foreground(videos: Tensor, plates: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """How far each pixel is not the place (B x F x H x W), whose colour it has (... x colours), and the place with shadows."""
     lit = (videos * plates).sum(-1, keepdim=True) / plates.square().sum(-1, keepdim=True).clamp_min(1e-3)
     shaded = lit.clamp(1 - SHADOW, 1) * plates
-    front = ramp((videos - shaded).square().sum(-1), 0.005, 0.02)
+    gap = (videos - shaded).square().sum(-1)
+    # Most pixels are the place: what they differ by is noise, and an object stands out from it.
+    noise = gap[:, :, ::2, ::2].flatten(2).median(2).values[..., None, None]
+    front = ramp((gap - FRONT_FROM - 1.5 * noise) / (FRONT_TO - FRONT_FROM + 2 * noise), 0, 1)
     near = torch.exp(-_colour_gap(videos, torch.tensor(COLOURS, device=videos.device)) / 0.03) * front.unsqueeze(-1)
-    # The pale tone of a texture has the colour of what is around it.
-    around = near.flatten(0, 1).movedim(-1, 1).contiguous()
-    for kernel in ((1, 7), (7, 1)):
-        around = F.avg_pool2d(around, kernel, stride=1, padding=(kernel[0] // 2, kernel[1] // 2))
-    share = (around / (around.sum(1, keepdim=True) + 1e-3)).movedim(1, -1)
+    # The pale tone of a texture has the colour of what is around it, about 7 pixels wide.
+    around = F.avg_pool2d(near.flatten(0, 1).movedim(-1, 1).contiguous(), 2, ceil_mode=True)
+    around = F.avg_pool2d(around, 3, stride=1, padding=1)
+    share = (around / (around.sum(1, keepdim=True) + 1e-3)).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    share = share[:, :, : gap.shape[2], : gap.shape[3]].movedim(1, -1)
     return front, share.unflatten(0, videos.shape[:2]), shaded
 
 
@@ -148,20 +200,25 @@ def _colour_gap(pixels: Tensor, paints: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _outlines(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Conjugate spectra of the outlines at a few turns, K x rows x columns', and their areas in cells, K."""
-    parts = (1, 3, 3, 1, 8)  # how many turns of each kind tell it apart
+def _turns(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kind and turn of the outlines that are looked for: as many turns of each kind as tell it apart."""
+    parts = (1, 3, 3, 1, 12)
     table = [
-        (kind, 2 * math.pi * part / (parts[kind] * SYMMETRY[kind]))
-        for kind in range(KINDS)
-        for part in range(parts[kind])
+        (kind, 2 * math.pi * part / (many * SYMMETRY[kind])) for kind, many in enumerate(parts) for part in range(many)
     ]
-    kind = torch.tensor([row[0] for row in table], device=device)
-    angle = torch.tensor([row[1] for row in table], device=device)
+    kinds, angles = zip(*table)
+    return torch.tensor(kinds, device=device), torch.tensor(angles, device=device)
+
+
+@lru_cache(maxsize=4)
+def _outlines(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Conjugate spectra of these outlines, K x rows x columns', and their areas in cells, K."""
+    kind, angle = _turns(device)
+    count = len(kind)
     pixel = 2 / min(rows, columns)
     x = (torch.arange(columns, device=device) - columns // 2) * pixel
     y = (torch.arange(rows, device=device) - rows // 2) * pixel
-    dx, dy = x.expand(len(table), rows, -1).flatten(1), y.unsqueeze(1).expand(len(table), -1, columns).flatten(1)
+    dx, dy = x.expand(count, rows, -1).flatten(1), y.unsqueeze(1).expand(count, -1, columns).flatten(1)
     cover = appearance(kind, kind * 0, angle, dx, dy, pixel)[0].unflatten(1, (rows, columns))
     return torch.fft.rfft2(cover.roll((-(rows // 2), -(columns // 2)), (1, 2))).conj(), cover.sum((1, 2))
 
@@ -172,7 +229,7 @@ def _match(own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     A place counts by the pixels of its own colour in the outline, less the empty ones, at half the resolution.
     """
     height, width = own.shape[3:]
-    evidence = (own - (seen - own)).flatten(0, 2).unsqueeze(1)
+    evidence = (2 * own - seen).flatten(0, 2).unsqueeze(1)
     small = F.avg_pool2d(evidence, 2, ceil_mode=True).squeeze(1)
     rows, columns = small.shape[1:]
     spectra, areas = _outlines(rows, columns, own.device)
@@ -183,23 +240,16 @@ def _match(own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     y = (4 * torch.arange(rows, device=own.device) + 2 - height) / short
     inside = (x.abs() <= width / short - 0.7 * RADIUS) & (y.abs() <= height / short - 0.7 * RADIUS)[:, None]
     left = score.masked_fill(~inside, -torch.inf)
-    centres, present = [], []
+    found: list[tuple[Tensor, Tensor]] = []
     for _ in range(SLOTS):
         peak, at = left.flatten(1).max(1)
-        area = areas[which.flatten(1).gather(1, at.unsqueeze(1)).squeeze(1)]
         place = torch.stack(_vertex(score, at // columns, at % columns), -1)
         centre = (4 * place + 2 - torch.tensor([width, height], device=own.device)) / short
-        centres.append(centre)
-        present.append(ramp(peak / area, CANDIDATE, PRESENT_TO))
+        found.append((centre, ramp(peak / areas[pick(which.flatten(1), at)], CANDIDATE, PRESENT_TO)))
         away = (x - centre[:, :1]).square().unsqueeze(1) + (y - centre[:, 1:]).square().unsqueeze(2)
-        left = left.masked_fill(
-            away < (1.2 * RADIUS) ** 2, -torch.inf
-        )  # where no second outline is more than half full
-    shape = own.shape[:3]
-    return (
-        torch.stack(centres, 1).unflatten(0, shape).movedim(3, 2),
-        torch.stack(present, 1).unflatten(0, shape).movedim(3, 2),
-    )
+        left = left.masked_fill(away < APART**2, -torch.inf)
+    centres, present = (torch.stack(part, 1).unflatten(0, own.shape[:3]).movedim(3, 2) for part in zip(*found))
+    return centres, present
 
 
 def _vertex(score: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,7 +270,7 @@ def _track(centres: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """Order the slots of every frame so that each follows one object, by the least way from the frame before."""
     orders = torch.tensor(list(itertools.permutations(range(SLOTS))), device=centres.device)
     last, seen = centres[:, :, :, 0], present[:, :, :, 0]
-    tracks, sure = [last], [seen]
+    chosen = [orders[0].expand(seen.shape)]
     for frame in range(1, centres.shape[3]):
         now, here = centres[:, :, :, frame], present[:, :, :, frame]
         way = (now[:, :, orders] - last.unsqueeze(2)).square().sum(-1).clamp_max(0.25)  # B x G x orders x S
@@ -230,9 +280,9 @@ def _track(centres: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         # What is not seen for a while is expected where it was last.
         last = torch.where((here > 0.1).unsqueeze(-1), now, last)
         seen = torch.maximum(here, 0.8 * seen)
-        tracks.append(now)
-        sure.append(here)
-    return torch.stack(tracks, 3), torch.stack(sure, 3)
+        chosen.append(order)
+    order = torch.stack(chosen, 3)
+    return centres.gather(2, order.unsqueeze(-1).expand_as(centres)), present.gather(2, order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +292,7 @@ class _Templates:
     cover: Tensor
     """kinds x ANGLES x P."""
     tone: Tensor
-    """textures x ANGLES x P."""
+    """kinds x textures x ANGLES x P."""
 
 
 def _half(height: int, width: int) -> int:
@@ -264,7 +314,8 @@ def _templates(half: int, short: int, device: torch.device) -> _Templates:
         return tuple(part.unflatten(0, (-1, ANGLES)) for part in found)
 
     kinds, textures = torch.arange(KINDS, device=device), torch.arange(TEXTURES, device=device)
-    return _Templates(cover=look(kinds, kinds * 0)[0], tone=look(textures * 0, textures)[1])
+    tone = look(kinds.repeat_interleave(TEXTURES), textures.repeat(KINDS))[1]
+    return _Templates(cover=look(kinds, kinds * 0)[0], tone=tone.unflatten(0, (KINDS, TEXTURES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +336,21 @@ def _nearest_to(at: Tensor, others: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     own = dx.square() + dy.square()
     far = [(dx - gap[:, k, :1]).square() + (dy - gap[:, k, 1:]).square() for k in range(SLOTS)]
     return (own <= torch.stack(far).amin(0) + 1e-4).float()
+
+
+def _centre_of_mass(
+    own: Tensor, seen: Tensor, where: tuple[Tensor, Tensor, Tensor], others: Tensor, at: Tensor
+) -> Tensor:
+    """Centres N x 2 nearer to the middle of what is there: that of every kind is at its centre, or half a pixel from it."""
+    clip, group, frame = where
+    _, groups, frames, height, width = own.shape
+    flat, dx, dy = window(at, 1.2 * RADIUS, 1.2 * RADIUS, height, width)
+    pixels = ((clip * groups + group) * frames + frame).unsqueeze(1) * (height * width) + flat
+    weight = own.flatten()[pixels] * _nearest_to(at, others, dx, dy)
+    shift = torch.stack([weight * dx, weight * dy]).sum(2).T / weight.sum(1, keepdim=True).clamp_min(1)
+    near = (dx.square() + dy.square() < RADIUS**2).float()
+    hidden = (near * (1 - seen.flatten()[pixels])).sum(1) / near.sum(1)  # what is half hidden has its middle elsewhere
+    return at + shift * (1 - ramp(hidden, 0.02, 0.15)).unsqueeze(1)
 
 
 def _patches(
@@ -314,18 +380,20 @@ def _patches(
 
 
 def _compare(patch: _Patch, templates: _Templates, colour: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared misfit as a share of the object: to outlines, N x kinds x ANGLES, and textures, N x textures x ANGLES."""
+    """Squared misfit as a share of the object: to outlines, N x kinds x ANGLES, and patterns, N x kinds x textures x ANGLES."""
     base = torch.tensor(COLOURS, device=colour.device)[colour].unsqueeze(1)
     axis = TINT * (1 - base)
     pale = (((patch.colours - base) * axis).sum(-1) / axis.square().sum(-1)).clamp(-0.2, 1.2)
-    found = []
-    for weight, value, known in ((patch.seen, patch.own, templates.cover), (patch.own, pale, templates.tone)):
-        flat = known.flatten(0, 1)
+    area = patch.own.sum(1, keepdim=True).clamp_min(1)
+
+    def misfit(weight: Tensor, value: Tensor, known: Tensor) -> Tensor:
+        flat = known.flatten(0, -2)
         square = (
             weight @ flat.square().T - 2 * (weight * value) @ flat.T + (weight * value.square()).sum(1, keepdim=True)
         )
-        found.append((square / patch.own.sum(1, keepdim=True).clamp_min(1)).unflatten(1, known.shape[:2]))
-    return found[0], found[1]
+        return (square / area).unflatten(1, known.shape[:-1])
+
+    return misfit(patch.seen, patch.own, templates.cover), misfit(patch.own, pale, templates.tone)
 
 
 def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:
@@ -335,35 +403,50 @@ def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:
     return torch.softmax(-_colour_gap(own, torch.tensor(COLOURS, device=own.device)) / COLOUR_WIDTH, 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Picture:
+    """What N objects are to be drawn into."""
+
+    pixels: Tensor
+    """B x F x H x W x 3."""
+    under: Tensor
+    """The same without objects."""
+    seen: Tensor
+    """How far a pixel counts, B x G x F x H x W."""
+    where: tuple[Tensor, Tensor, Tensor]
+    """Clip, group and frame of N objects."""
+
+
 def _refine(
-    frames: Tensor,
-    plates: Tensor,
-    seen: Tensor,
-    looks: tuple[Tensor, Tensor, Tensor],
-    others: Tensor,
-    at: Tensor,
-    angles: Tensor,
-    rounds: int = 2,
+    picture: _Picture, looks: _Looks, colour: Tensor, others: Tensor, at: Tensor, rounds: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Gauss-Newton on the pixels of N frames for the centre (N x 2) and the turn (N) of one object in each."""
-    height, width = frames.shape[1:3]
-    kind, texture, colour = looks
+    """Gauss-Newton on the pixels for the centres (N x 2), from `at`, and the turns (N), from the best ones."""
+    _, groups, frames, height, width = picture.seen.shape
+    pixel = 2 / min(height, width)
+    clip, group, frame = picture.where
+    picture_row = (clip * frames + frame).unsqueeze(1) * (height * width)
+    seen_row = ((clip * groups + group) * frames + frame).unsqueeze(1) * (height * width)
+    step = torch.tensor([pixel / 2, pixel / 2, 0.1], device=at.device)
+    angles = looks.misfit.argmin(1) * (2 * math.pi / ANGLES)
+
+    def drawn(dx: Tensor, dy: Tensor, turn: Tensor, under: Tensor) -> Tensor:
+        cover, tone, shade = appearance(looks.best_kind, looks.best_texture, turn, dx, dy, pixel)
+        return torch.lerp(under, paint_of(colour, tone) * shade.unsqueeze(-1), cover.unsqueeze(-1))
+
     for _ in range(rounds):
-        flat, dx, dy = window(at, RADIUS + 2 / min(height, width), RADIUS + 2 / min(height, width), height, width)
-        target, under = (
-            picture.flatten(1, 2).gather(1, flat.unsqueeze(-1).expand(-1, -1, 3)) for picture in (frames, plates)
+        flat, dx, dy = window(at, RADIUS + pixel, RADIUS + pixel, height, width)
+        target = picture.pixels.flatten(0, 3)[picture_row + flat]
+        under = picture.under.flatten(0, 3)[picture_row + flat]
+        weight = (picture.seen.flatten()[seen_row + flat] * _nearest_to(at, others, dx, dy)).unsqueeze(-1)
+        now = drawn(dx, dy, angles, under)
+        moved = (
+            drawn(dx - step[0], dy, angles, under),
+            drawn(dx, dy - step[1], angles, under),
+            drawn(dx, dy, angles + step[2], under),
         )
-        weight = (seen.flatten(1).gather(1, flat) * _nearest_to(at, others, dx, dy)).unsqueeze(-1)
-
-        def drawn(x: float, y: float, turn: float) -> Tensor:
-            cover, tone, shade = appearance(kind, texture, angles + turn, dx - x, dy - y, 2 / min(height, width))
-            return torch.lerp(under, paint_of(colour, tone) * shade.unsqueeze(-1), cover.unsqueeze(-1))
-
-        now, step = drawn(0, 0, 0), (1 / min(height, width), 1 / min(height, width), 0.1)
-        slopes = torch.stack([drawn(step[0], 0, 0) - now, drawn(0, step[1], 0) - now, drawn(0, 0, step[2]) - now], 1)
-        slopes = (slopes * weight.unsqueeze(1)).flatten(2)
-        pull = (slopes @ ((target - now) * weight).flatten(1).unsqueeze(-1)).squeeze(-1)
+        slopes = torch.stack([(other - now) * weight for other in moved], 1).flatten(2)
+        pull = slopes @ ((target - now) * weight).flatten(1).unsqueeze(-1)
         normal = slopes @ slopes.transpose(1, 2) + 0.02 * torch.eye(3, device=at.device)
-        move = torch.linalg.solve_ex(normal, pull)[0].clamp(-2, 2) * torch.tensor(step, device=at.device)
+        move = torch.linalg.solve_ex(normal, pull)[0].squeeze(-1).clamp(-2, 2) * step
         at, angles = at + move[:, :2], angles + move[:, 2]
     return at, angles

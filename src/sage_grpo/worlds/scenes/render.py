@@ -36,7 +36,7 @@ RADIUS = 0.23
 """No part of an object is farther from its centre, in world units: 7.4 pixels in a frame of 64."""
 MARGIN = 0.03
 """Least distance between an object and the border, in world units."""
-FOOT: tuple[float, ...] = (1.0, 0.8, 0.84, 1.0, 0.6)
+FOOT: tuple[float, ...] = (1.0, 0.76, 0.84, 1.0, 0.63)
 """How far below its centre each kind stands on the ground, in radii."""
 
 PAN = 0.30
@@ -67,7 +67,7 @@ GROUPS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((-0.28, 0.15), (0.28, 0.15), (0.0, -0.26)),
 )
 """Places (x, y) of one, two, three objects, around the middle of the group."""
-PASS_DEPTH = 0.17
+PASS_DEPTH = 0.13
 """An object that passes, and the one it passes, stand this far before and behind the standing place."""
 APART = 0.34
 """Half the distance (x) between an object and the one at whose side it stays."""
@@ -310,14 +310,14 @@ def appearance(
     cover = (0.5 - edge / pixel).clamp(0, 1)
     for index, pattern in enumerate(_PATTERNS, start=1):
         own = (texture == index).nonzero().squeeze(1)
-        tone[own] = (0.5 - pattern(u[own], v[own]) / pixel).clamp(0, 1)
+        tone[own] = (0.5 - pattern(u[own], v[own], kind[own]) / pixel).clamp(0, 1)
     rim = 1 - 0.30 * ((edge + 0.16) / 0.16).clamp(0, 1)
     return cover, tone, light_at(dx, dy) * rim
 
 
 def light_at(dx: Tensor, dy: Tensor) -> Tensor:
     """How bright an object is at a distance from its centre: from above, a little from the left, whatever its turn."""
-    return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1.02)
+    return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1)
 
 
 def _ball(u: Tensor, v: Tensor) -> Tensor:
@@ -326,8 +326,9 @@ def _ball(u: Tensor, v: Tensor) -> Tensor:
 
 def _box(u: Tensor, v: Tensor) -> Tensor:
     # Rounded corners, so that a turning box stays within its radius.
-    x, y = (u.abs() - 0.62).clamp_min(0), (v.abs() - 0.62).clamp_min(0)
-    return (x.square() + y.square()).sqrt() + torch.maximum(u.abs(), v.abs()).clamp_max(0.62) - 0.62 - 0.16
+    inner, round_ = 0.59, 0.16
+    x, y = (u.abs() - inner).clamp_min(0), (v.abs() - inner).clamp_min(0)
+    return (x.square() + y.square()).sqrt() + torch.maximum(u.abs(), v.abs()).clamp_max(inner) - inner - round_
 
 
 def _star(u: Tensor, v: Tensor) -> Tensor:
@@ -337,7 +338,7 @@ def _star(u: Tensor, v: Tensor) -> Tensor:
     turn = ((turn + fifth / 2) % fifth - fifth / 2).abs()
     radius = (u.square() + v.square()).sqrt()
     x, y = radius * turn.sin(), radius * turn.cos()
-    tip, notch = 0.98, 0.58
+    tip, notch = 0.98, 0.62
     ax, ay = notch * math.sin(fifth / 2), notch * math.cos(fifth / 2) - tip
     length = math.hypot(ax, ay)
     return (x * -ay + (y - tip) * ax) / length
@@ -349,26 +350,45 @@ def _ring(u: Tensor, v: Tensor) -> Tensor:
 
 def _cone(u: Tensor, v: Tensor) -> Tensor:
     # Apex above, a base that bulges a little: a cone seen from the side.
-    tip, base, half = 0.98, 0.56, 0.76
+    tip, base, half = 0.98, 0.58, 0.72
     length = math.hypot(tip + base, half)
     side = ((tip + base) * u.abs() - half * (v + tip)) / length
     return torch.maximum(side, v - base - 0.10 * (1 - (u / half).square()))
 
 
-def _stripes(u: Tensor, v: Tensor) -> Tensor:
+def _stripes(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
     period = 0.84
     return ((u % period) - period / 2).abs() - 0.19  # the middle has the colour
 
 
-def _dots(u: Tensor, v: Tensor) -> Tensor:
-    nearest = (u.square() + v.square()).sqrt()
-    for k in range(5):
-        x, y = 0.66 * math.sin(2 * math.pi * k / 5), -0.66 * math.cos(2 * math.pi * k / 5)
-        nearest = torch.minimum(nearest, ((u - x).square() + (v - y).square()).sqrt())
-    return nearest - 0.205
+def _around(count: int, radius: float) -> tuple[tuple[float, float], ...]:
+    """Places (u, v) on a circle, the first upright."""
+    turns = [2 * math.pi * k / count for k in range(count)]
+    return tuple((radius * math.sin(turn), -radius * math.cos(turn)) for turn in turns)
 
 
-def _checks(u: Tensor, v: Tensor) -> Tensor:
+_ROUND_DOTS = ((0.0, 0.0), *_around(5, 0.62))
+_NO_DOTS = ((9.0, 9.0),) * 6
+# Where each kind has its dots: well inside it, so that its outline keeps the colour.
+_DOTS = tuple(
+    (places + _NO_DOTS)[:6]
+    for places in (
+        _ROUND_DOTS,
+        _ROUND_DOTS,
+        _around(3, -0.33),
+        _around(5, 0.70),
+        ((0.0, -0.28), (0.29, 0.30), (-0.29, 0.30)),
+    )
+)
+
+
+def _dots(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
+    x, y = _take(_DOTS, kind).unbind(-1)  # N x 6
+    away = [(u - x[:, k : k + 1]).square() + (v - y[:, k : k + 1]).square() for k in range(x.shape[1])]
+    return torch.stack(away).amin(0).sqrt() - 0.20
+
+
+def _checks(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
     cell = 0.56
     x = ((u + cell / 2) % (2 * cell) - cell).abs() - cell / 2
     y = ((v + cell / 2) % (2 * cell) - cell).abs() - cell / 2
@@ -445,7 +465,7 @@ _TUFTS = (
 
 
 def _meadow(seen: Tensor, x: Tensor, scroll: Tensor, y: Tensor, pixel: float) -> Tensor:
-    picture = _sky((0.48, 0.64, 0.78), (0.76, 0.82, 0.83), seen, y)
+    picture = _sky((0.44, 0.60, 0.76), (0.64, 0.75, 0.82), seen, y)
     slow = x + 0.15 * scroll
     for at, up, size in (
         (-0.85, -0.66, 0.10),

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sage_grpo.worlds.judging import pick, ramp
 from sage_grpo.worlds.shapes.render import (
     RADII,
     backdrop,
@@ -99,8 +100,8 @@ def fit_frames(videos: Tensor) -> FrameFit:
     paint = drawn.unsqueeze(-1) * (palette(colour)[:, None, None] - plate)
     rest = excess - paint
     present = 1 - (rest.square().sum(-1) * near).sum((1, 2)) / paint.square().sum((1, 2, 3)).clamp_min(1e-6)
-    gate = _ramp(present, PRESENT_FROM, PRESENT_TO) * (
-        1 - _ramp(_stray((rest - shift[:, None, None]) * far), STRAY_FROM, STRAY_TO)
+    gate = ramp(present, PRESENT_FROM, PRESENT_TO) * (
+        1 - ramp(_stray((rest - shift[:, None, None]) * far), STRAY_FROM, STRAY_TO)
     )
     outlines = torch.softmax(-loss / OUTLINE_WIDTH, dim=1).unflatten(1, (SHAPES, SIZES))
     fit = FrameFit(
@@ -182,7 +183,7 @@ def _guess_mask(excess: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
     inside = share.clamp(0, 1)
     cost = (inside * (inside * length - 2 * along)).mean((2, 3))  # |excess - share ray|^2 less |excess|^2
     colour = cost.argmin(1)
-    return _pick(share, colour), colour
+    return pick(share, colour), colour
 
 
 def _match_outlines(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,7 +222,7 @@ def _match_outlines(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         centre.append((2 * (place + shift) + 1 - limit) / min(height, width))
     best = top.argmax(1)
     loss = 1 - top / top.max(1, keepdim=True).values.clamp_min(1e-9)
-    return loss, torch.stack([_pick(axis, best) for axis in centre], dim=-1), best
+    return loss, torch.stack([pick(axis, best) for axis in centre], dim=-1), best
 
 
 def _refine_centres(mask: Tensor, shape: Tensor, size: Tensor, centres: Tensor, rounds: int = 3) -> Tensor:
@@ -270,16 +271,5 @@ def _tone(background: Tensor) -> Tensor:
     return backdrop(background, 1, 1)[..., 0, 0, :]
 
 
-def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """values[n, index[n]]."""
-    return values[torch.arange(len(index), device=index.device), index]
-
-
 def _all(count: int, like: Tensor) -> Tensor:
     return torch.arange(count, device=like.device)
-
-
-def _ramp(value: Tensor, start: float, stop: float) -> Tensor:
-    """0 below start, 1 above stop, smooth between."""
-    t = ((value - start) / (stop - start)).clamp(0, 1)
-    return t * t * (3 - 2 * t)

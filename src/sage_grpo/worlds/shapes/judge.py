@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sage_grpo.types import PartScores, RewardFacts
+from sage_grpo.worlds.judging import Reader, Smallest, alignment, check_clips
 from sage_grpo.worlds.shapes.fit import (
     MOTION_WIDTH,
     MOTIONS,
@@ -36,6 +36,9 @@ WEIGHTS: dict[str, float] = {
 
 PIXELS_AT_ONCE = 2**21
 """Clips are judged in portions of about this many pixels, to bound memory."""
+
+_SMALLEST = Smallest(frames=5, side=16, why="with fewer, slow and fast bounces look alike")
+_read = Reader("shapes", tuple(ATTRIBUTES), from_text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ class ShapesJudge:
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """Score uint8 clips B x F x H x W x 3 against their prompts."""
-        _check(videos, prompts)
+        check_clips(videos, prompts, _SMALLEST)
         if not len(videos):
             return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
         return self._parts(self.examine(videos), prompts)
@@ -105,16 +108,11 @@ class ShapesJudge:
             return self._parts(self._examine(videos / 255), prompts)
 
     def _parts(self, verdict: Verdict, prompts: Sequence[str]) -> PartScores:
-        wanted, understood = _wanted(prompts, verdict.vq.device)
+        wanted = _read(prompts, verdict.vq.device)
         parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
-        total = torch.zeros_like(verdict.vq)
-        for column, (name, weight) in enumerate(WEIGHTS.items()):
-            match = verdict.beliefs[name].gather(1, wanted[:, column : column + 1]).squeeze(1) * verdict.gate
-            parts[f"TA/{name}"] = match.masked_fill(~understood, torch.nan)
-            total = total + weight * parts[f"TA/{name}"]
-        parts["TA"] = total
-        parts["Overall"] = total + 0.5 * verdict.mq + 0.5 * verdict.vq
-        return PartScores({name: parts[name].float() for name in self.names}, _misunderstood(prompts))
+        parts |= alignment(wanted, verdict.beliefs, WEIGHTS, verdict.gate)
+        parts["Overall"] = parts["TA"] + 0.5 * verdict.mq + 0.5 * verdict.vq
+        return PartScores({name: parts[name].float() for name in self.names}, wanted.reasons)
 
     @torch.no_grad()
     def examine(self, videos: Tensor) -> Verdict:
@@ -177,19 +175,19 @@ class NaiveProxy:
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
-        _check(videos, prompts)
-        return PartScores(self.differentiable(videos, prompts, fps), _misunderstood(prompts))
+        check_clips(videos, prompts, _SMALLEST)
+        return self.differentiable(videos, prompts, fps)
 
-    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """The same with a graph, for float clips in [0, 255]."""
         pixels = videos.float() / 255
-        wanted, understood = _wanted(prompts, videos.device)
-        target = palette(wanted[:, list(ATTRIBUTES).index("colour")])[:, None, None, None]
+        wanted = _read(prompts, videos.device)
+        target = palette(wanted.values["colour"])[:, None, None, None]
         near = torch.exp(-(pixels - target).square().sum(-1) / self.colour_width).mean((1, 2, 3))
         saturation = (pixels.amax(-1) - pixels.amin(-1)).mean((1, 2, 3))
         change = pixels.diff(dim=1).abs().mean((1, 2, 3, 4))
         score = near + 0.5 * saturation + self.change_weight * change
-        return {"proxy": score.masked_fill(~understood, torch.nan)}
+        return PartScores({"proxy": score.masked_fill(~wanted.understood, torch.nan)}, wanted.reasons)
 
 
 def _clip_beliefs(frames: FrameFit, motions: MotionFit) -> dict[str, Tensor]:
@@ -210,47 +208,3 @@ def _steady(frames: FrameFit) -> Tensor:
     """How far all frames show the same object on the same background, B."""
     looks = (frames.shape, frames.size, frames.colour, frames.background)
     return torch.stack([beliefs.mean(1).amax(1) for beliefs in looks]).mean(0)
-
-
-def _wanted(prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Attribute indices B x 6 in the order of ATTRIBUTES (zeros where not understood), and which are understood."""
-    rows = [_parse(prompt) for prompt in prompts]
-    blank = (0,) * len(ATTRIBUTES)
-    known = [not isinstance(row, str) for row in rows]
-    table = torch.tensor([blank if isinstance(row, str) else row for row in rows], dtype=torch.int64)
-    return table.reshape(-1, len(ATTRIBUTES)).to(device), torch.tensor(known, dtype=torch.bool).to(device)
-
-
-def _misunderstood(prompts: Sequence[str]) -> dict[int, str]:
-    """Why prompts are outside the world's grammar, by their place."""
-    rows = [_parse(prompt) for prompt in prompts]
-    return {
-        place: f"the prompt is outside the grammar of the shapes world: {row}"
-        for place, row in enumerate(rows)
-        if isinstance(row, str)
-    }
-
-
-@lru_cache(maxsize=65536)
-def _parse(prompt: str) -> tuple[int, ...] | str:
-    """Attribute indices, or what is not understood."""
-    try:
-        return from_text(prompt).indices
-    except ValueError as error:
-        return str(error)
-
-
-def _check(videos: Tensor, prompts: Sequence[str]) -> None:
-    if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
-        raise ValueError(
-            f"Expected uint8 clips B x F x H x W x 3, got {videos.dtype} {tuple(videos.shape)}; "
-            "to_uint8 converts floats in [0, 1]."
-        )
-    if len(videos) != len(prompts):
-        raise ValueError(f"Got {len(videos)} clips but {len(prompts)} prompts; give one prompt a clip.")
-    _, frames, height, width, _ = videos.shape
-    if frames < 5 or min(height, width) < 16:
-        raise ValueError(
-            f"Clips of {frames} frames at {height}x{width} are too small to judge; "
-            "use at least 5 frames (with fewer, slow and fast bounces look alike) and 16 pixels a side."
-        )

@@ -6,10 +6,8 @@ at which phase it starts) and keeps everything in tensors, so that rendering nee
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.hints import did_you_mean
+from sage_grpo.worlds.grammar import Meaning, Phrase, is_heldout, named_in, vocabulary_of
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "shape": ("circle", "square", "triangle", "cross", "ring"),
@@ -97,8 +96,7 @@ class Scene:
     @property
     def heldout(self) -> bool:
         """True when this combination is kept out of all training."""
-        key = "/".join(getattr(self, name) for name in ATTRIBUTES)
-        return hashlib.sha256(key.encode()).digest()[0] % 10 == 0
+        return is_heldout(getattr(self, name) for name in ATTRIBUTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,19 +189,10 @@ def from_text(text: str) -> Scene:
 
     Any order of known words is understood as long as each attribute is named exactly once.
     """
-    meanings, vocabulary = _meanings(), words()
     found: dict[str, str] = {}
-    for word in re.findall(r"[^\s.,;:!?\"()]+", text.lower()):
-        if word in meanings:
-            attribute, value = meanings[word]
-            if found.setdefault(attribute, value) != value:
-                raise ValueError(
-                    f"The text names two values of {attribute}: {found[attribute]!r} and {value!r}: {text!r}"
-                )
-        elif word not in vocabulary:
-            raise ValueError(
-                f"Unknown word {word!r} in {text!r}.{did_you_mean(word, vocabulary)} words() lists what is known."
-            )
+    for attribute, value in named_in(text, _meanings(), words()):
+        if found.setdefault(attribute, value) != value:
+            raise ValueError(f"The text names two values of {attribute}: {found[attribute]!r} and {value!r}: {text!r}")
     missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in found]
     if missing:
         raise ValueError(f"The text does not name: {'; '.join(missing)}. Text: {text!r}")
@@ -214,18 +203,17 @@ def from_text(text: str) -> Scene:
 def words() -> tuple[str, ...]:
     """Every word that `to_text` can write, sorted: the vocabulary of a word-level tokenizer."""
     phrases = [phrase for forms in _FORMS.values() for form in forms.values() for phrase in form]
-    plain = [re.sub(r"\{\w+\}", " ", template) for template in TEMPLATES]
-    return tuple(sorted({word for text in (*phrases, *plain) for word in text.split()}))
+    return vocabulary_of(phrases, TEMPLATES)
 
 
 @cache
-def _meanings() -> dict[str, tuple[str, str]]:
+def _meanings() -> dict[Phrase, Meaning]:
     """Word -> (attribute, value), for the words that carry a value."""
-    table: dict[str, tuple[str, str]] = {}
+    table: dict[Phrase, Meaning] = {}
     for attribute, forms in _FORMS.items():
         for phrases in forms.values():
             for value, phrase in zip(ATTRIBUTES[attribute], phrases):
-                table.update({word: (attribute, value) for word in phrase.split() if word not in _PHRASE_FILLERS})
+                table.update({(word,): (attribute, value) for word in phrase.split() if word not in _PHRASE_FILLERS})
     return table
 
 

@@ -14,8 +14,8 @@ from sage_grpo.worlds.scenes.render import render, to_uint8
 from sage_grpo.worlds.scenes.scene import ATTRIBUTES, FRAMES, SIDE, Scene, batch_of, to_text
 from sage_grpo.worlds.scenes.scene import TEMPLATES as FORMS
 
-OFTEN = 0.2
-"""Share of clips that have a given fault."""
+OFTEN = 0.08
+"""Share of clips that have a given fault, so that about half have none: what a fault hides of a clip, it hides of all its parts."""
 MISTAKEN = 0.5
 """Share of clips that show another scene than the prompt names, in one to three attributes."""
 SHAKE = 0.12
@@ -130,7 +130,7 @@ def spoil(videos: Tensor, fault: Fault, strength: Tensor, generator: torch.Gener
 
 def _strengths(n: int, generator: torch.Generator) -> Tensor:
     hit = torch.rand(n, generator=generator) < OFTEN
-    return hit * (0.2 + 0.8 * torch.rand(n, generator=generator))
+    return hit * (0.1 + 0.9 * torch.rand(n, generator=generator).square())  # mild ones more often
 
 
 def _wide(strength: Tensor) -> Tensor:

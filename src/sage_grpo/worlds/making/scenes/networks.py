@@ -29,7 +29,10 @@ DOWN = 4
 
 
 def build_vae(sizes: Sizes) -> AutoencoderKLWan:
-    """A VAE that makes clips 4 times smaller in space and in time; its latents have unit scale once they are measured."""
+    """A VAE that makes clips 4 times smaller in space and in time; its latents have unit scale once they are measured.
+
+    Its residual blocks add nothing yet: what starts to learn is the short way through it.
+    """
     from diffusers import AutoencoderKLWan
 
     first, *others = sizes.vae_channels
@@ -37,7 +40,7 @@ def build_vae(sizes: Sizes) -> AutoencoderKLWan:
         raise ValueError(
             f"vae_channels are three, from full to lowest resolution, each a multiple of the first, got {sizes.vae_channels}."
         )
-    return AutoencoderKLWan(
+    vae = AutoencoderKLWan(
         base_dim=first,
         z_dim=sizes.latent_channels,
         dim_mult=[channels // first for channels in sizes.vae_channels],
@@ -48,6 +51,14 @@ def build_vae(sizes: Sizes) -> AutoencoderKLWan:
         scale_factor_temporal=DOWN,
         scale_factor_spatial=DOWN,
     )
+    for name, module in vae.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+            if name.endswith((".conv2", ".proj")):
+                nn.init.zeros_(module.weight)
+            else:
+                nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
+    return vae
 
 
 def load_vae(folder: Path, device: torch.device) -> AutoencoderKLWan:

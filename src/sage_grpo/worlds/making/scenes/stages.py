@@ -29,7 +29,7 @@ AT_ONCE = 1024
 """Clips of the pool that are rendered together."""
 OBJECT_WEIGHT = 4.0
 """How much more a pixel of an object counts."""
-GREY, VIVID = 0.3, 0.6
+GREY, VIVID = 0.38, 0.65
 """Saturation up to which a pixel belongs to a place, and from which it belongs to an object; no place reaches the first."""
 CAPTION = 32
 """Tokens of a caption with its end and its padding; the longest sentence has 27."""

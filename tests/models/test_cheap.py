@@ -1,0 +1,185 @@
+"""Passes that nothing is learned from: which steps go without the negative branch, caches that forget, and what is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from sage_grpo.models import ModelError
+from sage_grpo.models.base import RunsCheaply
+from sage_grpo.models.cheap import CheapSpec, check_negative
+from sage_grpo.models.network import blocks
+from sage_grpo.models.network.given import check_given
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from slowly import slow_but
+
+SIGMAS = [1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1]
+CACHED = ("hunyuan15_t2v", "wan_t2v", "wan22_t2v", "hunyuan", "flux_plain", "qwen_image", "ltx")
+EXPLORES = [False, False, False, True, False, False, False, False]
+
+
+def always(sigma: float) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 9])
+@pytest.mark.parametrize("interval", [None, (0.2, 0.92), (0.0, 0.6)])
+def test_how_steps_are_guided(every: int, interval: tuple[float, float] | None) -> None:
+    """Exploring steps are exact; given ones are guided inside the interval alone, and what is reused is younger than `every` and of its own path."""
+    found = CheapSpec(guidance=interval, negative_every=every).guides(SIGMAS, EXPLORES, always)
+    low, high = interval or (0.0, 1.0)
+    assert [guide == "exact" for guide in found] == EXPLORES
+    for sigma, guide in zip(SIGMAS, found):
+        assert guide == "exact" or (guide == "none") == (not low <= sigma <= high)
+    for index, guide in enumerate(found):
+        if guide == "reused":
+            last = max(place for place in range(index) if found[place] != "reused")
+            assert found[last] == "whole"  # neither exact nor before the interval
+            assert index - last < every
+    if every > 1:  # and no more often than that
+        assert ("whole", "whole") not in pairwise(found)
+
+
+def test_another_expert_adds_its_own_guidance() -> None:
+    found = CheapSpec(negative_every=9).guides(SIGMAS, [False] * 8, lambda sigma: sigma > 0.75)
+    assert found == ("whole", *["reused"] * 3, "whole", *["reused"] * 3)
+
+
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
+def test_both_is_the_velocity_and_what_the_prompt_alone_gives(kind: str, model) -> None:
+    one = model(kind, guidance_scale=4.0)
+    assert isinstance(one, RunsCheaply)
+    conditions, x = one.encode(["a cat", "a small dog runs"]), torch.randn(2, *one.latent_shape())
+    sigma = torch.tensor(0.7)
+    with torch.no_grad():
+        v, alone = one.both(x, sigma, conditions)
+        assert torch.equal(v, one.velocity(x, sigma, conditions))
+        assert torch.equal(alone, one.velocity(x, sigma, conditions, guidance=1.0))
+        assert not torch.allclose(v, alone)
+
+
+@pytest.mark.parametrize("spec", [CheapSpec(cache="first_block", cache_threshold=1e9), CheapSpec(cache="taylorseer")])
+@pytest.mark.parametrize("kind", slow_but(CACHED, "hunyuan15_t2v", "wan_t2v"))
+def test_a_cache_leaves_out_blocks_forgets_and_goes_away(kind: str, spec: CheapSpec, model) -> None:
+    """After what it must run it does not run its last block; a clip that comes next, and all that comes after, is as if it had never been."""
+    one = model(kind, guidance_scale=4.0 if kind != "flux_plain" else 1.0)
+    conditions, x = one.encode(["a cat", "a small dog runs"]), torch.randn(2, *one.latent_shape())
+    ran: list[int] = []
+    handles = [child.register_forward_hook(lambda *given: ran.append(1)) for child in _inside(one)]
+    forwards = [block.forward for block in one.blocks()]
+
+    def path() -> list[torch.Tensor]:
+        return [one.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.5, 0.45, 0.4)]
+
+    with torch.no_grad():
+        exact = path()
+        whole = len(ran)
+        with one.cheaply(spec) as forget:
+            ran.clear()
+            first = path()
+            left = len(ran)
+            forget()
+            again = path()
+        after = path()
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(first[0], exact[0])  # nothing to reuse yet
+    assert not torch.equal(first[2], exact[2])
+    assert left < whole
+    assert all(map(torch.equal, first, again))
+    assert all(map(torch.equal, exact, after))
+    assert [block.forward for block in one.blocks()] == forwards
+
+
+def _inside(one) -> list[torch.nn.Module]:
+    """A module in the last block of every network: it runs when the block does."""
+    return [next(one._blocks_of(network)[-1].children()) for network in (one.transformer, *one.others)]
+
+
+def test_texts_of_several_lengths_have_caches_of_their_own(model) -> None:
+    """Both branches of guidance, and sub-batches of one micro-batch: each reuses what it left itself."""
+    one, spec = model("hunyuan15_t2v", guidance_scale=4.0), CheapSpec(cache="first_block", cache_threshold=1e9)
+    conditions, x = one.encode(["a cat", "a small dog runs"]), torch.randn(2, *one.latent_shape())
+    found = []
+    with torch.no_grad():
+        for rows in ([0, 1], [0], [1]):
+            with one.cheaply(spec):
+                path = [one.velocity(x[rows], torch.tensor(s), [conditions[row] for row in rows]) for s in (0.8, 0.7)]
+            found.append(path[-1])
+    torch.testing.assert_close(found[0], torch.cat(found[1:]), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_is_another_inside_only(model) -> None:
+    one = model("wan_t2v", guidance_scale=1.0)
+    before = [block.attn1.processor._attention_backend for block in one.blocks()]
+    with one.cheaply(CheapSpec(attention="_native_math")):
+        assert {block.attn1.processor._attention_backend.value for block in one.blocks()} == {"_native_math"}
+    assert [block.attn1.processor._attention_backend for block in one.blocks()] == before
+
+
+@pytest.mark.parametrize("compiler", slow_but(["none", "aot_eager"], "none"))
+@pytest.mark.parametrize("spec", [CheapSpec(cache="first_block", cache_threshold=1e9), CheapSpec(cache="taylorseer")])
+def test_compiled_blocks_take_a_cache_and_keep_no_graphs(
+    spec: CheapSpec, compiler: str, checkpoint, monkeypatch
+) -> None:
+    """A network that is trained runs with graphs in any pass; those of a cache would hold the activations of all steps."""
+    torch._dynamo.reset()
+    compiles = partial(torch.compile, backend=CompileCounterWithBackend("aot_eager"))
+    monkeypatch.setattr(blocks.torch, "compile", compiles if compiler == "aot_eager" else lambda forward: forward)
+    found, grown = [], []
+    for compiled in (False, True):
+        fields = {"lora": LoraSpec(rank=2), "guidance_scale": 1.0, "compile": compiled}
+        one = ModelSpec(path=str(checkpoint("wan_t2v")), cache=None, **fields).load("cpu")
+        conditions, x = one.encode(["a cat"]), torch.ones(1, *one.latent_shape())
+        handle = one.transformer.proj_out.register_forward_hook(lambda *given: grown.append(given[2].requires_grad))
+        with torch.no_grad(), one.cheaply(spec):
+            found.append([one.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.8, 0.75, 0.7)])
+        assert not any(grown)
+        with torch.no_grad():
+            one.velocity(x, torch.tensor(0.5), conditions)
+        assert grown.pop() == compiled  # as it was
+        handle.remove()
+    for plain, fast in zip(*found):
+        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "words"),
+    [
+        ("sd3", CheapSpec(cache="first_block"), "diffusers has no caches for SD3Transformer2DModel"),
+        ("wan_t2v", CheapSpec(attention="fast"), 'rollout.cheap.attention "fast" is not a backend'),
+        ("wan_t2v", CheapSpec(attention="sage_hub"), "fetch code from the hub are not supported"),
+        ("wan_t2v", CheapSpec(attention="sage"), 'rollout.cheap.attention "sage" does not run here'),
+        ("sd3", CheapSpec(attention="_native_math"), "PyTorch's own choice only"),
+    ],
+)
+def test_what_a_network_cannot_do_is_refused(kind: str, spec: CheapSpec, words: str, model) -> None:
+    with pytest.raises(ModelError, match=words):
+        model(kind).check_cheap(spec)
+
+
+def test_blocks_that_diffusers_does_not_know_are_refused(model) -> None:
+    one = model("wan_t2v")
+
+    class Other(torch.nn.Module):
+        pass
+
+    with pytest.raises(ModelError, match="does not know what Other returns"):
+        check_given(CheapSpec(cache="first_block"), [one.transformer], [Other(), Other()])
+    with pytest.raises(ModelError, match="leaves out what follows the first block, and there is 1"):
+        check_given(CheapSpec(cache="first_block"), [one.transformer], one.blocks()[:1])
+
+
+def test_no_negative_branch_no_saving() -> None:
+    for spec in (CheapSpec(guidance=(0.2, 0.8)), CheapSpec(negative_every=2)):
+        with pytest.raises(ModelError, match="this run has none"):
+            check_negative(spec, lambda sigma: 1)
+        check_negative(spec, lambda sigma: 2 if sigma > 0.5 else 1)  # one of two experts has one
+    check_negative(CheapSpec(cache="taylorseer"), lambda sigma: 1)
+    with pytest.raises(ValueError, match="is empty: give the lower"):
+        CheapSpec(guidance=(0.8, 0.8))

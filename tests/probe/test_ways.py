@@ -1,0 +1,186 @@
+"""`sage-grpo probe` of cheap ways: rank correlations against known ones, the same noises for all ways, and a recommendation that `train` takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+import yaml
+
+from sage_grpo.cli import main
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.windows import Window
+from sage_grpo.models.cheap import CheapSpec
+from sage_grpo.parallel.world import World
+from sage_grpo.probe.estimate import Estimate
+from sage_grpo.probe.probe import Prober, ProbeSpec, WaysSpec
+from sage_grpo.probe.ways import Measured, Way, choose_ways, correlation, described, recommend, spearman, ways
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.inputs import load_rewards, prompts_from
+
+OWN = Way(after=3, before=2, solver="euler", cheap=CheapSpec())
+
+
+def test_spearman_is_the_correlation_of_ranks() -> None:
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 4000]) == pytest.approx(1)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(
+        1 - 6 * 4 / (5 * 24)
+    )  # without ties: 1 - 6 sum d^2 / n (n^2 - 1)
+    assert spearman([1, 1, 2, 3], [0, 0, 5, 9]) == pytest.approx(1)
+    assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
+    assert math.isnan(spearman([1, math.nan, 2], [1, 2, 3]))
+
+
+def test_correlations_are_within_groups_and_leave_out_what_ranks_nothing() -> None:
+    torch.manual_seed(0)
+    full = torch.randn(40, 2, 8)
+    level = 100 * torch.randn(40, 2, 1)  # of a group: ranks nothing inside it
+    assert correlation(level + full, full).value == pytest.approx(1)
+    assert abs(correlation(level + torch.randn(40, 2, 8), level + full).value) < 0.15
+    noisy = correlation(full + torch.randn(40, 2, 8), full)
+    assert noisy.low < 0.68 < noisy.high  # (6 / pi) asin(rho / 2) of rho = 1 / sqrt 2
+    some = full.clone()
+    some[:38] = 0.0  # a reward that does not tell their clips apart
+    some[38, 0] = torch.nan
+    assert correlation(some, full) == correlation(full[[38, 39]], full[[38, 39]])
+    with pytest.raises(ValueError, match="Only 1 of 40 prompts have clips that a reward tells apart"):
+        correlation(some.index_fill(0, torch.tensor([38]), 0.0), full)
+
+
+def test_the_cheapest_way_that_is_surely_alike_is_recommended() -> None:
+    def found(after: int, low: float, passes: float, seconds: float = 1.0) -> Measured:
+        estimate = Estimate(value=low + 0.05, low=low, high=1.0)
+        return Measured(
+            way=replace(OWN, after=after), passes=passes, seconds=seconds, correlation=estimate, reward=estimate
+        )
+
+    rows = [found(4, 0.99, 5.0, 0.5), found(3, 0.90, 4.0), found(2, 0.85, 3.0), found(1, 0.90, 4.0)]
+    assert recommend(rows, 0.9, "passes") is rows[1]
+    assert recommend(rows, 0.8, "passes") is rows[2]
+    assert recommend(rows, 0.8, "seconds") is rows[0]
+    assert recommend(rows, 0.995, "passes") is None
+
+
+@pytest.fixture
+def prober_of(make_config):
+    """A prober of the guided toy, whose clips branch at step 3 of 9."""
+
+    def make(spec: WaysSpec, **rollout) -> Prober:
+        config = make_config(
+            rollout={"steps": 9, "same_noise": True, "window": Window(kind="drawn", at=[3]), **rollout},
+            kernel=KernelSpec(name="sage_exact", eta=1.0),
+            batch=BatchConfig(prompts=2, group_size=4, micro_batch=6),
+        )
+        config = replace(config, model=replace(config.model, family="trainer_zoo.guided", guidance_scale=3.0))
+        config = replace(config, evaluate=replace(config.evaluate, steps=30))
+        prompts = prompts_from(config.data.prompts, split="train")[:2]
+        model = config.model.load()
+        reward = load_rewards(config, prompts[0], World())
+        probe = ProbeSpec(prompts=2, starts=2, members=8, ways=replace(spec, measure=True))
+        return Prober(config, probe, model, reward, prompts, model.encode([prompt.text for prompt in prompts]))
+
+    return make
+
+
+@contextmanager
+def silent(name: str, total: int):
+    done: list[int] = []
+    yield lambda: done.append(1)
+    assert len(done) == total, "the bar does not end where it was said to"
+
+
+def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> None:
+    spec = WaysSpec(after=[15, 5, 1], solvers=["euler"], cheap=[CheapSpec(guidance=(0.0, 0.01))])
+    prober = prober_of(spec, before_steps=10)
+    _, full, _ = choose_ways(prober)
+    assert full.before + full.after == pytest.approx(
+        30 * 8 / 9, abs=3
+    )  # the toy's grid is even, and a step of 9 explores
+    spec = replace(spec, after=[full.after, 5, 1], before=[full.before])
+    prober = replace(prober, spec=replace(prober.spec, ways=spec))
+    found = ways(prober, lambda text: None, silent)
+    exact, unguided = found.ways[:3], found.ways[3:]
+    assert asdict(exact[0].correlation) == pytest.approx({"value": 1.0, "low": 1.0, "high": 1.0})
+    assert exact[0].reward.value == 0.0
+    assert exact[0].passes == found.full_passes
+    assert exact[1].correlation.value > exact[2].correlation.value
+    assert all(one.correlation.value < 1 for one in unguided)
+    # Guided, in groups of four: a trunk and its exploring step once, and then every clip for itself.
+    assert exact[2].passes == 2 * (full.before + 1) / 4 + 2 * 1
+    assert unguided[2].passes == (full.before + 2) / 4 + 1
+    assert "guided 0..0.01" in described(unguided[0].way)
+
+
+def test_trunks_that_ways_share_change_nothing(prober_of) -> None:
+    """The same figures as with every way by itself, in fewer passes."""
+    prober = prober_of(WaysSpec(after=[4, 2], solvers=["ab2"], cheap=[CheapSpec(negative_every=2)]))
+    shared = ways(prober, lambda text: None, silent)
+    for place, one in enumerate(shared.ways):
+        way = one.way
+        alone = WaysSpec(after=[way.after], solvers=[way.solver])
+        rollout = replace(prober.config.rollout, cheap=way.cheap)
+        single = replace(prober, config=replace(prober.config, rollout=rollout), spec=replace(prober.spec, ways=alone))
+        found = ways(single, lambda text: None, silent).ways[0]
+        assert found.way == way, place
+        assert (found.correlation, found.reward, found.passes) == (one.correlation, one.reward, one.passes)
+
+
+def test_one_place_is_asked_for(prober_of) -> None:
+    for window in (Window(kind="drawn", at=[2, 3]), Window(kind="drawn"), Window()):
+        prober = prober_of(WaysSpec(), window=window)
+        with pytest.raises(ValueError, match=r"name one, as in --probe\.steps"):
+            choose_ways(prober)
+        chosen, _, _ = choose_ways(replace(prober, spec=replace(prober.spec, steps=[4])))
+        assert chosen.at == [4]
+    with pytest.raises(ValueError, match="there is nothing to make cheap"):
+        choose_ways(prober_of(WaysSpec(), window=Window(kind="fixed", start=5, length=4), deterministic_last=False))
+
+
+@pytest.mark.slow
+def test_from_the_command_to_training(make_config, tmp_path, capsys) -> None:
+    """The fields that are recommended are fields of `train`, and nothing is recommended where nothing is alike."""
+    config = make_config(rollout={"steps": 6, "same_noise": True, "window": Window(kind="drawn", at=[2])})
+    config = replace(config, update=replace(config.update, updates_per_rollout=1))
+    config = replace(config, model=replace(config.model, family="trainer_zoo.guided"))
+    file, out = tmp_path / "toy.yaml", tmp_path / "probe"
+    file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config)))))
+    few = [
+        "probe",
+        "--config",
+        str(file),
+        "--probe.out",
+        str(out),
+        "--probe.prompts",
+        "3",
+        "--probe.ways.measure",
+        "true",
+    ]
+    few += [
+        "--evaluate.steps",
+        "12",
+        "--probe.ways.solvers",
+        "[ab2]",
+        "--probe.ways.cheap",
+        "[{negative_every: 2}, {guidance: [0.0, 0.4]}]",
+    ]
+    assert main([*few, "--probe.ways.least", "0.01"]) == 0
+    text = capsys.readouterr().out
+    assert "Measured: the way with the fewest passes" in text
+    found = json.loads((out / "ways.json").read_text())
+    advised = yaml.safe_load((out / "ways.yaml").read_text())
+    assert advised["rollout"] == found["recommended"]
+    assert main(["train", "--config", str(file), "--config", str(out / "ways.yaml"), "--iterations", "1"]) == 0
+    trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["rollout"]
+    assert {name: trained[name] for name in ("solver", "after_steps", "before_steps")} == {
+        name: found["recommended"][name] for name in ("solver", "after_steps", "before_steps")
+    }
+    assert trained["cheap"].items() >= found["recommended"]["cheap"].items()
+    capsys.readouterr()
+    assert main([*few, "--probe.ways.least", "1.0", "--probe.ways.after", "[1]"]) == 0
+    assert "No way is alike by 1" in " ".join(capsys.readouterr().out.split())
+    assert not (out / "ways.yaml").exists()

@@ -1,0 +1,179 @@
+"""Steps that do not explore may be cheap; those that do, their replays and evaluations are exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_branching import branching
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.windows import Window
+from sage_grpo.models import ModelError
+from sage_grpo.models.cheap import CheapSpec
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.given import check_cheap
+from sage_grpo.training.planner import Planner
+from sage_grpo.training.rollout import Rollout
+from slowly import slow_but
+from trainer_helpers import plan_of
+
+WAYS = {
+    "interval": CheapSpec(guidance=(0.3, 0.9)),
+    "reused": CheapSpec(negative_every=2),
+    "first block": CheapSpec(cache="first_block", cache_threshold=1e9),
+    "taylorseer": CheapSpec(cache="taylorseer"),
+    "attention": CheapSpec(attention="_native_math"),
+    "all": CheapSpec(
+        guidance=(0.3, 0.97), negative_every=2, cache="first_block", cache_threshold=1e9, attention="_native_math"
+    ),
+}
+TOY = {"family": "trainer_zoo.guided"}
+CASES = [(kind, way) for kind in ("hunyuan15_t2v", "wan_t2v", "wan22_t2v") for way in WAYS]
+QUICK = [("hunyuan15_t2v", "all"), ("wan_t2v", "taylorseer")]
+
+
+def cheaply(make_config, cheap: CheapSpec, *, kind: str = "toy", **fields):
+    """Guided, one exploring step in the middle."""
+    given = {"steps": 9, "cheap": cheap, **fields.pop("rollout", {})}
+    model = {"guidance_scale": 4.0} | ({"lora": LoraSpec(rank=4)} if kind != "toy" else {})
+    window = fields.pop("window", Window(kind="drawn", at=[3]))
+    config = branching(
+        make_config,
+        share=True,
+        kind=kind,
+        model=model,
+        rollout=given,
+        window=window,
+        trust_region=TrustRegion(mode="none"),
+        **fields,
+    )
+    return replace(config, model=replace(config.model, **TOY)) if kind == "toy" else config
+
+
+def latents(rollout: Rollout) -> dict:
+    return {member: row for batch, rows in rollout.latents for member, row in zip(batch.members, rows)}
+
+
+@pytest.mark.parametrize(("kind", "way"), slow_but(CASES, *QUICK))
+def test_the_trained_step_is_exact(kind, way, make_config, make_trainer) -> None:
+    """The first log-ratio is 0 to the bit, clips differ from those of the exact way, and an evaluation does not."""
+    runs = []
+    for cheap in (CheapSpec(), WAYS[way]):
+        trainer = make_trainer(cheaply(make_config, cheap, kind=kind))
+        plan = plan_of(trainer)
+        rollout = trainer.roll_out(plan)
+        for replay, record in rollout.records.items():
+            step = record.policy.step(replay.step, record.x, record.conditions)
+            with torch.no_grad():
+                again = step.gaussian.expand(len(replay.members)).log_prob(record.x_next)
+            assert torch.equal(again.detach(), record.log_prob_old)
+        runs.append((latents(rollout), trainer.evaluate().metrics))
+        assert trainer.step()["ratio/first_log"] == 0.0
+    (exact, judged), (cheap, also) = runs
+    assert not any(torch.equal(exact[member], cheap[member]) for member in exact)
+    assert judged == also
+
+
+@pytest.mark.parametrize("way", ["interval", "reused", "all"])
+@pytest.mark.parametrize(
+    "window", [Window(kind="drawn", at=[2, 5], branches=2), Window(kind="fixed", start=3, length=2)]
+)
+def test_passes_that_are_shared_are_those_of_each_alone(way, window, make_config, make_trainer) -> None:
+    """Groups of one prompt that branch later walk the same way, cheap or not, and an exploring step never takes a cheap velocity."""
+    cheap = replace(WAYS[way], cache=None, attention=None)
+    runs = []
+    for share in (True, False):
+        config = cheaply(make_config, cheap, window=window)
+        config = replace(config, rollout=replace(config.rollout, share=share))
+        trainer = make_trainer(config)
+        runs.append(latents(trainer.roll_out(plan_of(trainer))))
+    for member, row in runs[0].items():
+        torch.testing.assert_close(row, runs[1][member], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["taylorseer", "first block"])
+def test_a_clip_does_not_depend_on_those_before_it(way, make_config, make_trainer) -> None:
+    """Caches forget between micro-batches: their order is no matter."""
+    trainer = make_trainer(cheaply(make_config, WAYS[way], kind="wan_t2v"))
+    plan = plan_of(trainer)
+    turned = replace(plan, shares=(plan.shares[0][::-1],))
+    first, second = (latents(trainer.sampler(one).run()) for one in (plan, turned))
+    assert all(torch.equal(first[member], second[member]) for member in first)
+
+
+def test_the_cheap_way_ends_with_an_error(make_config, make_trainer, monkeypatch) -> None:
+    trainer = make_trainer(cheaply(make_config, WAYS["all"], kind="wan_t2v"))
+    model, plan = trainer.model, plan_of(trainer)
+    passes: list[int] = []
+    forward = model._forward
+    first = model.blocks()[0].attn1.processor._attention_backend
+
+    def fails(*given):
+        passes.append(1)
+        if len(passes) == 12:
+            raise RuntimeError("out of memory")
+        return forward(*given)
+
+    monkeypatch.setattr(model, "_forward", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.roll_out(plan)
+    assert not model._cached
+    assert not model.transformer.is_cache_enabled
+    assert model.blocks()[0].attn1.processor._attention_backend == first
+
+
+def test_what_guidance_added_is_added_again(make_config, make_trainer) -> None:
+    """With a prompt and a negative prompt that are alike, guidance adds nothing, fresh or reused; else reusing it beats leaving it out."""
+    found = []
+    for cheap in (CheapSpec(), WAYS["reused"], CheapSpec(guidance=(0.0, 0.01))):
+        config = cheaply(make_config, cheap)
+        trainer = make_trainer(replace(config, model=replace(config.model, guidance_scale=1.5)))
+        found.append(latents(trainer.roll_out(plan_of(trainer))))
+    exact, reused, without = (torch.stack([run[member] for member in sorted(run, key=repr)]) for run in found)
+    assert float((reused - exact).norm()) < 0.5 * float((without - exact).norm())
+
+
+def test_where_nothing_explores_all_of_it_may_be_cheap(make_config, make_trainer) -> None:
+    config = METHODS["nft"](make_config())
+    model = replace(config.model, guidance_in_training=True, guidance_scale=4.0, **TOY)
+    rollout = replace(config.rollout, cheap=WAYS["reused"])
+    trainer = make_trainer(replace(config, model=model, rollout=rollout))
+    assert set(plan_of(trainer).groups[0].guides) == {"whole", "reused"}
+    trainer.step()
+
+
+def test_what_cannot_be_cheap_is_refused(make_config, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"rollout\.cheap needs a window"):
+        cheaply(make_config, WAYS["reused"], window=Window())
+    unguided = cheaply(make_config, WAYS["reused"])
+    with pytest.raises(ModelError, match="this run has none"):
+        make_trainer(replace(unguided, model=replace(unguided.model, guidance_in_training=False)))
+    with pytest.raises(ModelError, match="ToyModel does not have them"):
+        make_trainer(replace(unguided, model=replace(unguided.model, family="trainer_zoo.toy")))
+
+
+def test_what_ranks_cannot_do_together_is_refused(make_config, make_trainer) -> None:
+    """Ranks of one clip see other tokens; and all ranks gather the weights for every pass."""
+    blocks = cheaply(make_config, WAYS["first block"], kind="wan_t2v")
+    trainer = make_trainer(blocks)
+    with pytest.raises(ModelError, match="of which every rank of parallel"):
+        check_cheap(blocks, trainer.model, trainer.planner, split=True)
+
+    def on(ranks: int, at: list[int], prompts: int) -> Planner:
+        batch, window = BatchConfig(prompts=prompts, group_size=3), Window(kind="drawn", at=at)
+        config = cheaply(make_config, WAYS["reused"], window=window, batch=batch)
+        return replace(trainer.planner, config=config, ranks=ranks)
+
+    guided = make_trainer(cheaply(make_config, WAYS["reused"])).model
+    one_place = on(2, [3], 4)
+    check_cheap(one_place.config, guided, one_place)
+    plan = one_place.plan(0, [Prompt("")] * 4)
+    assert plan.rollout_passes(0) == plan.rollout_passes(1)
+    for planner in (on(2, [2, 4], 4), on(3, [3], 5)):
+        with pytest.raises(ModelError, match="need ranks that make the same passes"):
+            check_cheap(planner.config, guided, planner)

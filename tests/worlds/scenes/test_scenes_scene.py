@@ -1,0 +1,150 @@
+"""Scenes of the second world, their sentences and the split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sage_grpo.worlds.scenes.scene import (
+    ATTRIBUTES,
+    TEMPLATES,
+    Scene,
+    SceneBatch,
+    batch_of,
+    from_text,
+    random_scenes,
+    some_scenes,
+    to_text,
+    words,
+)
+
+HELDOUT = [
+    "two checked yellow balls circle in a city at night while the camera pans right",
+    "two checked blue stars bounce in the desert while the camera pans left",
+]
+BALL = Scene(place="meadow", count="one", kind="ball", colour="red", texture="striped", verb="bounce")
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[Scene]:
+    return some_scenes("all", 700)
+
+
+@pytest.mark.parametrize("template", range(len(TEMPLATES)))
+def test_text_is_invertible(template: int, scenes: list[Scene]) -> None:
+    texts = [to_text(scene, template) for scene in scenes]
+    assert [from_text(text) for text in texts] == scenes
+    assert len(set(texts)) == len(scenes)
+    assert all(len(text.split()) <= 30 for text in texts)
+    assert set(" ".join(texts).split()) <= set(words())
+
+
+def test_sentences_read_as_english() -> None:
+    two = Scene(place="meadow", camera="left", count="two", kind="box", colour="red", texture="striped", verb="bounce")
+    assert to_text(two) == "two striped red boxes bounce in a meadow while the camera pans left"
+    slides = Scene(
+        place="desert",
+        count="one",
+        kind="box",
+        colour="blue",
+        texture="dotted",
+        verb="right",
+        relation="behind",
+        other_kind="cone",
+        other_colour="yellow",
+    )
+    assert to_text(slides) == "a dotted blue box slides right behind a yellow cone in the desert"
+    assert len({to_text(slides, index) for index in range(len(TEMPLATES))}) == len(TEMPLATES)
+    assert len(words()) < 120
+    assert all(word == word.lower() and word.isalpha() for word in words())
+
+
+def test_free_wording_is_understood() -> None:
+    found = from_text("Behind a YELLOW cone: a dotted blue box, sliding left. Desert!")
+    assert (found.relation, found.other_colour, found.other_kind) == ("behind", "yellow", "cone")
+    assert (found.colour, found.kind, found.verb, found.place, found.camera) == (
+        "blue",
+        "box",
+        "left",
+        "desert",
+        "still",
+    )
+    # One word with three meanings: a way, a camera and a side.
+    found = from_text("a striped red star spins left of a cyan box in the snow while the camera pans left")
+    assert (found.verb, found.relation, found.camera) == ("spin", "left", "left")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a striped red bal bounces in a meadow", "Did you mean 'ball'"),
+        ("a striped red blue ball bounces in a meadow", "two values of colour"),
+        ("a striped red ball in a meadow", "does not name: verb"),
+        ("a striped red ball bounces left of a yellow in a meadow", "does not name: other_kind"),
+        ("a plain red ball spins in a meadow", "Nobody sees"),
+        ("two striped red balls bounce left of a blue box in a meadow", "which one object has"),
+        ("a striped red ball bounces left of a red box in a meadow", "must differ"),
+        ("a striped red ball bounces behind a blue box in a meadow", "others stay left or right"),
+        ("", "does not name: place"),
+    ],
+)
+def test_bad_text_is_explained(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_text(text)
+
+
+def test_bad_values_are_explained() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'red'"):
+        Scene(place="meadow", count="one", kind="ball", colour="redd", texture="striped", verb="bounce")
+    with pytest.raises(ValueError, match="needs other_kind"):
+        Scene(place="meadow", count="one", kind="ball", colour="red", texture="striped", verb="spin", relation="left")
+    with pytest.raises(ValueError, match="say how they stand"):
+        Scene(place="meadow", count="one", kind="ball", colour="red", texture="striped", verb="spin", other_kind="box")
+    with pytest.raises(ValueError, match="Unknown split"):
+        random_scenes(1, split="test")  # type: ignore[arg-type]
+
+
+def test_the_split_shows_every_value_on_both_sides(scenes: list[Scene]) -> None:
+    heldout = [scene for scene in scenes if scene.heldout]
+    assert 0.07 < len(heldout) / len(scenes) < 0.14
+    for side in (heldout, some_scenes("train", 500)):
+        for name, values in ATTRIBUTES.items():
+            assert {getattr(scene, name) for scene in side} == set(values), name
+    for split, expected in (("train", False), ("heldout", True)):
+        assert {scene.heldout for scene in random_scenes(300, None, split).scenes()} == {expected}
+
+
+def test_the_split_never_moves() -> None:
+    # Checkpoints are trained against this very split, and prompts are drawn in this very order.
+    assert not BALL.heldout
+    assert [to_text(scene) for scene in some_scenes("heldout", 2)] == HELDOUT
+
+
+def test_scenes_are_drawn_evenly() -> None:
+    batch = random_scenes(4000, torch.Generator().manual_seed(0), "all")
+    shares = {name: torch.bincount(getattr(batch, name)) / len(batch) for name in ATTRIBUTES}
+    for name in ("place", "camera", "kind", "colour", "texture", "verb"):
+        assert (shares[name] * len(ATTRIBUTES[name]) - 1).abs().max() < 0.25, name
+    assert shares["relation"][0] == pytest.approx(0.7, abs=0.05)
+    assert shares["relation"][1:].min() > 0.03
+    assert shares["count"].min() > 0.15
+
+
+def test_draws_keep_to_their_seed_and_their_ranges() -> None:
+    one, again = (random_scenes(200, torch.Generator().manual_seed(3), "heldout") for _ in range(2))
+    assert one.scenes() == again.scenes()
+    assert torch.equal(one.layout, again.layout)
+    assert max(one.offset.abs().max(), one.layout.abs().max(), one.view.abs().max()) <= 1
+    assert min(one.phase.min(), one.angle.min()) >= 0
+    assert max(one.phase.max(), one.angle.max()) < 1
+    assert some_scenes("train", 50, 1) == some_scenes("train", 50, 1) != some_scenes("train", 50, 2)
+    assert len(set(some_scenes("train", 300))) == 300
+
+
+def test_batches_keep_their_scenes(scenes: list[Scene]) -> None:
+    batch = batch_of(scenes[:40], torch.Generator().manual_seed(0))
+    assert isinstance(batch, SceneBatch)
+    assert batch.scenes() == scenes[:40]
+    assert batch[3:9].scenes() == scenes[3:9]
+    assert batch.to("cpu").texts(2) == [to_text(scene, 2) for scene in scenes[:40]]
+    assert len(batch_of([])) == 0
