@@ -95,24 +95,45 @@ def probe(file: Path) -> str:
     others = [one for one in found["etas"] if one["eta"] != found["kernel"]["eta"]]
     rows += [(f"step {found['eta_step']}, eta {one['eta']:g}", one) for one in others]
 
-    def told(one: dict[str, float], digits: int, *, signed: bool = False) -> str:
-        mean, low, high = (fixed(one[key], digits, signed=signed) for key in ("value", "low", "high"))
-        return f"{mean} ({low} to {high})"
-
     heads = ["exploring at", "start", "explored", "R", "std in a branch", "reward", "drift"]
     cells = [
         [
             name,
             fixed(one["start"]["value"], 2),
-            told(one["explored"], 2),
-            told(one["linear"], 2),
+            _with_interval(one["explored"], 2),
+            _with_interval(one["linear"], 2),
             fixed(one["std"]["value"], 2),
-            told(one["reward"], 2, signed=True),
-            told(one["drift"], 3, signed=True),
+            _with_interval(one["reward"], 2, signed=True),
+            _with_interval(one["drift"], 3, signed=True),
         ]
         for name, one in rows
     ]
     return _table(heads, cells)
+
+
+def ways(file: Path) -> str:
+    """A ways.json of `sage-grpo probe`: passes per clip and how alike each way ranks clips; 95% intervals over prompts."""
+    found = json.loads(file.read_text())
+    cells = []
+    for one in [found["full"], *found["ways"]]:
+        way, alike, reward = one["way"], one.get("correlation"), one.get("reward")
+        cells.append(
+            [
+                str(way.get("before_steps", 0)),
+                str(way["after_steps"]),
+                way["solver"],
+                ", ".join(f"{name} {value}" for name, value in way["cheap"].items()),
+                fixed(one["passes_per_clip"], 1),
+                "the full way" if alike is None else _with_interval(alike, 2),
+                "" if reward is None else _with_interval(reward, 3, signed=True),
+            ]
+        )
+    return _table(["steps before", "after", "solver", "cheap", "passes a clip", "rank correlation", "reward"], cells)
+
+
+def _with_interval(one: dict[str, float], digits: int, *, signed: bool = False) -> str:
+    mean, low, high = (fixed(one[key], digits, signed=signed) for key in ("value", "low", "high"))
+    return f"{mean} ({low} to {high})"
 
 
 def fsdp(file: Path) -> str:
@@ -528,6 +549,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             number,
             row,
             probe,
+            ways,
             fsdp,
             full_size,
             one_iteration,

@@ -145,6 +145,18 @@ def test_on_a_cpu_a_budget_is_refused_with_the_reason(tmp_path) -> None:
             refused()
 
 
+def test_smaller_chunks_make_decoding_fit() -> None:
+    """Of 8 latent frames or of one: what is decoded at once shrinks as much, and nothing else changes."""
+    config = recipe("hunyuan15_lora/branch")
+    phases = []
+    for options in ({}, {"decode_chunk": 4}, {"decode_chunk": 1}):
+        said = forecast(replace(config, model=replace(config.model, options=options)), H200)
+        phases.append(next(phase for phase in said.phases if phase.name == "decode"))
+    sizes = [phase.memory.activations for phase in phases]
+    assert sizes[0] == sizes[1] == 4 * sizes[2]  # 4 M pixels are 4 latent frames of 352 x 624
+    assert len({phase.seconds for phase in phases}) == 1
+
+
 def test_a_plan_prices_guided_training_without_the_negatives_gradient() -> None:
     """A backward pass of two less, and the activations of one branch; rollouts and evaluations stay as they are."""
     whole = forecast(budgeted("hunyuan15_lora/sage", None, gradient_checkpointing=True), H200)

@@ -122,6 +122,17 @@ def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, mon
     assert torch.equal(one.decode(z), to_uint8(one._pixels(one._to_vae(z))))
 
 
+def test_a_chunk_may_be_told(fresh_model) -> None:
+    """For cards on which the usual chunk beside the network is too much."""
+    usual, small = (
+        fresh_model("hunyuan15_t2v", frames=9, train=False, options=options) for options in ({}, {"decode_chunk": 1})
+    )
+    z = torch.randn(1, *usual.latent_shape())
+    (whole,), parts = usual._pixels(z), list(small._pixels(z))
+    assert [part.shape[2] for part in parts] == [1, 4, 4]
+    assert_same(torch.cat(parts, dim=2), whole)
+
+
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
 def test_tiles_are_the_stock_ones(kind: str, fresh_model) -> None:
     one = fresh_model(kind, train=False, vae_tiling=True)

@@ -33,7 +33,8 @@ from sage_grpo.probe.estimate import (
     effect,
     split_variance,
 )
-from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, ProbeSpec, chosen_etas, passes, snippet
+from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, chosen_etas, passes, snippet
+from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig, TrainConfig

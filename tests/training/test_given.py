@@ -16,8 +16,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig
-from sage_grpo.training.given import check_cheap
-from sage_grpo.training.planner import Planner
+from sage_grpo.training.planner import Planner, check_cheap
 from sage_grpo.training.rollout import Rollout
 from slowly import slow_but
 from trainer_helpers import plan_of
@@ -41,7 +40,7 @@ def cheaply(make_config, cheap: CheapSpec, *, kind: str = "toy", **fields):
     """Guided, one exploring step in the middle."""
     given = {"steps": 9, "cheap": cheap, **fields.pop("rollout", {})}
     model = {"guidance_scale": 4.0} | ({"lora": LoraSpec(rank=4)} if kind != "toy" else {})
-    window = fields.pop("window", Window(kind="drawn", at=[3]))
+    window = fields.pop("window", Window(kind="drawn", at=[4]))
     config = branching(
         make_config,
         share=True,

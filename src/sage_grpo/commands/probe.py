@@ -20,7 +20,8 @@ from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.inside import replace_text
 from sage_grpo.printing import narrow_table, progress_bar
 from sage_grpo.probe.estimate import Effect
-from sage_grpo.probe.probe import Prober, ProbeResult, ProbeSpec
+from sage_grpo.probe.probe import Prober, ProbeResult
+from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.probe.ways import Way, WaysResult
 from sage_grpo.ranges import Natural
 from sage_grpo.training.config import TrainConfig

@@ -174,6 +174,10 @@ def _network(model: FamilyModel) -> Network | None:
     if isinstance(model, Hunyuan15):
         measured, feed_forward = HUNYUAN15, config.mlp_ratio
         decoder = _scaled(HUNYUAN15.vae, vae.block_out_channels[0] / 128)
+        chunk = model.options["decode_chunk"]
+        if decoder is not None and chunk is not None:
+            pixels = round(chunk * decoder.frames * model.video.height * model.video.width)
+            decoder = dataclasses.replace(decoder, pixels_at_once=pixels)
     elif isinstance(model, Wan):
         measured, feed_forward = WAN, config.ffn_dim / width
         decoder = _scaled(WAN.vae, first_given(vae.decoder_base_dim, vae.base_dim) / 96, vae.patch_size or 1)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import yaml
@@ -21,78 +21,21 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import LARGE_ETA, unfit_eta
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.solvers import Rule
 from sage_grpo.flow.windows import Window
 from sage_grpo.folder.saved import Choice
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
-from sage_grpo.ranges import Count, Folder, Natural, Positive, Range, Share, checked
+from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.inputs import first_frame, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import Known, NoiseKeys, Sampler, Storage
 from sage_grpo.training.scoring import score_everywhere
 from sage_grpo.types import Conditioning
-
-
-@checked
-class WaysSpec:
-    """Cheap ways to run the steps that do not explore, each compared with the full way: as many steps as the evaluation makes, all of them exact."""
-
-    measure: bool = False
-    """Measure which of these ways rank clips as the full way does, in place of where to explore."""
-    after: list[Count] = field(default_factory=list)
-    """Numbers of steps after the branch; empty is as many as the schedule has there, and a half, a third and a fourth of them."""
-    before: list[Count] = field(default_factory=list)
-    """Numbers of steps before the branch; empty is the configuration's."""
-    solvers: list[Rule] = field(default_factory=lambda: ["euler", "ab2"])
-    """Solvers of these steps."""
-    cheap: list[CheapSpec] = field(default_factory=list)
-    """What to try besides the configuration's own rollout.cheap: [{guidance: [0.2, 0.9]}, {cache: first_block}]."""
-    least: Share = 0.9
-    """The rank correlation with the full way that a recommended way must have, with the whole of its interval."""
-
-    def __post_init__(self) -> None:
-        if not self.solvers:
-            raise ValueError("probe.ways.solvers is empty: name euler, ab2 or both.")
-
-
-@checked
-class ProbeSpec:
-    """How much to sample."""
-
-    prompts: Annotated[int, Range(2)] = 8
-    """The first so many training prompts; intervals are over prompts."""
-    starts: Annotated[int, Range(2)] = 2
-    """Start noises per prompt."""
-    members: Annotated[int, Range(8)] = 8
-    """Clips per branch: 8, 12, 16, ..."""
-    steps: list[Natural] | None = None
-    """Steps to branch at; None is every step that can be trained."""
-    etas: list[Positive] | None = None
-    """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
-    ways: WaysSpec = WaysSpec()
-    """Another question: how cheaply the steps that do not explore can be run."""
-    out: Folder = "probe"
-    """Folder for probe.json, probe.png and snippet.yaml."""
-    json: bool = False
-    """Print JSON only."""
-
-    def __post_init__(self) -> None:
-        if self.members % QUADRUPLE:
-            raise ValueError(
-                f"probe.members must be 8, 12, 16, ..., got {self.members}: clips of a branch come in quadruples of noises, and a "
-                "variance needs two of them."
-            )
-        for name in ("steps", "etas"):
-            values = getattr(self, name)
-            if values is not None and (len(set(values)) < len(values) or (name == "steps" and not values)):
-                raise ValueError(f"probe.{name} must name different values, got {values}.")
 
 
 @dataclass(frozen=True)
@@ -199,7 +142,8 @@ class Prober:
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
-            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0, cheap=CheapSpec())
+            exact = RolloutConfig().cheap
+            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0, cheap=exact)
         batch = BatchConfig(
             prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
         )

@@ -23,8 +23,8 @@ from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.probe.estimate import Estimate, bootstrap
 from sage_grpo.probe.probe import Counting, ProbeKeys, Prober
 from sage_grpo.training.config import RolloutConfig
-from sage_grpo.training.given import check_cheap
 from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import check_cheap
 
 
 @dataclass(frozen=True, kw_only=True)

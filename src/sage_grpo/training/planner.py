@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,9 @@ from sage_grpo.flow.exploring import explore, left_out
 from sage_grpo.flow.kernels import Kernel
 from sage_grpo.flow.matching import Matching
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.models.cheap import Guide
+from sage_grpo.models import ModelError
+from sage_grpo.models.base import RunsCheaply, VelocityModel
+from sage_grpo.models.cheap import Guide, check_negative
 from sage_grpo.rl.advantage import best_and_worst
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.objective import ObjectiveSpec
@@ -392,3 +395,42 @@ def foresee(config: TrainConfig, plan: Plan) -> Plan:
     draw = torch.Generator().manual_seed(plan.iteration)
     clips = len(plan.groups) * plan.group_size
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
+
+
+def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner, *, split: bool = False) -> None:
+    """Refuse what a model or a layout cannot do; `split`: ranks share the tokens of a clip."""
+    spec, guidance = config.rollout.cheap, config.model.training_guidance
+    if not spec.on:
+        return
+    if not isinstance(model, RunsCheaply):
+        raise ModelError(
+            f"rollout.cheap needs a model with the methods branches, both, check_cheap and cheaply (docs/extending.md), and "
+            f"{type(model).__name__} does not have them. Leave it out."
+        )
+    check_negative(spec, lambda sigma: model.branches(sigma, guidance))
+    model.check_cheap(spec)
+    if split and spec.cache == "first_block":
+        raise ModelError(
+            'rollout.cheap.cache "first_block" decides by the tokens it sees, of which every rank of parallel.sp has others: they would wait '
+            "for one another for ever. Use taylorseer, or parallel.sp 1."
+        )
+    if spec.guides_less and planner.ranks > 1 and not _in_step(planner):
+        raise ModelError(
+            "rollout.cheap.guidance and negative_every need ranks that make the same passes, because all of them gather the weights of each: "
+            "here they branch at different steps, or some have fewer passes. Use one place in rollout.window.at, and as many prompts as ranks or "
+            "a multiple of it."
+        )
+
+
+def _in_step(planner: Planner) -> bool:
+    """Whether all ranks run the network equally often in every iteration."""
+    window = planner.config.rollout.window
+    if not planner.config.objective.fresh and window.kind != "fixed" and len(window.at or ()) != 1:
+        return False
+    plan = planner.plan(0, [Prompt("")] * planner.config.batch.prompts)
+    first, *others = (_often(plan, rank) for rank in range(planner.ranks))
+    return all(other == first for other in others)
+
+
+def _often(plan: Plan, rank: int) -> Counter[tuple[bool, Guide]]:
+    return Counter((plan.trains(one.sigma), one.guide) for one in plan.sampled(rank))

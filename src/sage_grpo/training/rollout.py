@@ -13,8 +13,8 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.path import interpolate, velocity
 from sage_grpo.flow.solvers import Rule, Stepper
 from sage_grpo.models.cheap import CheapSpec
+from sage_grpo.models.given import Passes
 from sage_grpo.models.policy import Policy, Step
-from sage_grpo.training.given import Passes
 from sage_grpo.training.placing import settle, to_device, to_storage
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.types import Conditioning

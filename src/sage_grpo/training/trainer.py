@@ -30,11 +30,10 @@ from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import Clips, frames_needed
 from sage_grpo.training.evaluate import Evaluation, evaluate
-from sage_grpo.training.given import check_cheap
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
-from sage_grpo.training.planner import Planner, choose
+from sage_grpo.training.planner import Planner, check_cheap, choose
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.training.scoring import Scored, describe, metadata_of, score_everywhere
 from sage_grpo.training.state import TrainState

@@ -24,7 +24,7 @@ from sage_grpo.worlds.making.scenes.networks import (
 )
 from sage_grpo.worlds.making.scenes.options import PretrainOptions, Sizes
 from sage_grpo.worlds.making.scenes.pretrain import assemble
-from sage_grpo.worlds.making.scenes.stages import CAPTION, to_flow
+from sage_grpo.worlds.making.scenes.stages import CAPTION, samples, to_flow
 from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
 from sage_grpo.worlds.scenes.scene import TEMPLATES, random_scenes, to_text, words
 from sage_grpo.worlds.world import SCENES
@@ -145,6 +145,14 @@ def test_our_family_and_the_stock_pipeline_agree_on_the_folder(folder, stock, va
     latents = stock(TEXTS[0], **call, latents=noise, output_type="latent", max_sequence_length=512).frames
     policy = Policy(model, Ode(), Schedule(model.sigmas(2)))
     torch.testing.assert_close(integrate(policy, noise, model.encode(TEXTS[:1])), latents, atol=1e-4, rtol=1e-4)
+    # So do the clips that training shows.
+    ids = prompt_ids(stock.tokenizer, TEXTS[:1], CAPTION)
+    fast = FastTransformer(deepcopy(stock.transformer))
+    shown = samples(stock.vae, fast, stock.text_encoder, ids, 3.0, steps=2)
+    start = torch.randn(1, *model.latent_shape(), generator=torch.Generator().manual_seed(0))
+    plain = Policy(model, Ode(), Schedule.shifted(2, 3.0))
+    clip = model.decode(integrate(plain, start, model.encode(TEXTS[:1])))
+    assert (shown.int() - clip.int()).abs().max() <= 1
     # What the flow calls a latent is what the pipelines decode: the scale is undone once.
     means = torch.randn(1, 4, 5, 16, 16)
     torch.testing.assert_close(model._to_vae(to_flow(vae, means)), means, atol=1e-5, rtol=1e-5)

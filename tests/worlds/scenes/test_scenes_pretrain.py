@@ -138,8 +138,12 @@ def test_latents_have_unit_scale_once_they_are_measured() -> None:
 
 
 @pytest.mark.usefixtures("small_clips")
-def test_a_short_run_lowers_its_losses(tmp_path: Path, losses) -> None:
+def test_a_short_run_lowers_its_losses_and_shows_samples(
+    tmp_path: Path, losses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "SHOW_SECONDS", 0)
     pretrain(replace(TINY, out=tmp_path, vae_steps=10, flow_steps=16, vae_lr=5e-3, flow_lr=1e-2))
+    assert {"reconstructions.png", "samples.png"} <= {path.name for path in tmp_path.iterdir()}
     for stage, few in (("vae", 3), ("flow", 5)):
         first, last = losses[stage][:few], losses[stage][-few:]
         assert sum(last) < 0.9 * sum(first), (stage, losses[stage])
@@ -183,7 +187,7 @@ def test_a_start_is_where_the_flow_goes_on(tmp_path: Path, monkeypatch: pytest.M
     first = replace(TINY, out=tmp_path / "first")
     pretrain(first)
     seen = []
-    monkeypatch.setattr(making, "train_flow", lambda transformer, *others: seen.append(transformer))
+    monkeypatch.setattr(making, "train_flow", lambda vae, transformer, *others: seen.append(transformer))
     pretrain(replace(TINY, out=tmp_path / "second", vae=first.out / "vae", start=first.out / "pipeline"))
     stored = weights(first.out / "pipeline" / "transformer")
     state = seen[0].state_dict()

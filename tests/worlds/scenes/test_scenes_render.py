@@ -171,7 +171,9 @@ def test_the_nearer_object_hides_the_farther(relation: str) -> None:
     pictures = render(batch, FRAMES, side, side)[:, FRAMES // 2]
     # Where the lower edge of the farther and the upper edge of the nearer overlap, both are there.
     centres = layout.centres[:, [0, 3], FRAMES // 2]
-    low, high = centres[..., 1].amin(1) + 0.7 * RADIUS, centres[..., 1].amax(1) - 0.7 * RADIUS
+    edge = RADIUS * torch.tensor([0.95, 0.72])  # of a ball and a box
+    far, near = (1, 0) if relation == "front" else (0, 1)
+    low, high = centres[:, far, 1] + edge[far], centres[:, near, 1] - edge[near]
     assert (low > high).all()
     x, y = ((torch.stack([centres[..., 0].mean(1), (low + high) / 2]) + 1) * side / 2).long()
     seen = pictures[torch.arange(len(batch)), y, x]

@@ -17,7 +17,7 @@ from sage_grpo.training.evaluate import evaluate
 from sage_grpo.training.inputs import prompts_from
 from sage_grpo.worlds.making.shapes.imperfect import CLIPS
 
-FOLDER = Path(str(files("sage_grpo") / "shapes" / "assets"))
+FOLDER = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
 CEILING = 2.0
 
 

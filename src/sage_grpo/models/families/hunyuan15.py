@@ -95,8 +95,8 @@ class Hunyuan15(FamilyModel):
         text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
-        options={"pad_text": 0.0},
-        whole={"pad_text": (0, math.inf)},
+        options={"pad_text": 0.0, "decode_chunk": None},
+        whole={"pad_text": (0, math.inf), "decode_chunk": (1, math.inf)},
     )
 
     @classmethod
@@ -252,8 +252,8 @@ class Hunyuan15(FamilyModel):
         return latents / self.pipe.vae.config.scaling_factor
 
     def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        vae = self.pipe.vae
-        return super()._pixels(z) if vae.use_tiling else hunyuan15_pixels(vae, z)
+        vae, chunk = self.pipe.vae, self.options["decode_chunk"]
+        return super()._pixels(z) if vae.use_tiling else hunyuan15_pixels(vae, z, None if chunk is None else int(chunk))
 
 
 def refined(embedder: Any, text: Tensor, timestep: Tensor, valid: Tensor | None) -> Tensor:

@@ -96,12 +96,17 @@ class Scorer(nn.Module):
         channels = (6, width // 8, width // 4, width // 2, width)  # a frame, and its difference from the one before
         layers: list[nn.Module] = []
         for inner, outer in pairwise(channels):
-            layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.SiLU()]
+            convolution = nn.Conv2d(inner, outer, 3, stride=2, padding=1)
+            # PyTorch's own start shrinks what differs between clips to a fifth of the biases, and learning hardly begins.
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            nn.init.zeros_(convolution.bias)
+            layers += [convolution, nn.SiLU()]
         self.pictures = nn.Sequential(*layers)
         patches = (config.side // 16) ** 2
         self.where = nn.Parameter(0.02 * torch.randn(patches, width))
         self.when = nn.Parameter(0.02 * torch.randn(config.frames, width))
-        self.words = nn.Embedding(2 + len(config.vocabulary), width, padding_idx=PADDING)
+        self.words = nn.Embedding(2 + len(config.vocabulary), width)
+        nn.init.normal_(self.words.weight, std=0.2)  # as large as what is seen
         self.order = nn.Parameter(0.02 * torch.randn(config.tokens, width))
         self.parts = nn.Parameter(0.02 * torch.randn(_SPECIAL, width))
         self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.layers))

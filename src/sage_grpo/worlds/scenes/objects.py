@@ -47,6 +47,8 @@ FRONT_FROM, FRONT_TO = 0.005, 0.02
 """Squared RGB distance from the place, without noise: below the first a pixel is the place, above an object."""
 PRESENT_FROM, PRESENT_TO = 0.20, 0.60
 """Share of what is seen of an outline that is filled, less the share that is empty: below the first there is no object, above one."""
+SHOWN_FROM, SHOWN_TO = 0.08, 0.24
+"""Share of an outline that is filled and not hidden: below the first there is no object, above one."""
 APART = 1.55 * RADIUS
 """Objects of one group are at least this far apart."""
 CANDIDATE = 0.08
@@ -149,26 +151,37 @@ def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, s
     clip, group, _, _ = where
     templates = _templates((math.isqrt(patch.own.shape[1]) - 1) // 2, short, patch.own.device)
 
-    def blend(beliefs: Tensor) -> Tensor:
-        """Mean over the slots, B x G x F x values."""
-        total = _spread(beliefs * present[where].unsqueeze(1), where, present).sum(2)
-        return total / present.sum(2).clamp_min(1e-6).unsqueeze(-1)
+    disc = templates.cover[0, 0]
+    open_ = (disc * patch.seen).sum(1) / disc.sum()  # how far nothing hides it
+    there = present[where]
+    sure = there * (0.05 + 0.95 * ramp(open_, 0.4, 0.8))
 
-    outline, pattern = _compare(patch, templates, group_colour)
+    def blend(beliefs: Tensor) -> Tensor:
+        """Mean over the slots, B x G x F x values; what is half hidden has the look of its group in other frames."""
+        known = _spread(sure.unsqueeze(1) * beliefs, where, present).sum(2)
+        share = _spread(sure, where, present).sum(2).unsqueeze(-1)
+        usual = known.sum(2, keepdim=True) / share.sum(2, keepdim=True).clamp_min(1e-6)
+        whole = present.sum(2).unsqueeze(-1)
+        return (known + (whole - share) * usual) / whole.clamp_min(1e-6)
+
+    outline = _outline_misfit(patch, templates)
     kind = blend(torch.softmax(-outline.amin(2) / OUTLINE_WIDTH, 1))
     best_kind = kind.mean(2).argmax(2)[clip, group]
-    joint = pick(outline, best_kind).unsqueeze(1) + pick(pattern, best_kind)  # N x textures x ANGLES
+    pattern = _pattern_misfit(patch, templates, group_colour, best_kind)
+    joint = pick(outline, best_kind).unsqueeze(1) + pattern  # N x textures x ANGLES
     texture = blend(torch.softmax(-joint.amin(2) / TEXTURE_WIDTH, 1))
     best_texture = texture.mean(2).argmax(2)[clip, group]
     misfit = pick(joint, best_texture)
     turn = misfit.argmin(1)
     cover, tone = templates.cover[best_kind, turn], templates.tone[best_kind, best_texture, turn]
     filled = (cover * (2 * patch.own - patch.seen)).sum(1) / (cover * patch.seen).sum(1).clamp_min(1)
+    shown = (cover * patch.own).sum(1) / cover.sum(1)
     return _Looks(
         kind=kind,
         texture=texture,
         colour=blend(_colour_beliefs(patch, cover, tone)),
-        filled=ramp(filled, PRESENT_FROM, PRESENT_TO),
+        # A few pixels at the edge of another group are no object that it hides.
+        filled=ramp(filled, PRESENT_FROM, PRESENT_TO) * ramp(shown, SHOWN_FROM, SHOWN_TO),
         misfit=misfit - misfit.amin(1, keepdim=True),
         best_kind=best_kind,
         best_texture=best_texture,
@@ -379,21 +392,28 @@ def _patches(
     return _Patch(colours=colours, own=own.squeeze(-1) * alone, seen=seen.squeeze(-1) * alone)
 
 
-def _compare(patch: _Patch, templates: _Templates, colour: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared misfit as a share of the object: to outlines, N x kinds x ANGLES, and patterns, N x kinds x textures x ANGLES."""
+def _outline_misfit(patch: _Patch, templates: _Templates) -> Tensor:
+    """Squared misfit to every outline as a share of the object, N x kinds x ANGLES."""
+    return _misfit(patch.seen, patch.own, templates.cover) / patch.own.sum(1).clamp_min(1)[:, None, None]
+
+
+def _pattern_misfit(patch: _Patch, templates: _Templates, colour: Tensor, kind: Tensor) -> Tensor:
+    """The same to every texture of these colours and kinds (N), N x textures x ANGLES."""
     base = torch.tensor(COLOURS, device=colour.device)[colour].unsqueeze(1)
     axis = TINT * (1 - base)
     pale = (((patch.colours - base) * axis).sum(-1) / axis.square().sum(-1)).clamp(-0.2, 1.2)
-    area = patch.own.sum(1, keepdim=True).clamp_min(1)
+    found = torch.empty(len(kind), TEXTURES, ANGLES, device=kind.device)
+    for index, known in enumerate(templates.tone):
+        own = (kind == index).nonzero().squeeze(1)
+        found[own] = _misfit(patch.own[own], pale[own], known)
+    return found / patch.own.sum(1).clamp_min(1)[:, None, None]
 
-    def misfit(weight: Tensor, value: Tensor, known: Tensor) -> Tensor:
-        flat = known.flatten(0, -2)
-        square = (
-            weight @ flat.square().T - 2 * (weight * value) @ flat.T + (weight * value.square()).sum(1, keepdim=True)
-        )
-        return (square / area).unflatten(1, known.shape[:-1])
 
-    return misfit(patch.seen, patch.own, templates.cover), misfit(patch.own, pale, templates.tone)
+def _misfit(weight: Tensor, value: Tensor, known: Tensor) -> Tensor:
+    """Weighted squared distance of N x P values to ... x P known ones, N x ..."""
+    flat = known.flatten(0, -2)
+    square = weight @ flat.square().T - 2 * (weight * value) @ flat.T + (weight * value.square()).sum(1, keepdim=True)
+    return square.unflatten(1, known.shape[:-1])
 
 
 def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:

@@ -54,10 +54,10 @@ RISE = 0.60
 CIRCLE_RADIUS, CIRCLE_LIFT = 0.19, 0.36
 """Radius of a circle, once round in a clip, and how far its middle is above the standing place."""
 
-GROUND = 0.60
+GROUND = 0.59
 """Where objects stand, y; the ground begins at HORIZON."""
 HORIZON = 0.08
-DEPTH_SLACK = 0.10
+DEPTH_SLACK = 0.09
 """How far up or down the standing place may be."""
 LOOSE = 0.03
 """How far an object may stand off its place in the group."""
@@ -67,7 +67,7 @@ GROUPS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((-0.28, 0.15), (0.28, 0.15), (0.0, -0.26)),
 )
 """Places (x, y) of one, two, three objects, around the middle of the group."""
-PASS_DEPTH = 0.13
+PASS_DEPTH = 0.15
 """An object that passes, and the one it passes, stand this far before and behind the standing place."""
 APART = 0.34
 """Half the distance (x) between an object and the one at whose side it stays."""

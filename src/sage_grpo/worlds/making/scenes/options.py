@@ -47,6 +47,8 @@ class PretrainOptions(StageOptions):
     """Minutes of flow training."""
     vae_batch: Count = 32
     """Clips a VAE step."""
+    vae_lr: Positive = 1e-3
+    """Peak learning rate of the VAE."""
     flow_lr: Positive = 8e-4
     """Peak learning rate of the flow."""
     vae_clips: Count = 24576

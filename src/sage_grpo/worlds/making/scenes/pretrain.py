@@ -114,7 +114,7 @@ class ScenesMaker(Maker):
         pool = encode_pool(vae, tokenizer, options, torch.Generator().manual_seed(options.seed + 1))
         millions = sum(parameter.numel() for parameter in transformer.parameters()) / 1e6
         say(started, f"encoded {len(pool.ids)} clips; the transformer has {millions:.1f} million parameters")
-        train_flow(transformer, text_encoder, tokenizer, pool, options, until)
+        train_flow(vae, transformer, text_encoder, tokenizer, pool, options, until)
         save_pipeline(assemble(vae, transformer, text_encoder, tokenizer, options.shift), folder, SCENES, options.shift)
 
     def sizes(self) -> Sizes:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.video import contact_sheet
 from sage_grpo.worlds.making import autoencoder
-from sage_grpo.worlds.making.autoencoder import encode
+from sage_grpo.worlds.making.autoencoder import decode, encode
 from sage_grpo.worlds.making.flow import draw_sigma, flow_loss
 from sage_grpo.worlds.making.scenes.imperfect import CLIPS, imperfect_captions
 from sage_grpo.worlds.making.scenes.networks import DOWN, FastTransformer, encode_text, prompt_ids
 from sage_grpo.worlds.making.scenes.options import PretrainOptions
 from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
 from sage_grpo.worlds.making.training import Inputs, Trainer
-from sage_grpo.worlds.scenes.scene import FRAMES, SIDE, random_scenes
+from sage_grpo.worlds.scenes.scene import FRAMES, SIDE, random_scenes, some_scenes, to_text
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan, WanTransformer3DModel
@@ -31,6 +35,8 @@ OBJECT_WEIGHT = 4.0
 """How much more a pixel of an object counts."""
 GREY, VIVID = 0.38, 0.65
 """Saturation up to which a pixel belongs to a place, and from which it belongs to an object; no place reaches the first."""
+SHOWN, SHOW_SECONDS = 8, 60.0
+"""Clips in the picture of what the flow can do so far, and seconds between two pictures."""
 CAPTION = 32
 """Tokens of a caption with its end and its padding; the longest sentence has 27."""
 
@@ -75,11 +81,14 @@ def scale_latents(codec: WholeClips, clips: Tensor) -> None:
 
 def to_flow(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
     """Means of the encoder in the scale of the flow; the pipeline undoes it before it decodes."""
-    mean, std = (
-        torch.tensor(values, device=latents.device).view(1, -1, 1, 1, 1)
-        for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
+    mean, std = _scale(vae, latents)
     return (latents - mean) / std
+
+
+def _scale(vae: AutoencoderKLWan, like: Tensor) -> tuple[Tensor, Tensor]:
+    config = vae.config
+    mean, std = (torch.tensor(values, device=like.device) for values in (config.latents_mean, config.latents_std))
+    return mean.view(1, -1, 1, 1, 1), std.view(1, -1, 1, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +117,7 @@ def encode_pool(
 
 
 def train_flow(
+    vae: AutoencoderKLWan,
     transformer: WanTransformer3DModel,
     text_encoder: UMT5EncoderModel,
     tokenizer: PreTrainedTokenizerFast,
@@ -115,7 +125,7 @@ def train_flow(
     options: PretrainOptions,
     until: float = math.inf,
 ) -> None:
-    """Train both networks in place and leave averaged weights."""
+    """Train both networks in place and leave averaged weights; samples.png shows what they can do so far."""
     device, network = transformer.device, FastTransformer(transformer)
     empty = prompt_ids(tokenizer, [""], CAPTION).to(device)
     half = options.bfloat16 and device.type == "cuda"
@@ -139,6 +149,17 @@ def train_flow(
             text = encode_text(text_encoder, ids)
             return flow_loss(lambda x, sigma: network(x, sigma, text, ids).float(), inputs)
 
+    texts = [to_text(scene, index) for index, scene in enumerate(some_scenes("heldout", SHOWN, 0))]
+    shown = time.perf_counter()
+
+    def report() -> None:
+        nonlocal shown
+        if time.perf_counter() - shown >= SHOW_SECONDS:
+            ids = prompt_ids(tokenizer, texts, CAPTION).to(device)
+            clips = samples(vae, network, text_encoder, ids, options.shift)
+            contact_sheet(options.out / "samples.png", list(clips), texts, columns=FRAMES, cell=96)
+            shown = time.perf_counter()
+
     parameters = {f"transformer.{name}": parameter for name, parameter in transformer.named_parameters()}
     parameters |= {f"text_encoder.{name}": parameter for name, parameter in text_encoder.named_parameters()}
     Trainer(
@@ -153,4 +174,23 @@ def train_flow(
         weight_decay=0.01,
         average=0.999,
         until=until,
-    ).run()
+    ).run(report)
+
+
+@torch.no_grad()
+def samples(
+    vae: AutoencoderKLWan,
+    network: FastTransformer,
+    text_encoder: UMT5EncoderModel,
+    ids: Tensor,
+    shift: float,
+    steps: int = 12,
+) -> Tensor:
+    """Clips of these captions by Euler's method from fixed noise, uint8; the numbers that training draws stay as they are."""
+    shape = (len(ids), vae.config.z_dim, 1 + (FRAMES - 1) // DOWN, SIDE // DOWN, SIDE // DOWN)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(ids.device)
+    text = encode_text(text_encoder, ids)
+    for sigma, after in pairwise(Schedule.shifted(steps, shift).sigmas.tolist()):
+        x = x + (after - sigma) * network(x, torch.full((len(x),), sigma, device=x.device), text, ids)
+    mean, std = _scale(vae, x)
+    return decode(WholeClips(vae), x * std + mean)

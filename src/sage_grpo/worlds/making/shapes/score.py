@@ -21,5 +21,5 @@ def score(folder: Path, *, prompts: int, steps: int, pictures: Path, device: tor
 
 def clean_clips(folder: Path | None, prompts: Sequence[str], *, seed: int, device: torch.device) -> dict[str, Tensor]:
     """Perfect clips of these prompts, as they are and after a folder's VAE (None: the embedded one)."""
-    vae = load_vae(folder or Path(str(files("sage_grpo") / "shapes" / "assets")), device)
+    vae = load_vae(folder or Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets")), device)
     return any_world.clean_clips(SHAPES, vae, prompts, seed=seed)
