@@ -18,6 +18,11 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[adjoint]
+training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[refl]
+training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[affine]
+training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[draft-1]
+training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[adjoint]
 commands/test_run_folder.py::test_an_export_holds_the_average_when_asked
 commands/test_run_folder.py::test_damaged_checkpoints_are_refused
 doctor/test_doctor_faults.py::test_faulty_reward[constant-reward spread-fail]

@@ -81,6 +81,15 @@ class Reward(Protocol):
 
 
 @runtime_checkable
+class DifferentiableReward(Protocol):
+    """A reward whose scores have a gradient by the pixels."""
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """As a call, for float clips B x F x H x W x 3 in [0, 255], with a graph from the scores to the clips."""
+        ...
+
+
+@runtime_checkable
 class ReadsFrames(Protocol):
     """A reward that does not look at all frames, and says at which it does: others need not be decoded, and may be black."""
 

@@ -85,7 +85,7 @@ def test_every_recipe(target, method, make_config, make_trainer) -> None:
     config = replace(
         METHODS[method](base),
         model=replace(GUIDED, guidance_scale=1.0 if target in WORLDS else 4.0),
-        rewards=small.rewards,
+        rewards=[replace(reward, options={"differentiable": True}) for reward in small.rewards],
         data=small.data,
         evaluate=replace(base.evaluate, prompts=3, per_prompt=2, steps=2),
     )

@@ -69,8 +69,11 @@ class ToyModel:
         return True
 
     def decode(self, latents: Tensor, progress: object = None) -> Tensor:
-        pixels = (torch.sigmoid(latents) * 255).round().to(torch.uint8).permute(0, 2, 3, 4, 1)
-        return pixels.repeat_interleave(2, 2).repeat_interleave(2, 3).contiguous()
+        return self.pixels(latents).round().to(torch.uint8).contiguous()
+
+    def pixels(self, latents: Tensor) -> Tensor:
+        pixels = (torch.sigmoid(latents) * 255).permute(0, 2, 3, 4, 1)
+        return pixels.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
     def blocks(self) -> list[nn.Module]:
         return [self.network.first, self.network.second]

@@ -44,7 +44,7 @@ def base(make_config, prompts: Path, tmp_path: Path) -> Callable[[str], tuple[Tr
             iterations=4,
             rewards=[
                 RewardSpec(name="wiring_rewards:two_parts", weights={"level": 1.0, "texture": 0.5}),
-                RewardSpec(name="trainer_toys:bright", weights={"bright": 0.1}),
+                RewardSpec(name="trainer_toys:bright", weights={"bright": 0.1}, options={"differentiable": True}),
             ],
             kl=KlCoefficient(lambda_min=0.1, lambda_max=1.0, warmup_updates=3),
         )

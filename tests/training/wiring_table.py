@@ -44,6 +44,19 @@ GIVEN = {**WINDOW, "rollout.steps": 10}
 FIRST_BLOCK = GIVEN | {"rollout.cheap.cache": "first_block", "rollout.cheap.cache_threshold": 10.0}
 FEEDBACK = {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.lambda_min": 1e-3}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
+BY_GRADIENT = {
+    "kernel.name": "ode",
+    "surrogate.equalize": False,
+    "trust_region.mode": "none",
+    "update.updates_per_rollout": 1,
+    "rewards[].name": "trainer_toys:bright",
+    "rewards[].label": "mine",
+    "rewards[].weights": {},
+    "rewards[].options": {"differentiable": True},
+    "objective.kind": "gradient",
+    "objective.draw": "last",
+    "objective.levels": 2,
+}
 FAULT = "matters when something is wrong; tests/sentinel/test_sentinel.py and test_sentinel_run.py"
 
 RUN = {
@@ -113,6 +126,8 @@ RUN = {
     "objective.weight": Row("sigma", "gradient", base=NFT),
     "objective.beta": Row(0.3, "gradient", base=NFT),
     "objective.saturation": Row(3.0, "gradient", base=NFT),
+    "objective.credit": Row("exact", "gradient", base=BY_GRADIENT),
+    "objective.predict": Row(0.6, "rollout", base={**BY_GRADIENT, "objective.levels": 1}),
     "objective.old_decay": Row(0.5, "gradient", base=NFT),
     "objective.old_ramp": Row(5, "gradient", base={**NFT, "objective.old_decay": 0.5}),
     "objective.old_samples": Row(False, "gradient", base={**NFT, "objective.old_decay": 0.5}),

@@ -54,11 +54,14 @@ class Sample:
         return self.plan.groups[member.group]
 
     def items(self) -> list[Item]:
-        """One replay of every trained step, with made-up advantages: what is checked with them must not hang on a reward.
+        """One replay of every trained step, with made-up advantages: what is checked with them must not hang on a reward, unless that is what is
+        differentiated.
 
         Ranks of one network make equally many passes, so that several take all of theirs.
         """
         items, steps = [], set()
+        by_gradient = self.trainer.config.objective.by_gradient
+        pushes = self.trainer.differentiate(self.plan, self.rollout) if by_gradient else {}
         for replay in self._replays():
             group = self.plan.groups[replay.members[0].group]
             label = group.label(replay.step)
@@ -75,6 +78,8 @@ class Sample:
                     advantage=signs,
                     weight=ones / len(ones),
                     equalizer=self.plan.equalizer[label],
+                    push=pushes.get(replay.members),
+                    reach=group.reach(replay.step) if pushes else 0.0,
                 )
             )
         return items

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
+from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
@@ -121,6 +122,25 @@ class Explains(Protocol):
     """A model that says what it decided while loading."""
 
     choices: dict[str, str]
+
+
+@runtime_checkable
+class Differentiable(Protocol):
+    """A model whose clips have a gradient."""
+
+    def pixels(self, latents: Tensor) -> Tensor:
+        """Latents to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds."""
+        ...
+
+
+def differentiable(model: object) -> Differentiable:
+    """The model as one whose clips have a gradient; ModelError where it is none."""
+    if not isinstance(model, Differentiable):
+        raise ModelError(
+            f"objective.kind gradient needs a model whose clips have a gradient, and {type(model).__name__} has no method `pixels(latents)` "
+            "(docs/extending.md)."
+        )
+    return model
 
 
 @runtime_checkable

@@ -512,6 +512,13 @@ class FamilyModel(ABC):
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)
 
+    def pixels(self, latents: Tensor) -> Tensor:
+        """Latents to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds."""
+        self._check_latents(latents)
+        z = self._to_vae(latents.to(device=self._places["vae"], dtype=self.pipe.vae.dtype))
+        pixels = torch.cat(list(self._pixels(z)), dim=2).to(torch.float32)
+        return ((pixels * 0.5 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 4, 1)
+
     # ---- training
 
     def _unread(self) -> set[str]:

@@ -215,6 +215,36 @@ def awm(config: TrainConfig) -> TrainConfig:
     )
 
 
+def refl(config: TrainConfig) -> TrainConfig:
+    """ReFL (arXiv 2304.05977): the reward's gradient at a clip that is predicted in one step from a late one. The reward must have a gradient."""
+    return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=1, draw="last", predict=0.25))
+
+
+def draft(config: TrainConfig) -> TrainConfig:
+    """DRaFT-K (arXiv 2309.17400): the reward's gradient, exactly, through the last step of the sampler (K is objective.levels)."""
+    return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=1, draw="last", credit="exact"))
+
+
+def adjoint(config: TrainConfig) -> TrainConfig:
+    """The reward's gradient at any steps of the rollout, as if later velocities stayed: one pass per trained step, whatever the step."""
+    levels = max(1, round(config.rollout.steps / 3))
+    return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=levels))
+
+
+def _by_gradient(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
+    """Sample with the ODE, and learn in one update from the gradient of the reward; no clips are compared, so that two a prompt are enough."""
+    return replace(
+        config,
+        kernel=KernelSpec(name="ode"),
+        rollout=replace(config.rollout, solver="euler"),
+        batch=replace(config.batch, group_size=2, prompts=config.batch.prompts * config.batch.group_size // 2),
+        objective=objective,
+        surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
+        trust_region=TrustRegion(mode="none"),
+        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
+    )
+
+
 def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
     """Sample with the ODE, without guidance, and learn in one update at noise levels of the same schedule.
 
@@ -303,6 +333,6 @@ METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     method.__name__: method
     for method in (
         sage, sage_paper, branch, branch_long, sage_exact, precise, flow_grpo, dance_grpo, cps, mix_grpo, mix_grpo_flash, flash_grpo,
-        tempflow_grpo, grpo_guard, flow_dppo, nft, awm,
+        tempflow_grpo, grpo_guard, flow_dppo, nft, awm, refl, draft, adjoint,
     )
 }  # fmt: skip

@@ -207,6 +207,19 @@ class CompositeReward:
         )
         return Scores(parts=parts, total=total.to(videos.device), valid=valid.to(videos.device)), report
 
+    def gradient(
+        self, videos: Tensor, by: Tensor, prompt: str, fps: float, metadata: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        """Of the total of one float clip (1 x F x H x W x 3 in [0, 255], with a graph from `by`), by that tensor; zeros where it is not finite."""
+        self.onload()
+        total = torch.zeros(1, device=videos.device)
+        for member in self._members:
+            if member.weights:
+                total = total + member.differentiable(videos, [prompt], fps, [dict(metadata or {})])
+        (found,) = torch.autograd.grad(total.sum(), by)
+        finite = bool(torch.isfinite(total).all() and torch.isfinite(found).all())
+        return found if finite else torch.zeros_like(found)
+
     def early(self, fps: float) -> Early:
         """Where clips go as they are decoded, for the rewards that may overlap and need nothing of the policy's device."""
         elsewhere = [

@@ -203,6 +203,29 @@ class FunctionReward:
         return PartScores(means, reasons)
 
 
+class DifferentiableFunction(FunctionReward):
+    """A function in torch whose scores have a gradient: it gets float clips in [0, 255] where the reward is differentiated, uint8 elsewhere."""
+
+    def differentiable(
+        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
+    ) -> Mapping[str, Tensor]:
+        """Score float clips, with a graph."""
+        if self._per_frame:
+            raise RewardConfigError(
+                "differentiable does not go with per_frame: take the whole clips and choose frames in the function."
+            )
+        extra = {"metadata": list(metadata or [{} for _ in prompts])} if self._takes_metadata else {}
+        result = self.function(videos, list(prompts), fps, **self._arguments, **extra)
+        if isinstance(result, Mapping):
+            return {str(part): value for part, value in result.items() if isinstance(value, Tensor)}
+        if isinstance(result, Tensor) and len(self.names) == 1:
+            return {self.names[0]: result}
+        raise RewardConfigError(
+            f"A differentiable reward returns a tensor, or a mapping of tensors; {self.function.__name__} returned a "
+            f"{type(result).__name__}."
+        )
+
+
 def _check_weights(weights: Sequence[float], *, per_frame: bool) -> tuple[float, ...]:
     values = tuple(float(weight) for weight in weights)
     if values and not per_frame:

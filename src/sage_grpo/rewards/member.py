@@ -26,7 +26,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import PartScores, ReadsFrames, Reward
+from sage_grpo.types import DifferentiableReward, PartScores, ReadsFrames, Reward
 
 SHOWN = 5
 """Failures of an iteration that are told one by one."""
@@ -202,6 +202,22 @@ class Member:
         outcome.seconds = time.perf_counter() - start
         return outcome
 
+    def differentiable(
+        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
+    ) -> Tensor:
+        """This reward's part in the total of float clips, with a graph."""
+        reward = self.reward
+        if not isinstance(reward, DifferentiableReward):
+            raise RewardConfigError(without_gradient(self.spec))
+        extra = {"metadata": metadata} if self._takes_metadata and isinstance(reward, FunctionReward) else {}
+        parts = reward.differentiable(videos.to(self.device), prompts, fps, **extra)
+        check_known(self.weights, parts, f"{self.spec.title!r} returned no gradient of the part")
+        total = torch.zeros(len(prompts), device=videos.device)
+        for part, weight in self.weights.items():
+            mean, std = self.spec.standardize.get(part, (0.0, 1.0))
+            total = total + weight * (parts[part].to(videos.device) - mean) / std
+        return total
+
     def _search(self, outcome: Outcome, clips: ClipBatch, chunk: range, error: PartScores | Exception) -> None:
         """One bad prompt must not cost its neighbours their scores: halve what failed, breadth first.
 
@@ -266,6 +282,15 @@ class Member:
                 outcome.failures.append(about(index, clips.prompts[index], reason))
             elif offset in result.reasons:
                 outcome.remarks.append(about(index, clips.prompts[index], result.reasons[offset]))
+
+
+def without_gradient(spec: RewardSpec) -> str:
+    """What to say of a reward that counts and cannot be differentiated."""
+    return (
+        f"objective.kind gradient differentiates every reward that counts, and {spec.title!r} cannot be: it has no method "
+        "`differentiable(videos, prompts, fps)`, or is a function without options: {differentiable: true} (docs/rewards.md). Give it "
+        "metric_only, or use a policy gradient (branch, sage), which needs no gradient."
+    )
 
 
 def _raised(result: PartScores | Exception) -> bool:

@@ -13,7 +13,14 @@ from typing import Any, TypedDict, Unpack
 from sage_grpo.effects import Speed
 from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
 from sage_grpo.ranges import Finite, Natural, checked
-from sage_grpo.rewards.functions import FunctionReward, RewardConfigError, check_known, nearest, where_raised
+from sage_grpo.rewards.functions import (
+    DifferentiableFunction,
+    FunctionReward,
+    RewardConfigError,
+    check_known,
+    nearest,
+    where_raised,
+)
 from sage_grpo.types import Reward, RewardFacts
 
 BUILT_IN: Mapping[str, str] = {
@@ -90,12 +97,19 @@ def facts_of(name: str) -> RewardFacts | None:
     return find_reward(RewardSpec(name=name)).facts if name in BUILT_IN else None
 
 
+def has_gradient(spec: RewardSpec) -> bool:
+    """Whether a reward that is named can be differentiated; nothing of it is loaded."""
+    target = find_reward(spec)
+    return hasattr(target, "differentiable") if inspect.isclass(target) else bool(spec.options.get("differentiable"))
+
+
 def load_reward(spec: RewardSpec) -> Reward:
     """Build the reward that a spec names; RewardConfigError (a ValueError) names the nearest valid choice."""
     target, options = find_reward(spec), dict(spec.options)
     if inspect.isclass(target):
         return _construct(target, options, spec)
-    return FunctionReward(target, **{"parts": list(spec.weights), **options})
+    kind = DifferentiableFunction if options.pop("differentiable", False) else FunctionReward
+    return kind(target, **{"parts": list(spec.weights), **options})
 
 
 def find_reward(spec: RewardSpec) -> Any:

@@ -1,28 +1,37 @@
-"""What an update learns from: steps that explored (the surrogate), or clean clips at fresh noise levels (NFT, AWM)."""
+"""What an update learns from: steps that explored (the surrogate), clean clips at fresh noise levels (NFT, AWM), or the reward's own gradient."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from sage_grpo.ranges import Count, Decay, Natural, Positive, checked
+from sage_grpo.ranges import Count, Decay, Natural, Positive, Range, checked
 
-Kind = Literal["surrogate", "nft", "awm"]
-Draw = Literal["schedule", "strata", "uniform", "logit_normal"]
+Kind = Literal["surrogate", "nft", "awm", "gradient"]
+Draw = Literal["schedule", "strata", "uniform", "logit_normal", "last"]
+Credit = Literal["affine", "exact"]
 Weighting = Literal["uniform", "sigma", "adaptive", "ghuber"]
 
 
 @checked
 class ObjectiveSpec:
-    """The loss: on the steps that explored, or on clean clips that are noised again (then kernel.name is ode)."""
+    """The loss: on the steps that explored, on clean clips that are noised again, or on steps of the ODE by the reward's gradient (both: kernel.name ode)."""
 
     kind: Kind = "surrogate"
     """surrogate: the policy gradient on steps with noise (fields of `surrogate`). nft: DiffusionNFT, positive and negative flow matching.
-    awm: advantage-weighted matching, whose ratio and clip are those of `surrogate`. Both of these sample with the ODE."""
+    awm: advantage-weighted matching, whose ratio and clip are those of `surrogate`. gradient: the reward is differentiated by the clip, and its
+    gradient carried back to steps of the rollout (ReFL, DRaFT). All but the first sample with the ODE."""
     levels: Count = 4
-    """nft, awm: noise levels at which every clip is learned; they are dealt out to the updates of a rollout."""
+    """nft, awm: noise levels at which every clip is learned; they are dealt out to the updates of a rollout. gradient: steps of every rollout
+    that are trained."""
     draw: Draw = "schedule"
     """nft, awm: where a prompt's levels lie: at steps of the rollout's schedule (drawn from all; strata: one from each of equal parts,
-    without the first step and the last tenth), anywhere along it (evenly), or anywhere with more in its middle."""
+    without the first step and the last tenth), anywhere along it (evenly), or anywhere with more in its middle. gradient: schedule, or
+    last, the steps before the clip."""
+    credit: Credit = "affine"
+    """gradient: how it reaches a step. affine: as if later velocities did not depend on the state (one pass per trained step, which may be any).
+    exact: through the network at every later step, which must all be trained (draw last)."""
+    predict: Annotated[float, Range(0, 1, open_below=True)] | None = None
+    """gradient: the clip is predicted in one step from a step drawn from this last share of the schedule, as ReFL does; None samples it to the end."""
     weight: Weighting = "uniform"
     """nft, awm: weight of a level's squared error: 1, sigma, or what their authors run. adaptive (nft): sigma over the mean absolute error.
     ghuber (awm): sigma, on the error's fourth root, so that large errors count less."""
@@ -40,6 +49,7 @@ class ObjectiveSpec:
     step-wise KL (and nft's velocities) refer to."""
 
     def __post_init__(self) -> None:
+        self._check_gradient()
         if self.kind == "awm" and self.weight == "adaptive":
             raise ValueError(
                 "objective.weight adaptive is part of nft: use uniform, sigma or ghuber with objective.kind awm."
@@ -55,10 +65,35 @@ class ObjectiveSpec:
                 "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy."
             )
 
+    def _check_gradient(self) -> None:
+        ours = self.kind == "gradient"
+        reasons = {
+            "objective.draw last is part of objective.kind gradient": not ours and self.draw == "last",
+            f"objective.draw {self.draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": ours
+            and self.draw not in ("last", "schedule"),
+            "objective.credit exact is part of objective.kind gradient": not ours and self.credit == "exact",
+            "objective.credit exact needs objective.draw last: a gradient cannot pass a step that is not trained": ours
+            and self.credit == "exact"
+            and self.draw != "last",
+            "objective.predict is part of objective.kind gradient": not ours and self.predict is not None,
+            f"objective.weight {self.weight} weighs errors at noise levels, which objective.kind gradient has none of": ours
+            and self.weight != "uniform",
+            "objective.old_decay is about an old policy, which objective.kind gradient has none of": ours
+            and self.old_decay > 0,
+        }
+        for reason, found in reasons.items():
+            if found:
+                raise ValueError(f"{reason}.")
+
     @property
     def fresh(self) -> bool:
-        """Whether clean clips are learned at fresh noise levels."""
+        """Whether what is learned are levels of an ODE's clips and not steps that explored."""
         return self.kind != "surrogate"
+
+    @property
+    def by_gradient(self) -> bool:
+        """Whether the reward is differentiated."""
+        return self.kind == "gradient"
 
     @property
     def lags(self) -> bool:
@@ -72,4 +107,4 @@ class ObjectiveSpec:
     def old_passes(self, updates: int) -> list[bool]:
         """Which of a rollout's updates run the old policy: until the first optimizer step the newest weights are the old ones, unless
         these lag."""
-        return [self.fresh and (update > 0 or self.lags) for update in range(updates)]
+        return [self.fresh and not self.by_gradient and (update > 0 or self.lags) for update in range(updates)]

@@ -438,6 +438,19 @@ class TrainConfig:
                 not objective.old_samples and self.trust_region.estimator == "log_ratio"
             ),
         }
+        if objective.by_gradient:
+            reasons |= {
+                f"rollout.solver {rollout.solver}: a gradient is carried over Euler steps, set euler": rollout.solver
+                != "euler",
+                f"update.updates_per_rollout {update.updates_per_rollout}: a gradient is that of the clip's own weights, set 1": (
+                    update.updates_per_rollout != 1
+                ),
+                f"objective.credit exact and trust_region.mode {self.trust_region.mode}: a KL would be carried back as if it were reward, set none": (
+                    objective.credit == "exact" and self.trust_region.mode != "none"
+                ),
+                "surrogate.centred or kl_mask: there is no ratio, leave them out": bool(self.surrogate.centred)
+                or self.surrogate.kind == "kl_mask",
+            }
         wrong = [reason for reason, found in reasons.items() if found]
         if wrong:
             raise ValueError(f"objective.kind {objective.kind} does not go with " + "; nor with ".join(wrong) + ".")

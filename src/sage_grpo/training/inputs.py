@@ -19,11 +19,12 @@ from sage_grpo.named import name_of, refuse_object
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.spec import RewardLike, gather_rewards
+from sage_grpo.rewards.member import without_gradient
+from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
-from sage_grpo.types import Reward
+from sage_grpo.types import DifferentiableReward, Reward
 from sage_grpo.video import read_image
 from sage_grpo.worlds.world import WORLDS, Listed
 
@@ -137,6 +138,8 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
 def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given | None = None) -> CompositeReward:
     """The rewards of a run, tried out. They leave the accelerator to the policy between their calls."""
     given = given or Given()
+    if config.objective.by_gradient:  # before any weights are read
+        check_gradients(config.rewards, given.rewards)
     device = _device(config, world, given)
     reward = CompositeReward(
         config.rewards,
@@ -147,6 +150,15 @@ def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given
     )
     try_rewards(reward, prompt, config.model, world)
     return reward
+
+
+def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:
+    """Refuse rewards that count and cannot be differentiated; `objects` are those that are there already, by name."""
+    for spec in specs:
+        there = objects.get(spec.name)
+        able = has_gradient(spec) if there is None else isinstance(there, DifferentiableReward)
+        if spec.counts and not able:
+            raise RewardConfigError(without_gradient(spec))
 
 
 def try_rewards(reward: CompositeReward, prompt: Prompt, model: ModelSpec, world: World | None = None) -> None:

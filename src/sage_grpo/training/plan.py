@@ -28,6 +28,8 @@ class Levels:
     """For every level the step of the run's grid in which it lies, by which it is logged."""
     kernel: Kernel
     """The law of the target at a level."""
+    visited: bool = False
+    """Clips were there on their way: their states of the rollout are learned, not clean clips that are noised again."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Group:
     def sigma(self, step: int) -> float:
         """Where a trained step is replayed."""
         return float((self.schedule if self.levels is None else self.levels.schedule).sigmas[step])
+
+    def reach(self, step: int) -> float:
+        """How far a trained step of the ODE goes, in sigma: x_next = x + reach v."""
+        at = self.label(step)
+        return float(self.schedule.sigmas[at + 1] - self.schedule.sigmas[at])
 
     @cached_property
     def way(self) -> Hashable:

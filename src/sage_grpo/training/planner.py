@@ -106,12 +106,38 @@ class Planner:
         groups = []
         for index, prompt in enumerate(prompts):
             draw = random.Random(f"levels/{config.seed}/{iteration}/{index}")
+            if config.objective.by_gradient:
+                groups.append(self._credited(index, prompt, draw))
+                continue
             levels = draw_levels(config.objective, self.grid, self.trains, draw)
             trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
             guides = self._guides(schedule)
             groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels, guides=guides))
         ones = dict.fromkeys(range(self.grid.num_steps), 1.0)
         return Plan(iteration, tuple(groups), config.batch.group_size, ones, self.shares, self.trains)
+
+    def _credited(self, index: int, prompt: Prompt, draw: random.Random) -> Group:
+        """A group whose clips are differentiated: its way, perhaps cut short by a prediction, and the steps of it that are trained."""
+        spec, sigmas = self.config.objective, self.grid.sigmas.tolist()
+        steps = [step for step in range(len(sigmas) - 1) if self.trains(sigmas[step])]
+        if spec.predict is not None:
+            late = [step for step in steps if step >= (1 - spec.predict) * (len(sigmas) - 1)] or steps[-1:]
+            end = draw.choice(late)
+            sigmas, steps = [*sigmas[: end + 1], 0.0], [step for step in steps if step <= end]
+        last = list(range(len(sigmas) - 1))[-spec.levels :]
+        chosen = sorted(draw.sample(steps, min(spec.levels, len(steps)))) if spec.draw == "schedule" else last
+        if len(chosen) < spec.levels or not set(chosen) <= set(steps):
+            raise ValueError(
+                f"objective.levels is {spec.levels}, but the trained network runs at steps {steps} of the {len(sigmas) - 1} of a rollout: use "
+                "fewer levels, or more rollout.steps."
+            )
+        levels = Levels(
+            Schedule(torch.tensor([*(sigmas[step] for step in chosen), 0.0])), tuple(chosen), Matching(), visited=True
+        )
+        schedule = Schedule(torch.tensor(sigmas)).exploring((False,) * (len(sigmas) - 1))
+        # From the clip backwards: an exact gradient of a step needs that of the next.
+        trained = (tuple(reversed(range(len(chosen)))),)
+        return Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels)
 
     @cached_property
     def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:

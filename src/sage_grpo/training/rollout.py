@@ -149,7 +149,11 @@ class Sampler:
 
     def _renoise(self, paths: Sequence[_Members]) -> None:
         """Records of clean clips at fresh noise levels, where the plan learns there."""
-        clean = {path.batch.members: path for path in paths if path.group.levels is not None}
+        clean = {
+            path.batch.members: path
+            for path in paths
+            if path.group.levels is not None and not path.group.levels.visited
+        }
         for replay in sorted(self.wanted, key=lambda replay: replay.step) if clean else ():
             path = clean[replay.members]
             levels, x0 = path.group.levels, path.x
@@ -182,6 +186,24 @@ class Sampler:
         shape = model.latent_shape()
         rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
         return self.storage.rounded(to_device(torch.stack(rows), model.device))
+
+    def visit(self, walk: _Members, step: Step) -> None:
+        """Keep the state of a step of the ODE that an update trains."""
+        levels = walk.group.levels
+        if levels is None or not levels.visited or walk.index not in levels.labels:
+            return
+        replay = Replay(levels.labels.index(walk.index), walk.batch.members, shared=False)
+        if replay in self.wanted:
+            policy = replace(walk.policy, kernel=levels.kernel, schedule=levels.schedule)
+            law = policy.at(replay.step, walk.x, step.velocity).gaussian
+            self.result.records[replay] = Record(
+                policy=policy,
+                conditions=walk.conditions,
+                x=self.storage.stored(walk.x),
+                x_next=self.storage.stored(step.velocity),
+                v_old=None,
+                log_prob_old=law.log_prob(self.storage.rounded(step.velocity)),
+            )
 
     def explore(self, walk: _Trunk | _Members, replay: Replay, step: Step) -> Tensor:
         """Take a noisy step for every member, and keep it if an update replays it."""
@@ -293,5 +315,6 @@ class _Members(_Walk):
             self.x = self.sampler.explore(self, Replay(self.index, members, shared=False), step)
             self.stepper = Stepper(self.sampler.solver)
         else:
+            self.sampler.visit(self, step)
             self.x, self.stored = self.drift(step), None
         self.index += 1

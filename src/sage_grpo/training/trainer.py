@@ -15,6 +15,7 @@ from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.costs import fit_memory
+from sage_grpo.models.base import differentiable
 from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
@@ -40,6 +41,7 @@ from sage_grpo.training.update import (
     Diverged,
     Item,
     Objective,
+    Push,
     accumulate,
     mean_of,
     path_kl,
@@ -77,6 +79,8 @@ class Trainer:
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(config, grid, config.kernel.build(grid), self.model.trains, self.world.size)
         self.planner.check()
+        if spec.by_gradient:
+            differentiable(self.model)
         check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
         self.vae = VaeMover(self.model, config.model)
         self.encoded: dict[Prompt, Conditioning] = {}
@@ -204,8 +208,26 @@ class Trainer:
             )
         return group_advantage(scored.total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
 
+    def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Push]:
+        """The gradient of the reward at the latents of every clip, by micro-batch. One clip at a time: a decoder's graph is large."""
+        tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
+        found = {}
+        with self.vae.decoding():
+            for batch, latents in rollout.latents:
+                rows = []
+                for row, member in zip(latents, batch.members):
+                    prompt, z = plan.groups[member.group].prompt, row[None].detach().requires_grad_()
+                    clip = differentiable(self.model).pixels(z)
+                    rows.append(self.reward.gradient(clip, z, prompt.text, self.model.video.fps, metadata_of(prompt)))
+                    tick()
+                found[batch.members] = Push(torch.cat(rows).to(torch.float32))
+        if self.reward.offload_between:
+            self.reward.offload()
+        return found
+
     def update(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> dict[str, float]:
         """The optimizer updates of one rollout; returns their mean metrics."""
+        pushes = self.differentiate(plan, rollout) if self.config.objective.by_gradient else {}
         state, device = self.state, self.model.device
         needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
         old_passes = self.config.objective.old_passes(plan.updates)
@@ -217,7 +239,7 @@ class Trainer:
         if self.old is not None:
             self.old.begin()
         for update in range(plan.updates):
-            items = self.items(plan, rollout, scored, advantages, update)
+            items = self.items(plan, rollout, scored, advantages, update, pushes)
             if self.old is not None and old_passes[update]:
                 with self.old.applied():
                     items = with_old(self.objective, items, device, tick)
@@ -242,7 +264,15 @@ class Trainer:
             self.old.end(self.config.objective.decay(plan.iteration + 1))
         return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
 
-    def items(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor, update: int) -> list[Item]:
+    def items(
+        self,
+        plan: Plan,
+        rollout: Rollout,
+        scored: Scored,
+        advantages: Tensor,
+        update: int,
+        pushes: Mapping[tuple[Member, ...], Push] | None = None,
+    ) -> list[Item]:
         """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""
         counts = scored.valid.clone()
         if plan.chosen is not None:
@@ -263,8 +293,11 @@ class Trainer:
                     step=replay.step,
                     label=label,
                     advantage=advantages[rows],
-                    weight=share[rows] / len(group.trained[update]),
+                    # Losses of steps are averaged; parts of one gradient are not.
+                    weight=share[rows] / (1 if pushes else len(group.trained[update])),
                     equalizer=plan.equalizer[label],
+                    push=pushes[replay.members] if pushes else None,
+                    reach=group.reach(replay.step) if pushes else 0.0,
                 )
             )
         idle = dataclasses.replace(items[0], weight=torch.zeros_like(items[0].weight))

@@ -59,9 +59,9 @@ class Objective:
 
         A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size AdamW's
         epsilon and the clipping norm would be of another order than in a small run; with this factor learning rate, epsilon and
-        clipping mean the same at any resolution.
+        clipping mean the same at any resolution. A reward's own gradient has no such factor: a reward is of order 1 whatever the size.
         """
-        return math.sqrt(self.dims)
+        return 1.0 if self.spec.by_gradient else math.sqrt(self.dims)
 
     @property
     def clip(self) -> float:
@@ -114,6 +114,17 @@ class Tally:
         self.largest_log_ratio = zero()
 
 
+@dataclass
+class Push:
+    """The gradient of the reward at the states after a step, one row per member; it is carried back from step to step."""
+
+    gradient: Tensor
+
+    def carry(self, more: Tensor) -> None:
+        """Back over a step: what reached its states through the network comes on top."""
+        self.gradient = self.gradient + more
+
+
 @dataclass(frozen=True)
 class Item:
     """One replay with what the loss needs besides its record. Values go by member."""
@@ -130,6 +141,10 @@ class Item:
     v_anchor: Tensor | None = None
     at_anchor: bool = False
     """The live velocities stand for the anchor's: the KL to it is 0 and has no gradient."""
+    push: Push | None = None
+    """Where the reward is differentiated: its gradient at the state after the step."""
+    reach: float = 0.0
+    """How far the step goes: the state after it is x + reach v."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +193,9 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     if log_prob_old is None:
         log_prob_old = log_prob.detach()
     kl_old = expanded(closed_form_kl(v, v_old, sensitivity), len(x_next)) if objective.needs_v_old else None
-    if objective.spec.kind == "nft":
+    if item.push is not None:
+        terms = gradient_terms(v, item.push.gradient, item.reach)
+    elif objective.spec.kind == "nft":
         terms = objective.matching_terms(v, v_old, x_next, item.advantage, record.policy.sigma(item.step))
     else:
         std = transition.std.to(v.device, non_blocking=True)
@@ -201,7 +218,7 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
         moved = sensitivity * (v.detach() - v_old) if objective.surrogate.centred == "scaled" else None
         squares = _by_member(slope, step, x_next, sensitivity, moved), _shared_out(trust, item.weight)
     matching = {}
-    if objective.spec.fresh:
+    if objective.spec.fresh and item.push is None:
         for name, other in (("matching/error", x_next), ("matching/moved", v_old)):
             matching[name] = (item.weight * (v.detach() - other).square().flatten(1).mean(1)).sum()
     return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares, matching)
@@ -226,11 +243,17 @@ def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
     return trust.square().flatten(1).sum(1).dot(spread)
 
 
-def replay(item: Item, device: torch.device) -> Step:
-    """Run an item's step again, with the weights that are in the model now."""
+def replay(item: Item, device: torch.device, x: Tensor | None = None) -> Step:
+    """Run an item's step again, with the weights that are in the model now; `x` is its state where the caller wants a gradient there."""
     record = item.record
-    x = to_device(record.x, device, torch.float32)
+    x = to_device(record.x, device, torch.float32) if x is None else x
     return record.policy.step(item.step, x, record.conditions)
+
+
+def gradient_terms(v: Tensor, push: Tensor, reach: float) -> SurrogateTerms:
+    """Minus the reward to first order, as far as a step's velocity moves it: -reach <dR/dx_next, v>."""
+    loss = -reach * (push.to(v.device) * v).flatten(1).sum(1)
+    return SurrogateTerms(loss=loss, ratio=None, inactive=torch.zeros_like(loss, dtype=torch.bool))
 
 
 def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
@@ -325,13 +348,29 @@ def accumulate(
             weight=to_device(item.weight, device),
             v_anchor=None if item.v_anchor is None else to_device(item.v_anchor, device),
         )
-        step = replay(placed, device)
+        exact = placed.push is not None and objective.spec.credit == "exact"
+        x = to_device(placed.record.x, device, torch.float32).requires_grad_() if exact else None
+        step = replay(placed, device, x)
         loss = loss_of(objective, placed, step, kl_lambda=kl_lambda)
         with same_bits(step.velocity.device, wanted=deterministic):
             step.velocity.backward(scale * loss.total)
+        if x is not None and placed.push is not None:
+            _carry(placed, x, scale)
         _count(tally, placed, loss, kl_lambda)
         progress()
     return tally
+
+
+def _carry(item: Item, x: Tensor, scale: float) -> None:
+    """Take the reward's gradient back over the item's step: dR/dx = dR/dx_next + reach (dv/dx)^T dR/dx_next.
+
+    The backward pass has that second term, times what the loss was multiplied by; a KL beside it would go the same way, and is refused
+    with an exact gradient.
+    """
+    assert item.push is not None
+    assert x.grad is not None
+    factor = (-scale * item.weight).view(-1, *[1] * (x.ndim - 1))
+    item.push.carry(torch.where(factor != 0, x.grad / torch.where(factor != 0, factor, 1.0), 0.0))
 
 
 def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, float]:

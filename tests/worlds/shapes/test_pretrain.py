@@ -28,7 +28,7 @@ from sage_grpo.worlds.making.shapes.networks import (
 )
 from sage_grpo.worlds.making.shapes.options import PretrainOptions, Sizes
 from sage_grpo.worlds.making.shapes.pretrain import pretrain
-from sage_grpo.worlds.making.training import OutOfTime, Trainer, learning_rate
+from sage_grpo.worlds.making.training import Trainer, learning_rate
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, TEMPLATES, from_text, random_scenes, to_text, train_scenes, words
 
 TINY = Sizes(latent_channels=4, vae_channels=(8, 8, 8, 8), heads=2, head_dim=16, blocks=2, text_width=24)

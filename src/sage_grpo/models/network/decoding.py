@@ -132,6 +132,9 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
         length = x.float().square().sum(dim, keepdim=True).sqrt()
     else:
         length = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.float32)
+    if torch.is_grad_enabled() and x.requires_grad:  # nothing is written over that a backward pass needs
+        y = (x / length.clamp_min(1e-12)).to(x.dtype) * norm.scale * norm.gamma
+        return y + norm.bias if isinstance(norm.bias, Tensor) else y
     # Straight into a tensor of x's dtype: a GPU divides in float32 and writes no copy in float32.
     y = torch.div(x, length.clamp_min(1e-12), out=torch.empty_like(x)).mul_(norm.scale).mul_(norm.gamma)
     return y.add_(norm.bias) if isinstance(norm.bias, Tensor) else y
@@ -241,7 +244,7 @@ def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
     rows = whole[..., left : left + width]
     rows[..., :top, :], rows[..., top + height :, :] = inner[..., :1, :], inner[..., -1:, :]
     whole[..., :left], whole[..., left + width :] = rows[..., :1], rows[..., -1:]
-    if x.device.type != "cpu" or x.dtype != torch.float32 or not _onednn():
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled() or not _onednn():
         return conv(whole)
     none, one = [0, 0, 0], [1, 1, 1]
     return torch.mkldnn_convolution(whole, conv.weight, conv.bias, none, one, one, 1)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.functions import check_known
+from sage_grpo.rewards.functions import RewardConfigError, check_known
 from sage_grpo.types import PartScores, RewardFacts
 
 SPAN = 1 / 8
@@ -264,6 +264,10 @@ NEEDED_FRAMES: Mapping[str, int] = {
 """Frames without which a statistic cannot be measured; the others need one."""
 
 
+SMOOTH = frozenset({"brightness", "saturation", "sharpness", "flicker"})
+"""Statistics that have a gradient by the pixels."""
+
+
 class VideoStats:
     """Chosen statistics as one reward; all of them by default."""
 
@@ -285,3 +289,13 @@ class VideoStats:
         needs = ", ".join(f"{part} needs {NEEDED_FRAMES[part]}" for part in short)
         reasons = dict.fromkeys(range(videos.shape[0]), f"the clip has {frames} frame(s): {needs}") if short else {}
         return PartScores(values, reasons)
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """The parts that have a gradient, of float clips in [0, 255]."""
+        rough = [part for part in self.names if part not in SMOOTH]
+        if rough:
+            raise RewardConfigError(
+                f"video_stats: {', '.join(rough)} has no gradient; choose parts among {', '.join(sorted(SMOOTH))}."
+            )
+        clip = Clip(videos, fps)
+        return {part: STATISTICS[part](clip) for part in self.names}

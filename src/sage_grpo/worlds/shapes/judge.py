@@ -100,8 +100,15 @@ class ShapesJudge:
         check_clips(videos, prompts, _SMALLEST)
         if not len(videos):
             return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
-        verdict = self.examine(videos)
-        wanted = _read(prompts, videos.device)
+        return self._parts(self.examine(videos), prompts)
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
+        """The same for float clips in [0, 255], with a graph. What is nearest is found first and does not move with the pixels."""
+        with torch.autocast(videos.device.type, enabled=False):
+            return self._parts(self._examine(videos / 255), prompts)
+
+    def _parts(self, verdict: Verdict, prompts: Sequence[str]) -> PartScores:
+        wanted = _read(prompts, verdict.vq.device)
         parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
         parts |= alignment(wanted, verdict.beliefs, WEIGHTS, verdict.gate)
         parts["Overall"] = parts["TA"] + 0.5 * verdict.mq + 0.5 * verdict.vq
@@ -169,6 +176,10 @@ class NaiveProxy:
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
         check_clips(videos, prompts, _SMALLEST)
+        return self.differentiable(videos, prompts, fps)
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
+        """The same with a graph, for float clips in [0, 255]."""
         pixels = videos.float() / 255
         wanted = _read(prompts, videos.device)
         target = palette(wanted.values["colour"])[:, None, None, None]

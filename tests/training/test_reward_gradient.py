@@ -1,0 +1,174 @@
+"""The reward's own gradient: what is sent to the weights is the derivative of the mean reward through the sampler."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sage_grpo as sage
+from sage_grpo.data.groups import Member
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.training.inputs import build
+from sage_grpo.training.rollout import NoiseKeys
+from sage_grpo.training.trainer import Trainer
+from trainer_helpers import assert_resumes_to_the_bit
+
+REWARD = RewardSpec(name="trainer_toys:bright", options={"differentiable": True})
+STEPS, PROMPTS, SIZE = 3, 1, 2
+
+
+def small(method: str, **objective):
+    """A run of a few clips of the miniature."""
+    config = sage.recipe(f"shapes/{method}")
+    return replace(
+        config,
+        rewards=[REWARD],
+        batch=replace(config.batch, prompts=PROMPTS, group_size=SIZE, micro_batch=2),
+        rollout=replace(config.rollout, steps=STEPS),
+        objective=replace(config.objective, **objective),
+        optimizer=replace(config.optimizer, max_grad_norm=1e9),
+    )
+
+
+def sent(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Gradients of one iteration, before the optimizer uses them."""
+    found = {}
+
+    def look(metrics):
+        found.update({name: p.grad.clone() for name, p in trainer.state.params.items() if p.grad is not None})
+        return apply(metrics)
+
+    apply, trainer._apply = trainer._apply, look
+    metrics = trainer.step()
+    assert metrics["ratio/first_log"] == 0 if "ratio/first_log" in metrics else True
+    return found
+
+
+def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """The same by autograd through the whole sampler: only at trained steps do weights count, and only an exact gradient passes the network."""
+    model, params = trainer.model, trainer.state.params
+    plan = trainer.planner.plan(0, trainer.state.stream.take(PROMPTS))
+    total = torch.zeros(())
+    for group in plan.groups:
+        (condition,) = model.encode([group.prompt.text])
+        exact, trained = trainer.config.objective.credit == "exact", set(group.levels.labels)
+        for member in range(SIZE):
+            x = NoiseKeys(trainer.config.seed, 0).start(group, Member(group.index, member), model.latent_shape())[None]
+            sigmas = group.schedule.sigmas.tolist()
+            for step, (now, following) in enumerate(itertools.pairwise(sigmas)):
+                at = x if exact and step > min(trained) else x.detach()
+                v = model.velocity(at, torch.tensor(now), [condition])
+                v = v if step in trained else v.detach()
+                x = x + (following - now) * v
+            total = total + model.pixels(x).mean() / 255 / (PROMPTS * SIZE)
+    names = [name for name, p in params.items() if p.requires_grad]
+    return dict(zip(names, torch.autograd.grad(-total, [params[name] for name in names], allow_unused=True)))
+
+
+def assert_alike(found: dict, wanted: dict, rtol: float) -> None:
+    norm = torch.sqrt(sum(one.double().square().sum() for one in wanted.values() if one is not None))
+    gap = torch.sqrt(
+        sum((found[name] - one).double().square().sum() for name, one in wanted.items() if one is not None)
+    )
+    assert norm > 0
+    assert gap < rtol * norm, (float(gap), float(norm))
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("draft", {}),
+        ("draft", {"levels": 3}),
+        ("draft", {"levels": 2, "credit": "affine"}),
+        ("adjoint", {"levels": 2}),
+        ("refl", {"predict": 0.7}),
+    ],
+    ids=["draft-1", "draft-3", "affine", "adjoint", "refl"],
+)
+def test_what_is_sent_is_the_gradient_of_the_mean_reward(method: str, objective: dict) -> None:
+    config = small(method, **objective)
+    wanted = whole(Trainer(config, build(config)))
+    assert_alike(sent(Trainer(config, build(config))), wanted, 1e-4)
+
+
+def test_the_adjoint_trains_steps_of_every_noise_level() -> None:
+    config = small("adjoint", levels=2)
+    trainer = Trainer(config, build(config))
+    plans = [trainer.planner.plan(number, trainer.state.stream.take(PROMPTS)) for number in range(8)]
+    steps = {label for plan in plans for group in plan.groups for label in group.levels.labels}
+    assert steps == set(range(STEPS))
+
+
+def test_a_prediction_ends_the_way_and_its_step_is_trained() -> None:
+    config = small("refl", predict=0.7)
+    trainer = Trainer(config, build(config))
+    for number in range(6):
+        for group in trainer.planner.plan(number, trainer.state.stream.take(PROMPTS)).groups:
+            assert group.levels.labels == (group.schedule.num_steps - 1,)
+            assert float(group.schedule.sigmas[-1]) == 0
+            assert group.levels.labels[0] >= 1
+            assert group.reach(0) == -float(group.schedule.sigmas[-2])
+
+
+def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded() -> None:
+    config = replace(small("refl"), rewards=[RewardSpec(name="trainer_toys:bright")])
+    with pytest.raises(RewardConfigError, match=r"'bright' cannot be: .*differentiable: true"):
+        build(config)
+
+
+def test_what_does_not_go_with_a_gradient_is_refused() -> None:
+    config = small("draft")
+    with pytest.raises(ValueError, match="solver ab2"):
+        replace(config, rollout=replace(config.rollout, solver="ab2"))
+    with pytest.raises(ValueError, match="updates_per_rollout 2"):
+        replace(config, update=replace(config.update, updates_per_rollout=2))
+    with pytest.raises(ValueError, match=r"needs objective\.draw last"):
+        ObjectiveSpec(kind="gradient", credit="exact")
+    with pytest.raises(ValueError, match=r"part of objective\.kind gradient"):
+        ObjectiveSpec(kind="nft", draw="last")
+
+
+@pytest.mark.parametrize("part", ["brightness", "saturation", "sharpness", "flicker"])
+def test_gradients_of_statistics_are_those_of_finite_differences(part: str) -> None:
+    clips = torch.rand(1, 5, 8, 8, 3, generator=torch.Generator().manual_seed(1)) * 200 + 20
+    _differences(RewardSpec(name="video_stats", weights={part: 1.0}), clips, "any")
+
+
+@pytest.mark.parametrize(("name", "part"), [("shapes", "VQ"), ("shapes", "TA"), ("shapes_proxy", "proxy")])
+def test_gradients_of_the_worlds_rewards_are_those_of_finite_differences(name: str, part: str) -> None:
+    from sage_grpo.worlds.shapes.render import render
+    from sage_grpo.worlds.shapes.scene import random_scenes
+
+    draw = torch.Generator().manual_seed(3)
+    scenes = random_scenes(1, draw)
+    clips = (render(scenes, 9, 32, 32) + 0.05 * torch.randn(1, 9, 32, 32, 3, generator=draw)).clamp(0.02, 0.98) * 255
+    _differences(RewardSpec(name=name, weights={part: 1.0}), clips, scenes.texts()[0])
+
+
+def _differences(spec: RewardSpec, clips: torch.Tensor, prompt: str) -> None:
+    """Along a random direction and along the gradient itself."""
+    reward = CompositeReward([spec])
+    clips = clips.clone().requires_grad_()
+    gradient = reward.gradient(clips, clips, prompt, 8.0)
+
+    def score(at: torch.Tensor) -> float:
+        return float(reward._members[0].differentiable(at, [prompt], 8.0, [{}]).double())
+
+    draw = torch.randn(clips.shape, generator=torch.Generator().manual_seed(5))
+    for direction in (draw / draw.norm(), gradient / gradient.norm()):
+        with torch.no_grad():
+            gap = (score(clips + 8 * direction) - score(clips - 8 * direction)) / 16
+        slope = float((gradient * direction).sum())
+        assert gap == pytest.approx(slope, rel=0.05, abs=0.02 * float(gradient.norm()))
+    assert float(gradient.norm()) > 0
+
+
+@pytest.mark.parametrize("method", ["refl", "draft", "adjoint"])
+def test_a_resumed_run_is_the_same_run(method: str, tmp_path) -> None:
+    assert_resumes_to_the_bit(lambda config: Trainer(config, build(config)), small(method), tmp_path)
