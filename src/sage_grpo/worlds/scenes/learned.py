@@ -97,9 +97,10 @@ class Scorer(nn.Module):
         layers: list[nn.Module] = []
         for inner, outer in pairwise(channels):
             convolution = nn.Conv2d(inner, outer, 3, stride=2, padding=1)
+            assert convolution.bias is not None
             # PyTorch's own start shrinks what differs between clips to a fifth of the biases, and learning hardly begins.
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-            nn.init.zeros_(convolution.bias)
+            convolution.bias = nn.Parameter(torch.zeros(outer))
             layers += [convolution, nn.SiLU()]
         self.pictures = nn.Sequential(*layers)
         patches = (config.side // 16) ** 2
