@@ -115,9 +115,12 @@ def bad_values(kind: Any) -> list[str]:
 
 def needed(name: str) -> list[str]:
     """Words without which a command is refused for another reason."""
-    return {"shapes": ["render"], "scenes": ["render"], "study": ["results"], "serve-reward": ["--rewards", '[{"name": "video_stats"}]']}.get(
-        name, []
-    )
+    return {
+        "shapes": ["render"],
+        "scenes": ["render"],
+        "study": ["results"],
+        "serve-reward": ["--rewards", '[{"name": "video_stats"}]'],
+    }.get(name, [])
 
 
 def by_type(name: str) -> Iterator[list[str]]:

@@ -19,7 +19,8 @@ from sage_grpo.inspector import instabilities
 from sage_grpo.models.checkpoints.stock import why_not_stock, why_unknown
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.parallel.world import World
-from sage_grpo.probe.probe import Prober, ProbeSpec, passes
+from sage_grpo.probe.probe import Prober, passes
+from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import Given, Inputs, build, first_frame, load_sources
 from sage_grpo.training.scoring import metadata_of
