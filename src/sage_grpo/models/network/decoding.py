@@ -214,7 +214,7 @@ def _first(module: Any, x: Tensor) -> Tensor:
 
 
 def _conv_of_images(module: Any, x: Tensor, past: Tensor | None = None) -> Tensor:
-    """Wan's causal convolution as one over images with three frames in their channels: without oneDNN's kernels seven times as fast for batches."""
+    """Wan's causal convolution as one over images with three frames in their channels: without oneDNN's kernels four times as fast for batches."""
     batch, taps = len(x), module.weight.shape[2]
     if taps > 1 and past is not None:
         x = torch.cat([past, x], dim=2)
