@@ -19,6 +19,7 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 CASES = """
 training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[adjoint]
+training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[draft]
 training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[refl]
 training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[affine]
 training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[draft-1]

@@ -45,8 +45,7 @@ def sent(trainer: Trainer) -> dict[str, torch.Tensor]:
         return apply(metrics)
 
     apply, trainer._apply = trainer._apply, look
-    metrics = trainer.step()
-    assert metrics["ratio/first_log"] == 0 if "ratio/first_log" in metrics else True
+    trainer.step()
     return found
 
 

@@ -232,12 +232,11 @@ def adjoint(config: TrainConfig) -> TrainConfig:
 
 
 def _by_gradient(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
-    """Sample with the ODE, and learn in one update from the gradient of the reward; no clips are compared, so that two a prompt are enough."""
+    """Sample with the ODE, and learn in one update from the gradient of the reward."""
     return replace(
         config,
         kernel=KernelSpec(name="ode"),
         rollout=replace(config.rollout, solver="euler"),
-        batch=replace(config.batch, group_size=2, prompts=config.batch.prompts * config.batch.group_size // 2),
         objective=objective,
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
         trust_region=TrustRegion(mode="none"),

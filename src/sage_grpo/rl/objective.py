@@ -66,16 +66,16 @@ class ObjectiveSpec:
             )
 
     def _check_gradient(self) -> None:
-        ours = self.kind == "gradient"
+        ours, matching = self.kind == "gradient", self.kind in ("nft", "awm")
         reasons = {
-            "objective.draw last is part of objective.kind gradient": not ours and self.draw == "last",
+            "objective.draw last is part of objective.kind gradient": matching and self.draw == "last",
             f"objective.draw {self.draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": ours
             and self.draw not in ("last", "schedule"),
-            "objective.credit exact is part of objective.kind gradient": not ours and self.credit == "exact",
+            "objective.credit exact is part of objective.kind gradient": matching and self.credit == "exact",
             "objective.credit exact needs objective.draw last: a gradient cannot pass a step that is not trained": ours
             and self.credit == "exact"
             and self.draw != "last",
-            "objective.predict is part of objective.kind gradient": not ours and self.predict is not None,
+            "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
             f"objective.weight {self.weight} weighs errors at noise levels, which objective.kind gradient has none of": ours
             and self.weight != "uniform",
             "objective.old_decay is about an old policy, which objective.kind gradient has none of": ours
