@@ -18,6 +18,31 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[refl]
+worlds/scenes/test_scenes_pretrain.py::test_a_short_run_lowers_its_losses_and_shows_samples
+lab/test_suites.py::test_table2_has_every_method_with_and_without_the_dual_region
+models/test_families.py::test_ode_rollout_is_the_pipeline[flux-4.0]
+models/test_families.py::test_ode_rollout_is_the_pipeline[sd3-4.0]
+models/test_families.py::test_ode_rollout_is_the_pipeline[hunyuan-4.0]
+models/test_families.py::test_saved_weights_load_in_diffusers[flux]
+models/test_families.py::test_replay_gradients_and_what_blocks_keep[sd3]
+models/test_parity.py::test_ode_rollout_is_the_pipeline[hunyuan15_i2v-4.0]
+models/test_parity.py::test_ode_rollout_is_the_pipeline[wan22_5b_t2v-4.0]
+models/test_parity.py::test_a_shift_of_ones_own[hunyuan15_t2v]
+telling/test_profile.py::test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table
+training/test_given.py::test_the_trained_step_is_exact[hunyuan15_t2v-all]
+worlds/scenes/test_reward.py::test_the_loss_recovers_the_order_that_votes_have
+benchmarks/test_where.py::test_each_step_runs_with_the_weights_that_its_letter_names
+lab/test_suites.py::test_a_smoke_run_gives_every_column[noise-dance 0.5, 6 steps]
+test_video_files.py::test_the_same_clip_gives_the_same_file
+commands/test_cli.py::test_evaluate_a_run_repeats_its_last_evaluation
+report/test_report_data.py::test_a_finished_run_that_is_started_again_keeps_its_report
+training/test_sparse_clips.py::test_a_run_has_the_same_figures_and_weights_and_shows_whole_clips
+session/test_api.py::test_a_run_with_objects_is_evaluated_with_them
+commands/test_run_folder.py::test_a_runs_settings_are_the_defaults
+sentinel/test_agreement.py::test_both_looks_together_see_more_than_held_out_clips_alone
+commands/test_bench.py::test_rewrites_and_videophys_table
+test_inspector.py::test_a_single_step_and_a_single_kernel_can_be_drawn
 training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[adjoint]
 training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[draft]
 training/test_reward_gradient.py::test_a_resumed_run_is_the_same_run[refl]

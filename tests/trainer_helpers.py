@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import trainer_toys
 from sage_grpo.commands.train import run as command
 from sage_grpo.parallel import checkpoint
+from sage_grpo.recipes.methods import METHODS
 from sage_grpo.session import run as train
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
@@ -29,6 +30,12 @@ def plan_of(trainer: Trainer, iteration: int = 0) -> Plan:
 def steps_of(trainer: Trainer, iteration: int = 0) -> list[list[int]]:
     """The trained steps of an iteration, one list per update."""
     return [list(part) for part in plan_of(trainer, iteration).groups[0].trained]
+
+
+def of_method(method: str, config: TrainConfig) -> TrainConfig:
+    """This method's settings on `config`, whose rewards are functions of torch: those that need their gradients have them."""
+    rewards = [replace(one, options={"differentiable": True}) for one in config.rewards]
+    return METHODS[method](replace(config, rewards=rewards))
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:

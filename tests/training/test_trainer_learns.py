@@ -10,6 +10,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.training.config import BatchConfig, EvalConfig, OptimizerConfig
 from slowly import slow_but
+from trainer_helpers import of_method
 
 EVAL = EvalConfig(prompts=5, per_prompt=4, steps=6)
 
@@ -37,7 +38,7 @@ def test_every_method_learns(method: str, make_config, make_trainer) -> None:
         iterations=24,
     )
     # Flash-GRPO explores little, at one step of the first half: it takes more rollouts.
-    rise, error = gain(make_trainer(METHODS[method](config)), 72 if method == "flash_grpo" else 24)
+    rise, error = gain(make_trainer(of_method(method, config)), 72 if method == "flash_grpo" else 24)
     assert rise > 4 * error
 
 

@@ -17,7 +17,7 @@ from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.training.config import BatchConfig, UpdateConfig
 from sage_grpo.training.planner import Planner
 from slowly import slow_but
-from trainer_helpers import assert_resumes_to_the_bit, plan_of, same, steps_of, weights_of
+from trainer_helpers import assert_resumes_to_the_bit, of_method, plan_of, same, steps_of, weights_of
 
 MODES = ("none", "fixed", "stepwise", "moving", "dual")
 KINDS = ("constant", "two_stage", "paper", "ppo")
@@ -42,8 +42,7 @@ def test_every_two_settings_meet() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_two_settings_run_together(method: str, mode: str, make_config, make_trainer) -> None:
     batch = BatchConfig(prompts=2, group_size=3, micro_batch=6)
-    base = METHODS[method](make_config(rollout={"steps": 5}, iterations=8, batch=batch))
-    base = replace(base, rewards=[replace(one, options={"differentiable": True}) for one in base.rewards])
+    base = of_method(method, make_config(rollout={"steps": 5}, iterations=8, batch=batch))
     if base.objective.credit == "exact" and mode != "none":
         pytest.skip("an exact gradient goes with no KL, and is refused (test_reward_gradient.py)")
     kind, equalize = settings(method, mode)
@@ -65,8 +64,7 @@ def test_every_method_runs_on_a_real_architecture(method: str, make_config, make
     config = make_config(
         kind="hunyuan15_t2v", rollout={"steps": 4}, batch=BatchConfig(prompts=1, group_size=4, micro_batch=4)
     )
-    config = replace(config, rewards=[replace(one, options={"differentiable": True}) for one in config.rewards])
-    check_iteration(make_trainer(METHODS[method](config)))
+    check_iteration(make_trainer(of_method(method, config)))
 
 
 def check_iteration(trainer) -> None:
@@ -268,6 +266,5 @@ def test_facts_that_stay_with_another_checkpoint_are_named() -> None:
 
 @pytest.mark.parametrize("method", slow_but(METHODS, *QUICK))
 def test_every_method_resumes_to_the_bit(method: str, make_config, make_trainer, tmp_path) -> None:
-    config = METHODS[method](make_config(rollout={"steps": 6}, iterations=4))
-    config = replace(config, rewards=[replace(one, options={"differentiable": True}) for one in config.rewards])
+    config = of_method(method, make_config(rollout={"steps": 6}, iterations=4))
     assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")
