@@ -38,6 +38,8 @@ OTHERS = {
     "sd3_two": lambda: tiny_families.sd3(third=False),
     "qwen_image": tiny_families.qwen_image,
 }
+SOUND = {"ltx2": tiny_families.ltx2, "ltx2_3": lambda: tiny_families.ltx2(newer=True)}
+"""Those whose clips have a sound."""
 IMAGES = ("flux", "flux_plain", "sd3", "sd3_two", "qwen_image")
 """Those that make pictures: clips of one frame."""
 
@@ -48,8 +50,8 @@ def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
-        if kind in OTHERS:
-            pipeline = OTHERS[kind]()
+        if kind in OTHERS or kind in SOUND:
+            pipeline = {**OTHERS, **SOUND}[kind]()
         else:
             pipeline = _hunyuan15(kind, shift) if kind.startswith("hunyuan15") else _wan(kind, shift)
     finally:

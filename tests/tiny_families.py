@@ -89,6 +89,88 @@ def ltx(timestep: bool = False, condition: bool = False, **vae_config: Any) -> A
     )
 
 
+def ltx2(newer: bool = False) -> Any:
+    """LTX-2: video and sound; `newer` as 2.3, with gates, modulated prompts, attention that can be perturbed and a vocoder that widens the band."""
+    from diffusers import AutoencoderKLLTX2Audio, LTX2Pipeline, LTX2VideoTransformer3DModel
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    gates = {"gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True}
+    late = {**gates, "perturbed_attn": True, "use_prompt_embeddings": False, "rope_type": "split"}
+    transformer = LTX2VideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        cross_attention_dim=24,
+        vae_scale_factors=(4, 16, 16),
+        audio_in_channels=4,
+        audio_out_channels=4,
+        audio_num_attention_heads=2,
+        audio_attention_head_dim=8,
+        audio_cross_attention_dim=16,
+        num_layers=2,
+        caption_channels=16,
+        **(late if newer else {}),
+    )
+    heads = {"attention_head_dim": 8, "num_layers": 1, "num_learnable_registers": 32}
+    connectors = LTX2TextConnectors(
+        caption_channels=16,
+        text_proj_in_factor=3,
+        **{
+            f"video_connector_{key}": value
+            for key, value in {"num_attention_heads": 3 if newer else 2, **heads}.items()
+        },
+        **{f"audio_connector_{key}": value for key, value in {"num_attention_heads": 2, **heads}.items()},
+        rope_type="split" if newer else "interleaved",
+        per_modality_projections=newer,
+        video_hidden_dim=24,
+        audio_hidden_dim=16,
+    )
+    audio_vae = AutoencoderKLLTX2Audio(
+        base_channels=4,
+        ch_mult=(1, 1, 1),
+        num_res_blocks=1,
+        latent_channels=2,
+        mel_bins=8,
+        sample_rate=1600,
+        mel_hop_length=10,
+    )
+    audio_vae.latents_mean.copy_(torch.randn(4))
+    audio_vae.latents_std.copy_(torch.rand(4) + 0.5)
+    layers = {"resnet_kernel_sizes": [3], "resnet_dilations": [[1]]}
+    up = {"upsample_kernel_sizes": [4, 11], "upsample_factors": [2, 5]}
+    if newer:
+        vocoder = LTX2VocoderWithBWE(
+            **{"in_channels": 16, "hidden_channels": 8, **up, **layers},
+            **{"bwe_in_channels": 16, "bwe_hidden_channels": 8, "bwe_upsample_kernel_sizes": [12, 11]},
+            **{"bwe_upsample_factors": [6, 5], **{f"bwe_{key}": value for key, value in layers.items()}},
+            **{"filter_length": 32, "hop_length": 10, "window_length": 32, "num_mel_channels": 8},
+            **{"input_sampling_rate": 1600, "output_sampling_rate": 4800},
+        )
+    else:
+        vocoder = LTX2Vocoder(in_channels=16, hidden_channels=8, **up, **layers, output_sampling_rate=1600)
+    text = {
+        **{"vocab_size": 384, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 8},
+    }
+    vision = {
+        **{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"image_size": 28, "patch_size": 14},
+    }
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    return LTX2Pipeline(
+        scheduler=_euler(shift_terminal=0.1, **DYNAMIC),
+        vae=_ltx2_vae(8).eval(),
+        audio_vae=audio_vae.eval(),
+        text_encoder=Gemma3ForConditionalGeneration(config).eval(),
+        tokenizer=_bytes(),
+        connectors=_wake(connectors).eval(),
+        transformer=_wake(transformer),
+        vocoder=_wake(vocoder).eval(),
+    )
+
+
 def hunyuan(embedded: bool = True) -> Any:
     """HunyuanVideo 1.0."""
     from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoPipeline, HunyuanVideoTransformer3DModel

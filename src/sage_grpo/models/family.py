@@ -78,6 +78,8 @@ class Traits:
     """Modules that a LoRA adapts unless told otherwise."""
     encoders: tuple[str, ...]
     """Components that only encoding needs; they load on demand."""
+    decoders: tuple[str, ...] = ("vae",)
+    """Components that make a clip of latents."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """What the network reads of a prompt, each with what its config calls its width: "text" has tokens, anything else is one vector.
     By it is found which parameters nothing reads; where it is empty, all are trained."""
@@ -131,6 +133,7 @@ class FamilyModel(ABC):
         cls._check(folder, index)
         encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=_trained(spec, index))
+        dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
         pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
         return cls(spec, folder, index, pipe, device=device)
 
@@ -393,6 +396,19 @@ class FamilyModel(ABC):
         if self.branches(sigma, guidance) == 1:
             v = self._branch(x, sigma, told, inputs)
             return v, v
+        v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
+        return self.guidance.combine(v, v_negative, scale), v
+
+    def _prompt_and_negative(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        told: Tensor,
+        inputs: Sequence[Mapping[str, Tensor]],
+        conditions: Sequence[Conditioning],
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Velocities of both branches of guidance; `inputs` are those of the prompts."""
         negatives = [condition.negative for condition in conditions if condition.negative is not None]
         if len(negatives) != len(conditions):
             raise ModelError(
@@ -410,7 +426,7 @@ class FamilyModel(ABC):
             with torch.no_grad():  # first, while nothing is kept of the other
                 v_negative = self._branch(x, sigma, told, negatives, "negative")
             v = self._branch(x, sigma, told, inputs)
-        return self.guidance.combine(v, v_negative, scale), v
+        return v, v_negative
 
     def check_cheap(self, spec: CheapSpec) -> None:
         """Refuse caches and kernels that this network does not take."""
@@ -595,7 +611,7 @@ class FamilyModel(ABC):
     def _modules(self, part: str) -> list[nn.Module]:
         if part == "network":
             return [self.network, *self.others]
-        names = ("vae",) if part == "vae" else self.traits.encoders
+        names = self.traits.decoders if part == "vae" else self.traits.encoders
         return [module for name in names if (module := getattr(self.pipe, name, None)) is not None]
 
     # ---- files

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from sage_grpo.hints import nearest
 from sage_grpo.hub import failures
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
+    LIBRARIES,
     check_index,
     check_lengths,
     check_shards,
@@ -35,6 +37,7 @@ PIPELINES: Mapping[str, str] = {
     "WanImageToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
     "LTXConditionPipeline": "ltx",
+    "LTX2Pipeline": "ltx2",
     "HunyuanVideoPipeline": "hunyuan",
     "SanaVideoPipeline": "sana_video",
     "FluxPipeline": "flux",
@@ -232,9 +235,9 @@ def _check_weights(folder: Path, skip: Sequence[str]) -> None:
     from accelerate import init_empty_weights
 
     for name, entry in read_index(folder).items():
-        if not isinstance(entry, list) or entry[0] != "diffusers" or name in skip:
+        if not isinstance(entry, list) or entry[0] in (None, "transformers") or name in skip:
             continue
-        kind: Any = getattr(diffusers, entry[1], None)
+        kind: Any = getattr(import_module(LIBRARIES[entry[0]]), entry[1], None)
         if kind is None:
             raise ModelError(
                 f'"{folder}" names a {entry[1]} as its {name}, which diffusers {diffusers.__version__} does not have: the checkpoint is for a '

@@ -18,8 +18,9 @@ from sage_grpo import documents
 from sage_grpo.documents import DocumentError
 from sage_grpo.models import ModelError
 
-LIBRARIES = ("diffusers", "transformers")
-"""Where components may come from; importing any other module would run code that the folder chose."""
+LIBRARIES = {"diffusers": "diffusers", "transformers": "transformers", "ltx2": "diffusers.pipelines.ltx2"}
+"""Where components may come from, as a folder calls it, and the module; importing any other would run code that the folder chose. (diffusers calls
+components that only one pipeline has by that pipeline's name.)"""
 WEIGHTS = "diffusion_pytorch_model"
 STEMS = (WEIGHTS, "model")
 """Names under which diffusers and transformers look for weights."""
@@ -52,7 +53,7 @@ def check_index(file: Path, index: Mapping[str, Any]) -> None:
         automatic = library == "transformers" and str(kind).startswith("Auto")
         if library not in LIBRARIES or not isinstance(kind, str) or not kind.isidentifier() or automatic:
             raise ModelError(
-                f"{file} says that {name!r} is {str(entry)[:200]}. Only classes of {' and '.join(LIBRARIES)} are loaded (by their own "
+                f"{file} says that {name!r} is {str(entry)[:200]}. Only classes of diffusers and transformers are loaded (by their own "
                 "names, not Auto...), never code that a checkpoint names."
             )
 

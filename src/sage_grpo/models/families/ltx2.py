@@ -1,0 +1,227 @@
+"""LTX-2, 2.3 and 2.5: video and sound from text, in one network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.checkpoint import read_config
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.network.inputs import Grid, pack, seen_tokens, unpack
+from sage_grpo.models.parts import Parts
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.types import Conditioning, VideoSpec
+
+AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
+BETWEEN = tuple(
+    f"{name}.{layer}"
+    for name in ("audio_to_video_attn", "video_to_audio_attn")
+    for layer in ("to_q", "to_k", "to_v", "to_out.0")
+)
+"""Attention of the video to the sound, and of the sound to the video."""
+
+
+class Ltx2(FamilyModel):
+    """LTX-2 as a VelocityModel whose states have two parts, `video` and `audio`."""
+
+    traits = Traits(
+        pipelines=("LTX2Pipeline",),
+        components=("tokenizer", "text_encoder", "connectors", "audio_vae", "vocoder"),
+        video=VideoSpec(frames=121, height=512, width=768, fps=24.0),
+        guidance_scale=3.0,
+        blocks={"transformer_blocks": "num_layers"},
+        lora_targets=(*CROSS_ATTENTION, *AUDIO_ATTENTION, *BETWEEN, "ff.net.*", "audio_ff.net.*"),
+        encoders=("text_encoder",),
+        decoders=("vae", "audio_vae", "vocoder"),
+        text_tokens=1024,
+        even_sigmas=True,
+        dynamic_shift=True,
+        # As the pipeline's arguments. All of them are parts of guidance: a scale of 1 turns them off together.
+        options={
+            "audio_guidance_scale": 7.0,
+            "guidance_rescale": 0.7,
+            "stg_scale": 1.0,
+            "stg_block": 28,
+            "modality_scale": 3.0,
+            "cross_timestep": 1.0,
+        },
+        whole={"stg_block": (0, 1000), "cross_timestep": (0, 1)},
+    )
+
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        vae = read_config(folder, "vae")
+        for setting in ("timestep_conditioning", "decoder_inject_noise"):
+            value = vae.get(setting)
+            if any(value) if isinstance(value, list) else value:
+                raise ModelError(
+                    f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
+                    "Published checkpoints of LTX-2 do not set it."
+                )
+
+    def _prepare(self) -> None:
+        # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and what it adds nothing.
+        config = self.transformer.config
+        self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
+
+    def _grid(self) -> Grid:
+        pipe, patch = self.pipe, self.transformer.config
+        if (patch.patch_size_t, patch.patch_size) != (1, 1):
+            raise ModelError(
+                f'The transformer of "{self.folder}" has patches of {patch.patch_size} latents; supported is 1.'
+            )
+        return Grid(
+            channels=patch.in_channels,
+            temporal=pipe.vae_temporal_compression_ratio,
+            spatial=pipe.vae_spatial_compression_ratio,
+        )
+
+    # ---- parts
+
+    @property
+    def parts(self) -> Parts:
+        """The video's latents (channels, frames, height, width) and the sound's (channels, moments, bands)."""
+        pipe, video = self.pipe, self.video
+        per_second = pipe.audio_sampling_rate / pipe.audio_hop_length / float(pipe.audio_vae_temporal_compression_ratio)
+        config = pipe.audio_vae.config
+        moments = round(video.frames / video.fps * per_second)
+        bands = config.mel_bins // pipe.audio_vae_mel_compression_ratio
+        return Parts({"video": self.grid.latents(video), "audio": (config.latent_channels, moments, bands)})
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Numbers of one sample's parts together."""
+        return (self.parts.size,)
+
+    # ---- prompts
+
+    def _modules(self, part: str) -> list[nn.Module]:
+        return [*super()._modules(part), *([self.pipe.connectors] if part == "text" else [])]
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        self._encoder("text_encoder")
+        pipe, device = self.pipe, self._places["text"]
+        embeds, mask, _, _ = pipe.encode_prompt(prompt, do_classifier_free_guidance=False, device=device)
+        text, audio_text, seen = pipe.connectors(embeds, mask, padding_side=pipe.tokenizer.padding_side)
+        return {
+            "text": seen_tokens(text[0], seen[0]).to(self.dtype),
+            "audio_text": seen_tokens(audio_text[0], seen[0]).to(self.dtype),
+        }
+
+    # ---- velocities
+
+    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
+        """Forward passes of one velocity: with guidance up to four."""
+        return 1 if self._scale(sigma, guidance) == 1 else 2 + len(self._perturbed())
+
+    def _perturbed(self) -> dict[str, tuple[float, dict[str, Any]]]:
+        """Passes by which guidance leads away from what the network makes with less: how far, and what it is told."""
+        perturbed: dict[str, tuple[float, dict[str, Any]]] = {}
+        strength, isolated = self.options["stg_scale"] or 0.0, self.options["modality_scale"] or 1.0
+        if strength > 0 and self._perturbs:
+            perturbed["perturbed"] = (
+                strength,
+                {"spatio_temporal_guidance_blocks": [int(self.options["stg_block"] or 0)]},
+            )
+        if isolated > 1:
+            perturbed["isolated"] = (isolated - 1, {"isolate_modalities": True})
+        return perturbed
+
+    def both(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        conditions: Sequence[Conditioning],
+        *,
+        guidance: float | None = None,
+        timestep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The guided velocity, and what the prompt alone gives."""
+        if self.branches(sigma, guidance) == 1:
+            return super().both(x, sigma, conditions, guidance=guidance, timestep=timestep)
+        told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
+        scale, inputs = self._scale(sigma, guidance), [condition.tensors for condition in conditions]
+        v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
+        pull = self.parts.split(v - v_negative)
+        audio_scale = self.options["audio_guidance_scale"] or scale
+        guided = v + self.parts.join({"video": (scale - 1) * pull["video"], "audio": (audio_scale - 1) * pull["audio"]})
+        for name, (strength, arguments) in self._perturbed().items():
+            self._arguments = arguments
+            try:
+                guided = guided + strength * (v - self._branch(x, sigma, told, inputs, name))
+            finally:
+                self._arguments = {}
+        return self._rescaled(x, sigma, guided, v), v
+
+    _arguments: Mapping[str, Any] = {}
+    """What the pass under way is told besides; empty in all but guidance's perturbed ones."""
+
+    def _rescaled(self, x: Tensor, sigma: Tensor, guided: Tensor, v: Tensor) -> Tensor:
+        """Each part of the predicted clip gets back a share of the std that it has without guidance."""
+        share, sigma = self.options["guidance_rescale"] or 0.0, sigma.to(x.device)
+        if share == 0:
+            return guided
+        clips, plain = self.parts.split(x - sigma * guided), self.parts.split(x - sigma * v)
+        for name, clip in clips.items():
+            dims = list(range(1, clip.ndim))
+            ratio = plain[name].std(dim=dims, keepdim=True) / clip.std(dim=dims, keepdim=True)
+            clips[name] = share * (clip * ratio) + (1 - share) * clip
+        return (x - self.parts.join(clips)) / sigma
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        parts = self.parts.split(x.to(self._input_dtype))
+        video, audio = parts["video"], parts["audio"]
+        frames, height, width = video.shape[2:]
+        tokens, audio_tokens = self.network(
+            hidden_states=pack(video),
+            audio_hidden_states=audio.transpose(1, 2).flatten(2),
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            audio_encoder_hidden_states=inputs["audio_text"].to(self._input_dtype),
+            timestep=timestep,
+            sigma=timestep,
+            num_frames=frames,
+            height=height,
+            width=width,
+            fps=self.video.fps,
+            audio_num_frames=audio.shape[2],
+            use_cross_timestep=bool(self.options["cross_timestep"]),
+            return_dict=False,
+            **self._arguments,
+        )
+        sound = audio_tokens.unflatten(2, (audio.shape[1], audio.shape[3])).transpose(1, 2)
+        return self.parts.join({"video": unpack(tokens, video), "audio": sound})
+
+    # ---- decoding
+
+    def _to_vae(self, latents: Tensor) -> Tensor:
+        vae, video = self.pipe.vae, self.parts.split(latents)["video"]
+        return self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+
+    @property
+    def sound_rate(self) -> int:
+        """Samples per second."""
+        return int(self.pipe.vocoder.config.output_sampling_rate)
+
+    def sound(self, latents: Tensor) -> Tensor:
+        """Waveforms B x channels x samples in [-1, 1], float32 on the CPU."""
+        self._check_latents(latents)
+        pipe, sounds = self.pipe, []
+        vae = pipe.audio_vae
+        with torch.no_grad():
+            for row in latents.split(1):
+                audio = self.parts.split(row)["audio"].to(self._places["vae"], vae.dtype)
+                packed = pipe._denormalize_audio_latents(
+                    audio.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std
+                )
+                z = pipe._unpack_audio_latents(packed, audio.shape[2], num_mel_bins=audio.shape[3])
+                sounds.append(pipe.vocoder(vae.decode(z, return_dict=False)[0]).to(torch.float32).cpu())
+        return torch.cat(sounds).clamp(-1, 1)
+
+
+def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx2:
+    """Load the checkpoint of a spec."""
+    return Ltx2.load(spec, device)

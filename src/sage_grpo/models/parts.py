@@ -1,0 +1,76 @@
+"""Clips that are more than a picture: their state is one row of numbers in which each part (video, sound) has its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sage_grpo.models import ModelError
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the parts of a state lie, in order.
+
+    The parts of a clip are denoised together and on one grid, so everything that goes element by element (noise, kernels, solvers, storage) works
+    on the row as it is; only who knows what a number means takes it apart: the network's inputs and outputs, the decoders, and what is learned
+    of one part alone.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of one sample, by name."""
+
+    @property
+    def size(self) -> int:
+        """Numbers of a whole sample."""
+        return sum(map(math.prod, self.shapes.values()))
+
+    def places(self) -> dict[str, slice]:
+        """Where each part lies in a row."""
+        places, start = {}, 0
+        for name, shape in self.shapes.items():
+            places[name] = slice(start, start := start + math.prod(shape))
+        return places
+
+    def split(self, rows: Tensor) -> dict[str, Tensor]:
+        """The parts of B x size, as views."""
+        return {name: rows[:, place].unflatten(1, self.shapes[name]) for name, place in self.places().items()}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The inverse."""
+        return torch.cat([parts[name].flatten(1) for name in self.shapes], dim=1)
+
+    def mask(self, names: Sequence[str]) -> Tensor:
+        """True at the numbers of these parts."""
+        mask, places = torch.zeros(self.size, dtype=torch.bool), self.places()
+        for name in names:
+            if name not in places:
+                raise ModelError(f'There is no part "{name}" here: the model has {", ".join(places)}.')
+            mask[places[name]] = True
+        return mask
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A model whose states have several parts; others have one, the video."""
+
+    @property
+    def parts(self) -> Parts:
+        """Where they lie; `latent_shape()` is (parts.size,)."""
+
+
+@runtime_checkable
+class Sounds(Protocol):
+    """A model whose clips have a sound."""
+
+    @property
+    def sound_rate(self) -> int:
+        """Samples per second."""
+
+    def sound(self, latents: Tensor) -> Tensor:
+        """Waveforms B x channels x samples in [-1, 1], float32 on the CPU."""

@@ -1,0 +1,153 @@
+"""LTX-2 is its stock pipeline: grid, both parts of its latents, pixels and sound; it can be trained and saved."""
+
+from __future__ import annotations
+
+import diffusers
+import pytest
+import torch
+
+import double
+import tiny
+from sage_grpo.flow.kernels import Ode, Sage
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models import ModelError
+from sage_grpo.models.parts import HasParts, Parts, Sounds
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.spec import LoraSpec
+
+PROMPTS = ["a cat", "a dog barks at the sea"]
+NEGATIVE = "blurry"
+SIZE = {"height": 32, "width": 64}
+CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
+ALL = {"audio_guidance_scale": 5.0, "guidance_rescale": 0.6, "stg_scale": 0.8, "stg_block": 1, "modality_scale": 2.0}
+PLAIN = {"audio_guidance_scale": 1.0, "guidance_rescale": 0.0, "stg_scale": 0.0, "modality_scale": 1.0}
+
+
+def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, **call):
+    """The pipeline's last latents as a row, its grid, its pixels and its sound."""
+    pipe, seen = tiny.shared_pipeline(folder), {}
+    decode, audio_decode = pipe.vae.decode, pipe.audio_vae.decode
+    parts = ours.parts.split(x)
+    kwargs = {name: value for name, value in options.items() if name != "stg_block"}
+    kwargs |= {f"audio_{name}": value for name, value in kwargs.items() if not name.startswith("audio")}
+
+    def spy(name, function):
+        def call(z, *arguments, **more):
+            seen[name] = z
+            return function(z, *arguments, **more)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe.vae, "decode", spy("video", decode))
+        patch.setattr(pipe.audio_vae, "decode", spy("audio", audio_decode))
+        output = pipe(
+            prompt=PROMPTS,
+            negative_prompt=[NEGATIVE] * 2,
+            num_frames=5,
+            frame_rate=8.0,
+            num_inference_steps=3,
+            guidance_scale=scale,
+            spatio_temporal_guidance_blocks=[options.get("stg_block", 28)],
+            latents=pipe._pack_latents(parts["video"]),
+            # The pipeline takes the sound's noise for a clean latent and scales it.
+            audio_latents=scaled(pipe, parts["audio"]),
+            output_type="pt",
+            **SIZE,
+            **{**kwargs, **call},
+        )
+    return pipe.scheduler.sigmas, seen, output.frames, output.audio
+
+
+def scaled(pipe, audio: torch.Tensor) -> torch.Tensor:
+    packed = pipe._pack_audio_latents(audio)
+    return pipe._denormalize_audio_latents(packed, pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std)
+
+
+def loaded(model, kind: str, scale: float, options: dict):
+    return model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False, options=options, **SIZE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "options"),
+    [("ltx2_3", 3.0, ALL), pytest.param("ltx2", 3.0, ALL, marks=pytest.mark.slow), ("ltx2", 1.0, PLAIN)],
+)
+@pytest.mark.usefixtures("in_double")
+def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, checkpoint, model) -> None:
+    ours = loaded(model, kind, scale, options)
+    x = torch.randn(2, *ours.latent_shape(), generator=torch.Generator().manual_seed(7))
+    sigmas, seen, video, audio = stock(checkpoint(kind), ours, x, scale, options)
+    torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
+
+    conditions = ours.encode(PROMPTS)
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, conditions)
+    torch.testing.assert_close(ours._to_vae(y), seen["video"], **CLOSE)
+    clips = ours.decode(y)
+    expected = (video.permute(0, 1, 3, 4, 2) * 255).round().to(torch.uint8)
+    assert (clips.int() - expected.int()).abs().max() <= 1
+    torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
+    assert ours.sound(y).std() > 1e-3
+    if scale != 1:
+        for change in ({"audio_guidance_scale": 2.0}, {"modality_scale": 1.5}, {"guidance_rescale": 0.0}):
+            other = loaded(model, kind, scale, {**options, **change})
+            assert (integrate(Policy(other, Ode(), policy.schedule), x, conditions) - y).abs().max() > 1e-4, change
+
+
+def test_parts_of_a_row() -> None:
+    parts = Parts({"video": (2, 3), "audio": (4,)})
+    rows = torch.arange(20.0).reshape(2, 10)
+    assert {name: part.shape for name, part in parts.split(rows).items()} == {"video": (2, 2, 3), "audio": (2, 4)}
+    assert torch.equal(parts.join(parts.split(rows)), rows)
+    assert parts.mask(["audio"]).tolist() == [False] * 6 + [True] * 4
+    with pytest.raises(ModelError, match='no part "sound" here: the model has video, audio'):
+        parts.mask(["sound"])
+
+
+def test_it_has_parts_and_a_sound(model) -> None:
+    ours = loaded(model, "ltx2_3", 3.0, ALL)
+    assert isinstance(ours, HasParts)
+    assert isinstance(ours, Sounds)
+    assert ours.branches(0.5) == 4
+    assert ours.branches(0.5, guidance=1.0) == 1
+    x = torch.randn(1, *ours.latent_shape())
+    seconds = ours.sound(x).shape[-1] / ours.sound_rate
+    assert abs(seconds - ours.video.frames / ours.video.fps) < 0.1
+
+
+def test_replay_is_exact_and_every_part_reaches_the_adapter(fresh_model) -> None:
+    ours = fresh_model("ltx2_3", lora=LoraSpec(rank=2), train=True, guidance_scale=1.0, **SIZE)
+    policy = Policy(ours, Sage(0.5), Schedule(ours.sigmas(3)))
+    conditions = ours.encode(PROMPTS)
+    x = torch.randn(2, *ours.latent_shape())
+    with torch.no_grad():
+        before = policy.step(1, x, conditions)
+    again = policy.step(1, x, conditions)
+    assert torch.equal(before.velocity, again.velocity)
+    for name, part in ours.parts.split(again.velocity).items():
+        grads = torch.autograd.grad(
+            part.square().sum(), list(ours.trainable().values()), retain_graph=True, allow_unused=True
+        )
+        assert any(grad is not None and grad.abs().sum() > 0 for grad in grads), name
+
+
+@pytest.mark.parametrize("lora", [None, pytest.param(LoraSpec(rank=2), marks=pytest.mark.slow)], ids=["full", "lora"])
+def test_saved_weights_load_in_diffusers(lora, checkpoint, fresh_model, tmp_path) -> None:
+    ours = fresh_model("ltx2", lora=lora, train=True, guidance_scale=1.0, **SIZE)
+    with torch.no_grad():
+        for parameter in ours.trainable().values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    ours.save(tmp_path / "out")
+    pipe = tiny.pipeline(checkpoint("ltx2") if lora else tmp_path / "out")
+    if lora:
+        pipe.load_lora_weights(tmp_path / "out")
+    assert isinstance(pipe, diffusers.LTX2Pipeline)
+    other = type(ours).__new__(type(ours))
+    other.__dict__.update(ours.__dict__)
+    other.network = pipe.transformer.eval()
+    x, conditions = torch.randn(2, *ours.latent_shape()), ours.encode(PROMPTS)
+    sigma = torch.tensor(0.7)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            other.velocity(x, sigma, conditions), ours.velocity(x, sigma, conditions), rtol=1e-4, atol=1e-5
+        )
