@@ -21,20 +21,33 @@ class Gaussian:
     mean: Tensor
     std: Tensor
     batch_ndim: int = 1
+    places: tuple[slice, ...] = ()
+    """Parts of a row that have noise; others are their mean. Each has a log-probability of its own, in a column of its own. Empty: all of it, in one."""
 
     def sample(self, noise: Tensor) -> Tensor:
         """`mean + std * noise`, for standard normal noise of the mean's shape."""
         _same_shape(noise, self.mean, "noise")
+        if self.places:
+            heard = torch.zeros_like(noise)
+            for place in self.places:
+                heard[:, place] = noise[:, place]
+            noise = heard
         return self.mean + self._spread(self.std) * noise
+
+    def part(self, place: slice) -> Gaussian:
+        """The law of one part of a row."""
+        return Gaussian(self.mean[:, place], self.std)
 
     def expand(self, count: int) -> Gaussian:
         """The laws of `count` samples, equally many consecutive ones from each; itself where there are that many."""
         std = self.std if self.std.ndim == 0 else expanded(self.std, count)
-        return Gaussian(expanded(self.mean, count), std, self.batch_ndim)
+        return Gaussian(expanded(self.mean, count), std, self.batch_ndim, self.places)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Mean log-density over latent dimensions, with the full normalisation, one value per sample."""
+        """Mean log-density over latent dimensions, with the full normalisation, one value per sample (and part, where there are `places`)."""
         _same_shape(x, self.mean, "x")
+        if self.places:
+            return torch.stack([self.part(place).log_prob(x[:, place]) for place in self.places], dim=1)
         self._require_noise("log_prob")
         std = self.std.to(torch.float32)
         quadratic = self._mean_latent(((x - self.mean) / self._spread(std)).square())

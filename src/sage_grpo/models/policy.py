@@ -38,6 +38,8 @@ class Policy:
     schedule: Schedule
     guidance: float | None = None
     """Overrides the model's guidance scale; 1 is none."""
+    places: tuple[slice, ...] = ()
+    """Parts of a state that explore, each with a log-probability of its own; empty is all of it, in one."""
 
     def transition(self, index: int) -> Transition:
         """The three scalars of a step: the kernel's where the schedule explores, the ODE's elsewhere."""
@@ -63,7 +65,13 @@ class Policy:
 
     def at(self, index: int, x: Tensor, v: Tensor) -> Step:
         """The same for a velocity that is known."""
-        return Step(gaussian=self.transition(index)(x, v), velocity=v)
+        law = self.transition(index)(x, v)
+        if not self.places:
+            return Step(gaussian=law, velocity=v)
+        mean = Ode()(*self.schedule.pair(index))(x, v).mean  # what does not explore follows the ODE
+        for place in self.places:
+            mean = torch.cat([mean[:, : place.start], law.mean[:, place], mean[:, place.stop :]], dim=1)
+        return Step(gaussian=Gaussian(mean, law.std, law.batch_ndim, self.places), velocity=v)
 
 
 def integrate(

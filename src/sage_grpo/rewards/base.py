@@ -129,6 +129,15 @@ class CompositeReward:
             self._public(member, part): weight for member in self._members for part, weight in member.weights.items()
         }
 
+    def judging(self, part: str) -> dict[str, float]:
+        """The same for those rewards that judge this part of a clip, or all of them."""
+        return {
+            self._public(member, name): weight
+            for member in self._members
+            for name, weight in member.weights.items()
+            if member.spec.judges in ("", part)
+        }
+
     @property
     def watching(self) -> dict[str, dict[str, float]]:
         """Rewards that are only measured, with the weights that their specs give to parts: by title."""

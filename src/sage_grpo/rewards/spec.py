@@ -59,6 +59,8 @@ class RewardSpec:
     """Log the parts, but keep them out of the total."""
     standardize: dict[str, list[Finite]] = field(default_factory=dict)
     """Part -> [mean, std]: report (raw - mean) / std instead of the raw score."""
+    judges: str = ""
+    """The part of a clip that it judges (LTX-2: video, audio): its advantage moves that part alone. Empty: all parts."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the reward's constructor, or of the function."""
     batch_size: Speed[Natural | None] = None

@@ -58,6 +58,9 @@ class RolloutConfig:
     """Start all members of a group from the same noise, so that they differ by exploration only."""
     share: bool = True
     """With same_noise: run what the members of a group have in common once, and replay a state that they share once."""
+    explore: list[str] = field(default_factory=list)
+    """Parts of a clip that explore (LTX-2: video, audio), each with a ratio of its own; others follow the ODE. Empty: all, in one ratio, unless a reward
+    judges one part."""
     solver: Rule = "euler"
     """Solver of the deterministic steps: euler, or ab2 (second order, at the same cost)."""
     before_steps: Count | None = None

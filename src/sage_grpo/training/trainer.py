@@ -30,6 +30,7 @@ from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import Clips, frames_needed
 from sage_grpo.training.evaluate import Evaluation, evaluate
+from sage_grpo.training.focus import parts_of
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
@@ -73,7 +74,9 @@ class Trainer:
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if spec.lags else None)
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""
-        dims = math.prod(self.model.latent_shape())
+        self.parts = parts_of(config, self.model)
+        """Parts of a clip that are learned each for itself; mostly none."""
+        dims = sum(part.dims for part in self.parts) or math.prod(self.model.latent_shape())
         self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
         self.state.sentinel = Sentinel.of(config, self.reward, self.objective.clip)
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
@@ -169,7 +172,8 @@ class Trainer:
 
     def policy(self, group: Group) -> Policy:
         """The policy that samples a group."""
-        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance)
+        places = tuple(part.place for part in self.parts)
+        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
     def decode(self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = ()) -> Tensor:
         """The clips that this process scores, uint8. Rewards that compute elsewhere (`early`) get each micro-batch's as soon as they are there,
@@ -195,18 +199,28 @@ class Trainer:
         return score_everywhere(self.reward, videos, members, shown, fps, self.world, early, torch.float32)
 
     def advantages(self, scored: Scored) -> Tensor:
-        """Group-relative advantages of all rollouts."""
+        """Group-relative advantages of all rollouts; with a column for each part where rewards judge parts."""
+        if not any(spec.judges for spec in self.config.rewards):
+            return self._advantage(scored, self.reward.weights, scored.total)
+        columns = []
+        for part in self.parts:
+            weights = self.reward.judging(part.name)
+            total = torch.stack([weight * scored.parts[name] for name, weight in weights.items()] or [scored.total * 0])
+            columns.append(self._advantage(scored, weights, total.sum(0)))
+        return torch.stack(columns, dim=1)
+
+    def _advantage(self, scored: Scored, weights: Mapping[str, float], total: Tensor) -> Tensor:
         config = self.config.advantage
-        if config.decoupled:
+        if config.decoupled and weights:
             return decoupled_advantage(
                 scored.parts,
-                self.reward.weights,
+                weights,
                 scored.groups,
                 valid=scored.valid,
                 scale=config.scale,
                 clip=config.clip,
             )
-        return group_advantage(scored.total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
+        return group_advantage(total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Push]:
         """The gradient of the reward at the latents of every clip, by micro-batch. One clip at a time: a decoder's graph is large."""
@@ -242,7 +256,7 @@ class Trainer:
             items = self.items(plan, rollout, scored, advantages, update, pushes)
             if self.old is not None and old_passes[update]:
                 with self.old.applied():
-                    items = with_old(self.objective, items, device, tick)
+                    items = with_old(self.objective, items, device, tick, self.parts)
             if state.anchor is not None:
                 items = with_anchor(items, needs[update], state.anchor, device, tick)
             self.engine.begin()
@@ -255,6 +269,7 @@ class Trainer:
                 deterministic=self.config.model.deterministic,
                 before_last=self.engine.synchronize,
                 progress=tick,
+                parts=self.parts,
             )
             logs.append(self._apply(summarize(tally, self.world, plan.labels(update))))
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:

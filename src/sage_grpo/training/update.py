@@ -28,6 +28,7 @@ from sage_grpo.rl.surrogate import (
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.training.anchor import Anchor, Need
 from sage_grpo.training.config import SurrogateConfig
+from sage_grpo.training.focus import Part, joined
 from sage_grpo.training.placing import same_bits, settle, to_device, to_storage
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.rollout import Record, Rollout
@@ -303,7 +304,11 @@ def with_anchor(
 
 @torch.no_grad()
 def with_old(
-    objective: Objective, items: Sequence[Item], device: torch.device, progress: Callable[[], None] = lambda: None
+    objective: Objective,
+    items: Sequence[Item],
+    device: torch.device,
+    progress: Callable[[], None] = lambda: None,
+    parts: Sequence[Part] = (),
 ) -> list[Item]:
     """Items at fresh noise levels with what the weights that are in the model now, the old policy's, say there.
 
@@ -312,14 +317,21 @@ def with_old(
     result = []
     for item in items:
         record, step = item.record, replay(item, device)
-        x_next = to_device(record.x_next, device, torch.float32)
-        sampled = objective.spec.old_samples
-        log_prob = objective.log_prob(step, x_next, record.policy.sigma(item.step)) if sampled else record.log_prob_old
+        log_prob = _log_probs(objective, item, step, parts) if objective.spec.old_samples else record.log_prob_old
         v_old = to_storage(step.velocity, record.x.device)
         result.append(dataclasses.replace(item, record=dataclasses.replace(record, v_old=v_old, log_prob_old=log_prob)))
         progress()
     settle(device)
     return result
+
+
+def _log_probs(objective: Objective, item: Item, step: Step, parts: Sequence[Part]) -> Tensor:
+    """Of a step's end, by member; with parts a column for each."""
+    columns = []
+    for seen, law in [part.of(item, step) for part in parts] or [(item, step)]:
+        x_next = to_device(seen.record.x_next, law.velocity.device, torch.float32)
+        columns.append(objective.log_prob(law, x_next, seen.record.policy.sigma(seen.step)))
+    return torch.stack(columns, dim=1) if parts else columns[0]
 
 
 def accumulate(
@@ -332,8 +344,9 @@ def accumulate(
     deterministic: bool = False,
     before_last: Callable[[], None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
+    parts: Sequence[Part] = (),
 ) -> Tally:
-    """Replay the items of one optimizer update and add up their gradients.
+    """Replay the items of one optimizer update and add up their gradients; `parts` have each a loss of their own.
 
     `scale` makes up for an engine that averages gradients over ranks. `before_last` is called before the last backward pass: engines that
     synchronise gradients do so only there.
@@ -351,12 +364,16 @@ def accumulate(
         exact = placed.push is not None and objective.spec.credit == "exact"
         x = to_device(placed.record.x, device, torch.float32).requires_grad_() if exact else None
         step = replay(placed, device, x)
-        loss = loss_of(objective, placed, step, kl_lambda=kl_lambda)
+        # Each part by its own dimensions, which set the scale of its loss and of its clip range.
+        views = [(dataclasses.replace(objective, dims=part.dims), *part.of(placed, step)) for part in parts]
+        views = views or [(objective, placed, step)]
+        losses = [loss_of(its, seen, law, kl_lambda=kl_lambda) for its, seen, law in views]
         with same_bits(step.velocity.device, wanted=deterministic):
-            step.velocity.backward(scale * loss.total)
+            step.velocity.backward(scale * joined([loss.total for loss in losses], parts, step.velocity))
         if x is not None and placed.push is not None:
             _carry(placed, x, scale)
-        _count(tally, placed, loss, kl_lambda)
+        for (_, seen, _), loss in zip(views, losses):
+            _count(tally, seen, loss, kl_lambda)
         progress()
     return tally
 
@@ -427,7 +444,10 @@ def path_kl(
         v = record.policy.step(replay.step, x, record.conditions).velocity
         if rows and record.v_old is not None:
             sensitivity = record.policy.transition(replay.step).sensitivity.expand(len(v))
-            kl = closed_form_kl(v, record.v_old.to(v.device), sensitivity)
+            v_old, places = record.v_old.to(v.device), record.policy.places
+            if places:  # what does not explore has no law
+                v, v_old = (torch.cat([rows[:, place] for place in places], dim=1) for rows in (v, v_old))
+            kl = closed_form_kl(v, v_old, sensitivity)
             total += sum(weight * float(kl[row]) for row, weight in rows)
         progress()
     return float(world.sum(torch.tensor([total], dtype=torch.float64))) / len(plan.groups)

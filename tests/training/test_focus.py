@@ -1,0 +1,133 @@
+"""Clips with several parts: what explores, and what a reward for one part moves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sage_grpo.flow.kernels import Ode
+from sage_grpo.gaussian import expanded
+from sage_grpo.models import ModelError
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training import update
+from sage_grpo.training.config import BatchConfig
+from trainer_helpers import of_method, plan_of, steps_of
+
+BRIGHT = "trainer_toys:bright"
+
+
+def run_of(make_config, make_trainer, method: str = "sage", rewards=None, explore=(), **more):
+    batch = BatchConfig(prompts=2, group_size=2, micro_batch=2)
+    config = make_config(
+        kind="ltx2", model={"guidance_scale": 1.0, "height": 32, "width": 32}, rollout={"steps": 4}, batch=batch, **more
+    )
+    config = of_method(method, config)
+    config = replace(config, rollout=replace(config.rollout, explore=list(explore)), rewards=rewards or config.rewards)
+    return make_trainer(config)
+
+
+def sent_by(trainer, monkeypatch) -> dict[str, float]:
+    """How much each part of the velocities was sent in an iteration."""
+    sums = dict.fromkeys(trainer.model.parts.shapes, 0.0)
+    joined = update.joined
+
+    def spy(gradients, parts, whole):
+        total = joined(gradients, parts, whole)
+        for name, part in trainer.model.parts.split(total).items():
+            sums[name] += float(part.abs().sum())
+        return total
+
+    monkeypatch.setattr(update, "joined", spy)
+    metrics = trainer.step()
+    assert metrics.get("ratio/first_log", 0.0) == 0.0
+    return sums
+
+
+@pytest.mark.parametrize("method", ["sage", "branch", "nft"])
+def test_a_reward_for_the_sound_leaves_the_picture_alone(method: str, make_config, make_trainer, monkeypatch) -> None:
+    for judged, other in (("audio", "video"), ("video", "audio")):
+        rewards = [RewardSpec(name=BRIGHT, judges=judged)]
+        trainer = run_of(make_config, make_trainer, method, rewards)
+        trainer.objective = replace(
+            trainer.objective, trust_region=replace(trainer.objective.trust_region, mode="none")
+        )
+        sent = sent_by(trainer, monkeypatch)
+        monkeypatch.undo()
+        assert sent[judged] > 0
+        assert sent[other] == 0
+
+
+def test_rewards_of_both_kinds_move_their_parts(make_config, make_trainer) -> None:
+    rewards = [
+        RewardSpec(name=BRIGHT, label="seen", judges="video"),
+        RewardSpec(name=BRIGHT, label="heard", judges="audio", weights={"bright": -2.0}),
+        RewardSpec(name=BRIGHT, label="both", weights={"bright": 0.5}),
+    ]
+    trainer = run_of(make_config, make_trainer, rewards=rewards)
+    plan = plan_of(trainer)
+    scored = trainer.score(trainer.decode(trainer.roll_out(plan)), plan)
+    advantages = trainer.advantages(scored)
+    assert advantages.shape == (4, 2)
+    # 1.5 and -1.5 times the same score: opposite advantages.
+    torch.testing.assert_close(advantages[:, 0], -advantages[:, 1])
+    assert trainer.reward.judging("video") == {"seen/bright": 1.0, "both/bright": 0.5}
+
+
+@pytest.mark.parametrize("method", ["sage", "branch"])
+def test_only_what_explores_has_noise_and_a_ratio(method: str, make_config, make_trainer, monkeypatch) -> None:
+    trainer = run_of(make_config, make_trainer, method, explore=["audio"])
+    plan = plan_of(trainer)
+    rollout = trainer.roll_out(plan)
+    parts = trainer.model.parts
+    for replay, record in rollout.records.items():
+        policy, step = record.policy, replay.step
+        law = policy.at(
+            step, record.x, policy.model.velocity(record.x, policy.schedule.pair(step)[0], record.conditions)
+        )
+        ode = Ode()(*policy.schedule.pair(step))(record.x, law.velocity).mean
+        after, plain = parts.split(record.x_next), parts.split(expanded(ode, len(record.x_next)))
+        torch.testing.assert_close(after["video"], plain["video"], rtol=0, atol=1e-6)
+        assert (after["audio"] - plain["audio"]).abs().max() > 1e-2
+        whole = policy.transition(step)(record.x, law.velocity).expand(len(record.x_next))
+        place = parts.places()["audio"]
+        gap = (record.x_next[:, place] - whole.mean[:, place]) / whole.std
+        by_hand = -0.5 * gap.square().mean(1) - whole.std.log() - 0.918938533
+        torch.testing.assert_close(record.log_prob_old[:, 0], by_hand.detach(), rtol=1e-5, atol=1e-5)
+    sent = sent_by(trainer, monkeypatch)
+    assert sent["video"] == 0
+    assert sent["audio"] > 0
+    assert steps_of(trainer)
+
+
+def test_clip_range_and_scale_are_those_of_the_part(make_config, make_trainer) -> None:
+    trainer = run_of(make_config, make_trainer, explore=["audio"])
+    assert (
+        trainer.objective.dims
+        == trainer.parts[0].dims
+        < sum(math.prod(shape) for shape in trainer.model.parts.shapes.values())
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"explore": ["sound"]}, 'no part "sound" here: the model has video, audio'),
+        (
+            {"explore": ["video"], "rewards": [RewardSpec(name=BRIGHT, judges="audio")]},
+            "does not explore learns nothing",
+        ),
+        ({"explore": ["video"], "method": "nft"}, "samples with the ODE"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict, reason: str, make_config, make_trainer) -> None:
+    with pytest.raises(ModelError, match=reason):
+        run_of(make_config, make_trainer, **change)
+
+
+def test_models_of_one_part_refuse_others(make_config, make_trainer) -> None:
+    config = make_config()
+    with pytest.raises(ModelError, match="has one, the video"):
+        make_trainer(replace(config, rollout=replace(config.rollout, explore=["audio"])))
