@@ -3,12 +3,13 @@
 Both decoders are causal in time and normalise every position by itself, so a chunk needs of the past only the last input frames of
 each convolution. Wan's decoder keeps them itself; for HunyuanVideo-1.5 they are kept here. Nothing is blended and nothing is computed
 twice: results differ from the whole decode by round-off. The modules and their weights stay diffusers'; while they decode, some of
-them run a function of this file instead of their own forward. Where a gradient is wanted, a chunk keeps its input and its past, and is
-decoded again in the backward pass: memory is that of one chunk's graph, however long the clip is.
+them run a function of this file instead of their own forward. Where a gradient is wanted, chunks are decoded again in the backward pass
+(`_in_turn`): memory is that of one chunk's graph and of the pasts of about 2 sqrt(n) of n chunks.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,9 +118,7 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
 
     chunks = _kept_small(middle, z).split(frames, dim=2)
     past: list[Tensor | None] = [None] * (len(convolutions) if len(chunks) > 1 else 0)
-    for number, chunk in enumerate(chunks):
-        made, *past = _kept_small(up, number, chunk, *past)
-        yield made
+    yield from _in_turn(up, chunks, past)
 
 
 def wan_latents(vae: Any, latents: Tensor) -> Tensor:
@@ -147,15 +146,32 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
         return unpatchify(made, vae.config.patch_size or 1).clamp(-1, 1), *after
 
     vae.clear_cache()
-    past = list(vae._feat_map)
-    for number, frame in enumerate(vae.post_quant_conv(z).split(1, dim=2)):
-        made, *past = _kept_small(up, number, frame, *past)
+    yield from _in_turn(up, vae.post_quant_conv(z).split(1, dim=2), list(vae._feat_map))
+
+
+def _in_turn(up: Callable[..., Any], chunks: Sequence[Tensor], past: Sequence[Any]) -> Iterator[Tensor]:
+    """What `up(number, chunk, *past)` makes of one chunk after the other; it also returns the past of the next one.
+
+    With a graph, runs of sqrt(n) chunks keep only what came before them, and run again when their turn comes; there every chunk does the same.
+    """
+    together = math.isqrt(len(chunks)) if chunks[0].requires_grad else 1
+
+    def run(first: int, count: int, *given: Any) -> tuple[Any, ...]:
+        made, past = [], given[count:]
+        for number, chunk in enumerate(given[:count], first):
+            one, *past = _kept_small(up, number, chunk, *past)
+            made.append(one)
+        return torch.cat(made, dim=2), *past
+
+    for first in range(0, len(chunks), together):
+        own = chunks[first : first + together]
+        made, *past = _kept_small(run, first, len(own), *own, *past)
         yield made
 
 
 def _kept_small(step: Callable[..., Any], *inputs: Any) -> Any:
     """`step(*inputs)`, of which a graph keeps only the inputs: it runs again in the backward pass."""
-    if not torch.is_grad_enabled():
+    if not (torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)):
         return step(*inputs)
     return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)
 
