@@ -1,6 +1,7 @@
 """Decoding a clip with the VAEs of HunyuanVideo-1.5 and Wan at their real size (random weights): seconds, memory, grey levels.
 
     PYTHONPATH=src python benchmarks/decode.py --out benchmarks/results/decode_h200.json            # a CUDA GPU, about 3 minutes
+    PYTHONPATH=src python benchmarks/decode.py --gradient --dtypes bfloat16                         # with a graph, and back to the latents
     PYTHONPATH=src python benchmarks/decode.py --device cpu --small --frames 9 --height 32 --width 48 --dtypes float32   # a trial
 
 For each VAE and dtype: diffusers' own decode of the whole clip, and the package's (sage_grpo.models.network.decoding) with several sizes of chunks,
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.families.hunyuan15 import causal_mask, vae_attention
-from sage_grpo.models.network.decoding import hunyuan15_pixels, to_uint8, wan_pixels
+from sage_grpo.models.network.decoding import hunyuan15_pixels, to_floats, to_uint8, wan_pixels
 
 SPREAD = 0.4
 """Standard deviation of pixels in [-1, 1]."""
@@ -114,6 +115,35 @@ def variants(family: str, vae: Any, z: Tensor, chunks: list[int]) -> Iterable[tu
     yield "chunks, default, channels last", lambda: to_uint8(hunyuan15_pixels(vae, z))
 
 
+def gradient_rows(family: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Of decoding with a graph and the way back to the latents, by the package (blocks of frames run again) and by the stock decoder."""
+    device, rows = torch.device(options.device), []
+    torch.manual_seed(0)
+    vae = build(family, options.small).to(device).eval().requires_grad_(False)
+    z = latents(family, vae, options).to(device)
+    weights = torch.randn(3, generator=torch.Generator().manual_seed(2)).to(device)
+
+    def back(pixels: Callable[[Tensor], Iterable[Tensor]], given: Tensor, count: int) -> Tensor:
+        leaf = given.detach().requires_grad_()
+        clip = to_floats(pixels(leaf), count)
+        return torch.autograd.grad((clip * weights).mean(), leaf)[0]
+
+    for dtype in options.dtypes:
+        vae.to(dtype=getattr(torch, dtype))
+        given, count = z.to(getattr(torch, dtype)), 4 * z.shape[2] - 3
+        ways: dict[str, Callable[[Tensor], Iterable[Tensor]]] = {"stock": lambda x: [vae.decode(x, return_dict=False)[0]]}
+        if family == "wan":
+            ways["frames"] = lambda x: wan_pixels(vae, x)
+        else:
+            ways["chunks, default"] = lambda x: hunyuan15_pixels(vae, x)
+            ways |= {f"chunks of {size}": lambda x, size=size: hunyuan15_pixels(vae, x, size) for size in options.chunks}
+        for name, pixels in ways.items():
+            figures, _ = measure(lambda pixels=pixels: back(pixels, given, count), device, options.repeat)
+            rows.append({"family": family, "dtype": dtype, "way": f"gradient, {name}", **figures})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
 @torch.no_grad()
 def family_rows(family: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rows of one VAE."""
@@ -155,9 +185,11 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=848)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--small", action="store_true", help="narrow networks, to try the script out")
+    parser.add_argument("--gradient", action="store_true", help="decode with a graph, and go back to the latents")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = [row for family in options.families for row in family_rows(family, options)]
+    of = gradient_rows if options.gradient else family_rows
+    rows = [row for family in options.families for row in of(family, options)]
     hardware = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     clip = {"frames": options.frames, "height": options.height, "width": options.width}
     report = {"hardware": hardware, "torch": torch.__version__, "clip": clip, "rows": rows}

@@ -85,7 +85,17 @@ class DifferentiableReward(Protocol):
     """A reward whose scores have a gradient by the pixels."""
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """As a call, for float clips B x F x H x W x 3 in [0, 255], with a graph from the scores to the clips."""
+        """As a call, for float clips B x F x H x W x 3 in [0, 255] (or latents, where it reads these), with a graph from the scores to them."""
+        ...
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """A reward that says what it is called with, in the place of clips; one that does not reads clips."""
+
+    @property
+    def reads(self) -> Literal["clips", "latents"]:
+        """latents: float32, in the shape and the scale in which the model samples them. Nothing is decoded for such a reward."""
         ...
 
 

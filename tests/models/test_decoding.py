@@ -101,7 +101,6 @@ def test_a_decode_given_up_half_way_leaves_no_trace(kind: str, model) -> None:
     with torch.no_grad():
         monkey = CHUNKED[kind](vae, z, **({"frames": 1} if kind.startswith("hunyuan") else {}))
         next(monkey)
-        assert any("forward" in vars(module) for module in vae.modules())
         monkey.close()
     assert not any("forward" in vars(module) for module in vae.modules())
     assert torch.equal(stock(vae, z), before)
@@ -243,3 +242,42 @@ def test_nothing_is_computed_after_the_last_frame_that_is_needed(kind: str, fres
     assert not any("forward" in vars(module) for module in one.pipe.vae.modules())
     if kind == "wan_t2v":
         assert not any(isinstance(kept, torch.Tensor) for kept in one.pipe.vae._feat_map), "the past of a clip given up"
+
+
+@pytest.mark.parametrize("name", slow_but(CHUNKED, "wan_t2v"))
+def test_chunks_that_run_again_have_the_gradient_of_the_whole_decode_and_keep_little(
+    name: str, model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against autograd through the same chunks, of which everything is kept, and through the stock decoder."""
+    vae = model(name).pipe.vae
+    z = latents(vae, 1, 5).requires_grad_()
+    weights = torch.randn(3, 1, 1, 1, generator=torch.Generator().manual_seed(1))
+
+    def back(decode: Callable) -> tuple[torch.Tensor, int]:
+        kept: dict[int, torch.Tensor] = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(id(x), x), lambda x: x):
+            pixels = decode()
+        size = sum(x.untyped_storage().nbytes() for x in kept.values())
+        return torch.autograd.grad((pixels * weights).sum(), z)[0], size
+
+    def ours() -> torch.Tensor:
+        return torch.cat(list(CHUNKED[name](vae, z, **({"frames": 1} if name.startswith("hunyuan") else {}))), dim=2)
+
+    given, little = back(ours)
+    stocks, _ = back(lambda: vae.decode(z, return_dict=False)[0])
+    monkeypatch.setattr(decoding, "_kept_small", lambda step, *inputs: step(*inputs))
+    plain, everything = back(ours)
+    torch.testing.assert_close(given, plain, rtol=0, atol=1e-6 * float(plain.abs().max()))
+    torch.testing.assert_close(given, stocks, rtol=0, atol=1e-4 * float(plain.abs().max()))  # whose norms round otherwise
+    assert little < 0.1 * everything
+
+
+@pytest.mark.parametrize("frames", [None, [0, 3], [2]])
+def test_floats_with_a_graph_are_what_is_rounded(frames: list[int] | None, model) -> None:
+    tiny = model("wan_t2v")
+    z = torch.randn(1, *tiny.latent_shape(), generator=torch.Generator().manual_seed(3))
+    clip, whole = tiny.pixels(z.requires_grad_(), frames), tiny.decode(z.detach())
+    assert clip.shape == whole.shape
+    for index in range(whole.shape[1]):
+        made = frames is None or index in frames
+        assert torch.equal(clip[:, index].detach().round(), whole[:, index].float() * made)

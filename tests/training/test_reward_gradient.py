@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.training.decoding import draw_excerpt, pixels_read
 from sage_grpo.training.inputs import build
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
@@ -49,7 +51,7 @@ def sent(trainer: Trainer) -> dict[str, torch.Tensor]:
     return found
 
 
-def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
+def whole(trainer: Trainer, reward=lambda model, x: model.pixels(x).mean() / 255) -> dict[str, torch.Tensor]:
     """The same by autograd through the whole sampler: only at trained steps do weights count, and only an exact gradient passes the network."""
     model, params = trainer.model, trainer.state.params
     plan = trainer.planner.plan(0, trainer.state.stream.take(PROMPTS))
@@ -65,7 +67,7 @@ def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
                 v = model.velocity(at, torch.tensor(now), [condition])
                 v = v if step in trained else v.detach()
                 x = x + (following - now) * v
-            total = total + model.pixels(x).mean() / 255 / (PROMPTS * SIZE)
+            total = total + reward(model, x) / (PROMPTS * SIZE)
     names = [name for name, p in params.items() if p.requires_grad]
     return dict(zip(names, torch.autograd.grad(-total, [params[name] for name in names], allow_unused=True)))
 
@@ -94,6 +96,100 @@ def test_what_is_sent_is_the_gradient_of_the_mean_reward(method: str, objective:
     config = small(method, **objective)
     wanted = whole(Trainer(config, build(config)))
     assert_alike(sent(Trainer(config, build(config))), wanted, 1e-4)
+
+
+LATENTS = RewardSpec(name=f"{__name__}:of_latents", options={"reads": "latents", "differentiable": True})
+
+
+def of_latents(latents, prompts, fps):
+    """Something of the second order in the latents."""
+    return latents.square().flatten(1).mean(dim=1) + latents[:, 0].flatten(1).mean(dim=1)
+
+
+def no_decode(*_: object, **__: object) -> torch.Tensor:
+    raise AssertionError("nothing is to be decoded")
+
+
+@pytest.mark.parametrize("method", [pytest.param("draft", marks=pytest.mark.slow), "sage"])
+def test_for_rewards_of_latents_nothing_is_decoded(method: str, monkeypatch) -> None:
+    config = replace(small(method), rewards=[LATENTS])
+    trainer = Trainer(config, build(config))
+    for name in ("decode", "decode_frames", "pixels"):
+        monkeypatch.setattr(trainer.model, name, no_decode)
+    trainer.whole = False
+    rollouts = []
+    roll_out = trainer.roll_out
+    monkeypatch.setattr(trainer, "roll_out", lambda plan: rollouts.append(roll_out(plan)) or rollouts[-1])
+    if method == "draft":
+        wanted = whole(Trainer(config, build(config)), lambda _, x: of_latents(x, [], 8.0).sum())
+        assert_alike(sent(trainer), wanted, 1e-4)
+        return
+    row = trainer.step()
+    latents = torch.cat([latents for _, latents in rollouts[0].latents])
+    assert row["reward/total"] == pytest.approx(float(of_latents(latents, [], 8.0).mean()), rel=1e-5)
+    assert "video/spread" not in row
+
+
+@pytest.mark.slow
+def test_clips_are_decoded_where_somebody_looks_at_them_though_rewards_read_latents() -> None:
+    config = replace(small("draft"), rewards=[LATENTS])
+    config = replace(config, evaluate=replace(config.evaluate, prompts=2, steps=2))
+    trainer = Trainer(config, build(config))
+    row = trainer.step()
+    assert trainer.videos.float().std() > 0
+    assert "video/spread" in row
+    found = trainer.evaluate()
+    assert found.clips.float().std() > 0
+    assert 0 < found.metrics["eval/total"] < 10
+
+
+def test_an_excerpt_is_a_part_of_the_clip_and_has_the_gradient_there() -> None:
+    """The decoder is causal, and two latent frames before the excerpt are all that there are: it is decoded as in the whole clip."""
+    config = small("draft")
+    inputs = build(config)
+    model, reward = inputs.model, inputs.reward
+    z = torch.randn(1, *model.latent_shape(), generator=torch.Generator().manual_seed(2)).requires_grad_()
+    clip = pixels_read(model, reward, z)
+    assert torch.equal(clip, pixels_read(model, reward, z, range(model.latent_shape()[1])))
+    for excerpt, frames in ((range(1, 2), slice(1, 5)), (range(2, 3), slice(5, 9)), (range(0, 2), slice(0, 5))):
+        part = pixels_read(model, reward, z, excerpt)
+        torch.testing.assert_close(part, clip[:, frames], rtol=0, atol=1e-2)
+        (gradient,) = torch.autograd.grad(part.square().mean(), z, retain_graph=True)
+        (wanted,) = torch.autograd.grad(clip[:, frames].square().mean(), z, retain_graph=True)
+        inside = torch.zeros_like(z)
+        inside[:, :, list(excerpt)] = 1
+        torch.testing.assert_close(gradient, wanted * inside, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_excerpts_are_drawn_anew_and_alike_for_the_same_clip() -> None:
+    model = build(small("draft")).model
+    drawn = [draw_excerpt(model, 4, Random(f"excerpt/{seed}")) for seed in range(40)]
+    assert {one.start for one in drawn} == {0, 1, 2}
+    assert {len(one) for one in drawn} == {1}
+    assert drawn == [draw_excerpt(model, 4, Random(f"excerpt/{seed}")) for seed in range(40)]
+    assert len(draw_excerpt(model, 8, Random("excerpt"))) == 2
+    assert len(draw_excerpt(model, 1000, Random("excerpt"))) == 3
+    assert draw_excerpt(model, None, Random("excerpt")) is None
+
+
+@pytest.mark.slow
+def test_what_is_sent_with_an_excerpt_is_its_gradient() -> None:
+    config = small("draft", frames=4)
+    excerpts = [draw_excerpt(build(config).model, 4, Random(f"excerpt/{config.seed}/0/0/{n}")) for n in range(SIZE)]
+    trainer, coming = Trainer(config, build(config)), iter(excerpts)
+
+    def reward(model, x):
+        return pixels_read(model, trainer.reward, x, next(coming)).mean() / 255
+
+    assert_alike(sent(Trainer(config, build(config))), whole(trainer, reward), 1e-4)
+
+
+def test_an_excerpt_of_what_is_not_decoded_is_refused() -> None:
+    config = replace(small("draft", frames=4), rewards=[LATENTS])
+    with pytest.raises(ValueError, match=r"objective\.frames 4: every reward that counts reads latents"):
+        Trainer(config, build(config))
+    with pytest.raises(ValueError, match=r"objective\.frames 4 is part of objective\.kind gradient"):
+        ObjectiveSpec(frames=4)
 
 
 def test_the_adjoint_trains_steps_of_every_noise_level() -> None:
@@ -153,16 +249,14 @@ def test_gradients_of_the_worlds_rewards_are_those_of_finite_differences(name: s
 def _differences(spec: RewardSpec, clips: torch.Tensor, prompt: str) -> None:
     """Along a random direction and along the gradient itself."""
     reward = CompositeReward([spec])
-    clips = clips.clone().requires_grad_()
-    gradient = reward.gradient(clips, clips, prompt, 8.0)
+    gradient = reward.gradient(clips, lambda clips: clips, prompt, 8.0)
 
     def score(at: torch.Tensor) -> float:
-        return float(reward._members[0].differentiable(at, [prompt], 8.0, [{}]).double())
+        return float(reward._members[0].differentiable(at.requires_grad_(), [prompt], 8.0, [{}]).detach())
 
     draw = torch.randn(clips.shape, generator=torch.Generator().manual_seed(5))
     for direction in (draw / draw.norm(), gradient / gradient.norm()):
-        with torch.no_grad():
-            gap = (score(clips + 8 * direction) - score(clips - 8 * direction)) / 16
+        gap = (score(clips + 8 * direction) - score(clips - 8 * direction)) / 16
         slope = float((gradient * direction).sum())
         assert gap == pytest.approx(slope, rel=0.05, abs=0.02 * float(gradient.norm()))
     assert float(gradient.norm()) > 0

@@ -204,14 +204,16 @@ def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sa
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
     """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
-    members = trainer._scored(plan)
+    members, latents = trainer._scored(plan), trainer.latents(sample.rollout)
     prompts = {group.number: group.prompt for group in plan.groups}
     places = torch.tensor([plan.groups[member.group].number for member in members])
 
     def score(which: Tensor, asked: Sequence[int]) -> Tensor:
         shown = [prompts[place] for place in asked]
         rows = [metadata_of(prompt) for prompt in shown]
-        scores, _ = trainer.reward.score(videos[which], [p.text for p in shown], trainer.model.video.fps, metadata=rows)
+        asked_of = None if latents is None else latents[which.to(latents.device)]
+        texts, fps = [prompt.text for prompt in shown], trainer.model.video.fps
+        scores, _ = trainer.reward.score(videos[which], texts, fps, metadata=rows, latents=asked_of)
         return scores.total.double().cpu()
 
     first = score(torch.arange(len(members)), places.tolist())
@@ -219,7 +221,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield valid
     if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
         return
-    scored = trainer.score(videos, plan)
+    scored = trainer.score(videos, plan, latents=latents)
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
     eta = None if trainer.config.objective.fresh else trainer.config.kernel.eta

@@ -349,7 +349,7 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
         start = time.perf_counter()
         plan = trainer.planner.plan(number, state.stream.take(config.batch.prompts))
         rollout = trainer.roll_out(plan)
-        scored = trainer.score(trainer.decode(rollout), plan)
+        scored = trainer.score(trainer.decode(rollout), plan, latents=trainer.latents(rollout))
         for name, values in {**scored.parts, "total": scored.total}.items():
             totals[name].append(values)
         record.cost += rollout_cost(plan)

@@ -128,8 +128,11 @@ class Explains(Protocol):
 class Differentiable(Protocol):
     """A model whose clips have a gradient."""
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        """Latents to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds."""
+    def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
+        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds.
+
+        Only `frames`, in order, need be right; others may be black.
+        """
         ...
 
 
@@ -137,7 +140,7 @@ def differentiable(model: object) -> Differentiable:
     """The model as one whose clips have a gradient; ModelError where it is none."""
     if not isinstance(model, Differentiable):
         raise ModelError(
-            f"objective.kind gradient needs a model whose clips have a gradient, and {type(model).__name__} has no method `pixels(latents)` "
+            f"objective.kind gradient needs a model whose clips have a gradient, and {type(model).__name__} has no method `pixels(latents, frames)` "
             "(docs/extending.md)."
         )
     return model

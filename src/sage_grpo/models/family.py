@@ -38,7 +38,7 @@ from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, runs_together
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
-from sage_grpo.models.network.decoding import to_uint8
+from sage_grpo.models.network.decoding import to_floats, to_uint8
 from sage_grpo.models.network.given import check_given, given_passes
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
@@ -528,12 +528,18 @@ class FamilyModel(ABC):
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)
 
-    def pixels(self, latents: Tensor) -> Tensor:
-        """Latents to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds."""
-        self._check_latents(latents)
-        z = self._to_vae(latents.to(device=self._places["vae"], dtype=self.pipe.vae.dtype))
-        pixels = torch.cat(list(self._pixels(z)), dim=2).to(torch.float32)
-        return ((pixels * 0.5 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 4, 1)
+    def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
+        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds.
+
+        Only `frames`, in order, need be right; others may be black.
+        """
+        self._check_latents(latents, part=True)
+        vae, stride = self.pipe.vae, (self.video.frames - 1) // max(1, self.latent_shape()[1] - 1)
+        # Decoders that are not cut into chunks here do it themselves; one that draws noise would draw other noise the second time.
+        if vae._supports_gradient_checkpointing and not any(vae.config.get("decoder_inject_noise") or ()):
+            vae.enable_gradient_checkpointing()
+        z = self._to_vae(latents.to(device=self._places["vae"], dtype=vae.dtype))
+        return to_floats(self._pixels(z), 1 + stride * (latents.shape[2] - 1), frames)
 
     # ---- training
 
@@ -642,8 +648,11 @@ class FamilyModel(ABC):
 
     # ---- checks
 
-    def _check_latents(self, latents: Tensor) -> None:
+    def _check_latents(self, latents: Tensor, *, part: bool = False) -> None:
+        """part: whether fewer frames will do."""
         expected = self.latent_shape()
+        if part and latents.ndim == len(expected) + 1:
+            expected = (expected[0], min(expected[1], latents.shape[2]), *expected[2:])
         if tuple(latents.shape[1:]) != expected:
             raise ModelError(
                 f"Latents have shape {tuple(latents.shape)}, but {self.video.frames} frames of {self.video.height} x "

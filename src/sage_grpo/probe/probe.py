@@ -183,10 +183,12 @@ class Prober:
             progress=self.progress,
         ).run()
         seconds = perf_counter() - began
-        videos = torch.cat([self.model.decode(latents) for _, latents in rollout.latents])
+        latents = torch.cat([rows for _, rows in rollout.latents])
+        videos = torch.cat([self.model.decode(rows) for _, rows in rollout.latents])
         members = [Member(0, index) for index in range(len(videos))]
         shown = [plan.prompts[0]] * len(videos)
-        table = score_everywhere(self.reward, videos, members, shown, self.model.video.fps, World())
+        fps = self.model.video.fps
+        table = score_everywhere(self.reward, videos, members, shown, fps, World(), latents=latents)
         if table.report:
             self.failures.append(table.report)
         shape = (self.spec.starts, plan.group_size)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome
+from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome, without_latents
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Reward, Scores, VideoSpec
 
@@ -33,10 +33,16 @@ class Early:
         for _, thread in self._lines:
             thread.shutdown(wait=False, cancel_futures=True)  # an error does not wait for a slow server
 
-    def add(self, videos: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> None:
+    def add(
+        self,
+        videos: Tensor,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        latents: Tensor | None = None,
+    ) -> None:
         """Clips that are decoded; they are scored from now on."""
         check_clips(videos, prompts, self.fps)
-        clips = ClipBatch(videos, list(prompts), self.fps, list(metadata))
+        clips = ClipBatch(videos, list(prompts), self.fps, list(metadata), latents)
         for member, thread in self._lines:
             self._coming.setdefault(member.spec.title, []).append(thread.submit(member.score, clips))
 
@@ -155,9 +161,19 @@ class CompositeReward:
         shared = sum(part in other.reward.names for other in self._members) > 1
         return f"{member.spec.title}/{part}" if shared else part
 
-    def frames_read(self, count: int, fps: float) -> list[int] | None:
-        """Frames of a clip that any of the rewards looks at, those that are only measured as well; None is all."""
-        read = [member.frames_read(count, fps) for member in self._members]
+    @property
+    def reads_clips(self) -> bool:
+        """Whether any of the rewards, those that are only measured as well, needs more than latents."""
+        return not all(member.reads_latents for member in self._members)
+
+    @property
+    def learns_from_clips(self) -> bool:
+        """Whether any of the rewards that count needs more than latents."""
+        return any(member.weights and not member.reads_latents for member in self._members)
+
+    def frames_read(self, count: int, fps: float, *, counting: bool = False) -> list[int] | None:
+        """Frames of a clip that any of the rewards looks at, those that are only measured as well unless `counting`; None is all."""
+        read = [member.frames_read(count, fps) for member in self._members if member.weights or not counting]
         known = [frames for frames in read if frames is not None]
         return sorted(set().union(*known)) if len(known) == len(read) else None
 
@@ -183,18 +199,19 @@ class CompositeReward:
         fps: float,
         metadata: Sequence[Mapping[str, Any]] | None = None,
         early: Early | None = None,
+        latents: Tensor | None = None,
     ) -> tuple[Scores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells.
 
         metadata: for every clip what is known of its prompt besides the text; rewards with a parameter of this name get it.
-        early: where rewards that compute elsewhere have got these same clips already.
+        early: where rewards that compute elsewhere have got these same clips already. latents: what the clips were decoded from.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
         if len(rows) != len(prompts):
             raise ValueError(f"One row of metadata a clip is needed: got {len(rows)} for {len(prompts)} clips.")
         self.onload()
-        outcomes = self._run(ClipBatch(videos, prompts, fps, rows), early)
+        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, latents), early)
         count = videos.shape[0]
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
@@ -217,15 +234,25 @@ class CompositeReward:
         return Scores(parts=parts, total=total.to(videos.device), valid=valid.to(videos.device)), report
 
     def gradient(
-        self, videos: Tensor, by: Tensor, prompt: str, fps: float, metadata: Mapping[str, Any] | None = None
+        self,
+        latents: Tensor,
+        pixels: Callable[[Tensor], Tensor],
+        prompt: str,
+        fps: float,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Tensor:
-        """Of the total of one float clip (1 x F x H x W x 3 in [0, 255], with a graph from `by`), by that tensor; zeros where it is not finite."""
+        """Of the total of one clip, by its latents; zeros where it is not finite.
+
+        pixels: decodes latents to a float clip 1 x F x H x W x 3 in [0, 255], with a graph; it is called once, or never where only latents are read.
+        """
         self.onload()
-        total = torch.zeros(1, device=videos.device)
-        for member in self._members:
-            if member.weights:
-                total = total + member.differentiable(videos, [prompt], fps, [dict(metadata or {})])
-        (found,) = torch.autograd.grad(total.sum(), by)
+        latents = latents.detach().requires_grad_()
+        total, counting = torch.zeros(1, device=latents.device), [member for member in self._members if member.weights]
+        clips = pixels(latents) if self.learns_from_clips else latents
+        for member in counting:
+            read = latents if member.reads_latents else clips
+            total = total + member.differentiable(read, [prompt], fps, [dict(metadata or {})]).to(latents.device)
+        (found,) = torch.autograd.grad(total.sum(), latents)
         finite = bool(torch.isfinite(total).all() and torch.isfinite(found).all())
         return found if finite else torch.zeros_like(found)
 
@@ -251,19 +278,31 @@ class CompositeReward:
         finally:
             executor.shutdown(wait=False, cancel_futures=True)  # an error here does not wait for a slow server
 
-    def try_out(self, prompt: str, *, metadata: Mapping[str, Any] | None = None, video: VideoSpec | None = None) -> str:
-        """Call every reward once with a small clip; returns what is wrong, or nothing.
+    def try_out(
+        self,
+        prompt: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        video: VideoSpec | None = None,
+        gradient: bool = False,
+        sampled: bool = False,
+    ) -> str:
+        """Call every reward once with a small clip, and with `gradient` differentiate those that count; returns what is wrong, or nothing.
 
         A clip that a reward cannot score (no text to read, no face) is no fault; raising is, and so is a wrong return or a
-        server that does not answer. What fails on the small clip is tried again in the run's own format, if that is known.
+        server that does not answer. What fails on the small clip is tried again in the run's own format, if that is known. A reward of
+        latents is not tried: what they look like, the model says. sampled: whether there will be latents at all.
         """
         problems = []
         self.onload()
         for member in self._members:
-            if member.spec.try_out:
-                problem = _try(member, SMALL if video is None else replace(SMALL, fps=video.fps), prompt, metadata)
+            if member.reads_latents and not sampled:
+                raise RewardConfigError(without_latents(member.spec))
+            if member.spec.try_out and not member.reads_latents:
+                attempt = partial(_try, member, prompt=prompt, metadata=metadata, gradient=gradient)
+                problem = attempt(SMALL if video is None else replace(SMALL, fps=video.fps))
                 if problem and video is not None:
-                    problem = _try(member, video, prompt, metadata)
+                    problem = attempt(video)
                 if problem:
                     problems.append(f"Reward {member.spec.title!r} failed when it was tried out: {problem}")
         self.offload()
@@ -272,10 +311,13 @@ class CompositeReward:
         return "\n".join(problems)
 
 
-def _try(member: Member, video: VideoSpec, prompt: str, metadata: Mapping[str, Any] | None) -> str:
+def _try(member: Member, video: VideoSpec, *, prompt: str, metadata: Mapping[str, Any] | None, gradient: bool) -> str:
     clips = ClipBatch(_moving_picture(video), [prompt], video.fps, [metadata or {}])
     try:
         outcome = member.score(clips)
+        if gradient and member.weights and not outcome.failures:
+            floats = clips.videos.float().requires_grad_()
+            member.differentiable(floats, clips.prompts, clips.fps, clips.metadata).sum().backward()
     except RewardConfigError as error:
         return str(error)
     raised = [failure.reason for failure in outcome.failures if failure.raised or member.asks_others]

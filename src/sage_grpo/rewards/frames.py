@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -73,11 +73,18 @@ def centre_offset(side: int, size: int, *, halves: Halves = "even") -> int:
     return round(left_over / 2) if halves == "even" else left_over // 2
 
 
+def straight_through(values: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
+    """`rounding(values)`, with the gradient of the values themselves: rounding has none, and what is rounded moves with them on average."""
+    if not values.requires_grad:
+        return rounding(values)
+    return values + (rounding(values.detach()) - values.detach())
+
+
 def resize_as_pillow(images: Tensor, rows: int, columns: int) -> Tensor:
     """Antialiased bicubic resize of N x 3 x H x W in 0..255 to whole values (floats), as Pillow does with a picture of bytes.
 
-    In two passes, columns first, each rounded half up to 0..255. Pillow's weights are fixed-point numbers: exact halves may
-    fall the other way, by one grey level.
+    In two passes, columns first, each rounded half up to 0..255 (a gradient passes straight through). Pillow's weights are
+    fixed-point numbers: exact halves may fall the other way, by one grey level.
     """
     height = images.shape[-2]
     return _to_whole(_to_whole(images.float(), height, columns), rows, columns)
@@ -87,18 +94,19 @@ def _to_whole(images: Tensor, rows: int, columns: int) -> Tensor:
     if tuple(images.shape[-2:]) == (rows, columns):
         return images
     resized = F.interpolate(images, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
-    return resized.add_(0.5).floor_().clamp_(0, 255)
+    return straight_through(resized.clamp_(0, 255), lambda x: x.add(0.5).floor_())
 
 
 def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
     """Antialiased bicubic resize of uint8 N x 3 x H x W, rounded once to uint8, as torchvision does with a tensor of bytes.
 
-    The rounding matters: leaving it out changes the scores of VideoAlign visibly.
+    The rounding matters: leaving it out changes the scores of VideoAlign visibly. Floats in 0..255 are rounded as well, and stay floats
+    with a gradient.
     """
     if tuple(images.shape[-2:]) == (height, width):
         return images
     resized = F.interpolate(images.float(), (height, width), mode="bicubic", antialias=True, align_corners=False)
-    return resized.clamp_(0, 255).round_().to(torch.uint8)
+    return straight_through(resized.clamp_(0, 255), torch.round).to(images.dtype)
 
 
 def normalise(pixels: Tensor, statistics: Statistics = CLIP_PIXELS) -> Tensor:

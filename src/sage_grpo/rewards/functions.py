@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -141,14 +141,18 @@ class FunctionReward:
         function: Callable[..., Any],
         *,
         parts: Sequence[str] = (),
+        reads: Literal["clips", "latents"] = "clips",
         per_frame: bool = False,
         sample_fps: float = 2.0,
         num_frames: int = 0,
         frame_weights: Sequence[float] = (),
         **arguments: Any,
     ) -> None:
-        """frame_weights: a curve over the clip, from its beginning to its end, in as many points as you like."""
-        self.function = function
+        """reads: what it is called with. frame_weights: a curve over the clip, from its beginning to its end, in as many points as you like."""
+        check_known([reads], ("clips", "latents"), "A reward reads clips or latents, not")
+        if per_frame and reads == "latents":
+            raise RewardConfigError("per_frame does not go with reads: latents, which have no frames of pixels.")
+        self.function, self.reads = function, reads
         self.names = tuple(parts) or (function.__name__,)
         self._per_frame = per_frame
         self._sample_fps = sample_fps
@@ -204,7 +208,9 @@ class FunctionReward:
 
 
 class DifferentiableFunction(FunctionReward):
-    """A function in torch whose scores have a gradient: it gets float clips in [0, 255] where the reward is differentiated, uint8 elsewhere."""
+    """A function in torch whose scores have a gradient: it gets float clips in [0, 255] where the reward is differentiated, uint8 elsewhere.
+
+    Of latents it gets the same at both times."""
 
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None

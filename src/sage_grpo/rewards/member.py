@@ -26,7 +26,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import DifferentiableReward, PartScores, ReadsFrames, Reward
+from sage_grpo.types import DifferentiableReward, PartScores, Reads, ReadsFrames, Reward
 
 SHOWN = 5
 """Failures of an iteration that are told one by one."""
@@ -108,13 +108,15 @@ class ClipBatch:
     """What is scored."""
 
     videos: Tensor
-    """uint8 B x F x H x W x 3."""
+    """uint8 B x F x H x W x 3; black where nobody reads clips."""
     prompts: Sequence[str]
     """One a clip."""
     fps: float
     """The clips' frame rate."""
     metadata: Sequence[Mapping[str, Any]]
     """One a clip."""
+    latents: Tensor | None = None
+    """What the clips were decoded from, where that is known."""
 
 
 @dataclass
@@ -138,6 +140,7 @@ class Member:
         self.spec, self.reward = spec, reward
         self.weights = _weights(spec, reward, require_weights=require_weights)
         self.device = check_device(spec) or device
+        self.reads_latents = isinstance(reward, Reads) and reward.reads == "latents"
         function = reward.function if isinstance(reward, FunctionReward) else type(reward).__call__
         code = getattr(inspect.unwrap(function), "__code__", None)
         self._defined = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
@@ -163,6 +166,8 @@ class Member:
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
         """Frames of a clip that the reward looks at; None is all, also where it cannot say: then its call tells why."""
+        if self.reads_latents:
+            return set()
         if not isinstance(self.reward, ReadsFrames):
             return None
         try:
@@ -205,7 +210,7 @@ class Member:
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
     ) -> Tensor:
-        """This reward's part in the total of float clips, with a graph."""
+        """This reward's part in the total of float clips (or of latents, where it reads these), with a graph."""
         reward = self.reward
         if not isinstance(reward, DifferentiableReward):
             raise RewardConfigError(without_gradient(self.spec))
@@ -214,6 +219,11 @@ class Member:
         check_known(self.weights, parts, f"{self.spec.title!r} returned no gradient of the part")
         total = torch.zeros(len(prompts), device=videos.device)
         for part, weight in self.weights.items():
+            if not parts[part].requires_grad:
+                raise RewardConfigError(
+                    f"Reward {self.spec.title!r}: its part {part!r} does not depend on what was read, as far as PyTorch saw. Compute it in "
+                    "torch from the float values, without no_grad, detach, item, numpy or whole numbers."
+                )
             mean, std = self.spec.standardize.get(part, (0.0, 1.0))
             total = total + weight * (parts[part].to(videos.device) - mean) / std
         return total
@@ -243,9 +253,9 @@ class Member:
     def call(self, clips: ClipBatch, chunk: range) -> PartScores | Exception:
         """One call of the reward, with memory that it cannot spoil for anyone else."""
         try:
-            videos = clips.videos[chunk.start : chunk.stop]
-            own = videos.to(self.device)
-            if self._is_users and own.device == videos.device:
+            given = self._read(clips)[chunk.start : chunk.stop]
+            own = given.to(self.device)
+            if self._is_users and own.device == given.device:
                 own = own.clone()  # users' code may write through numpy, which nothing notices
             version = own._version
             extra = (
@@ -259,6 +269,13 @@ class Member:
             raise
         except Exception as error:  # noqa: BLE001 - users' code may raise anything; it is masked and reported
             return error
+
+    def _read(self, clips: ClipBatch) -> Tensor:
+        if not self.reads_latents:
+            return clips.videos
+        if clips.latents is None:
+            raise RewardConfigError(without_latents(self.spec))
+        return clips.latents
 
     def _write(self, outcome: Outcome, clips: ClipBatch, chunk: range, result: PartScores | Exception) -> None:
         """Keep one call's scores, and a Failure for every clip that has none."""
@@ -290,6 +307,14 @@ def without_gradient(spec: RewardSpec) -> str:
         f"objective.kind gradient differentiates every reward that counts, and {spec.title!r} cannot be: it has no method "
         "`differentiable(videos, prompts, fps)`, or is a function without options: {differentiable: true} (docs/rewards.md). Give it "
         "metric_only, or use a policy gradient (branch, sage), which needs no gradient."
+    )
+
+
+def without_latents(spec: RewardSpec) -> str:
+    """What to say of a reward of latents where there are none."""
+    return (
+        f"Reward {spec.title!r} reads latents, which only a run has that samples clips: files and requests to a reward server have none. "
+        "Leave it out here."
     )
 
 

@@ -105,6 +105,14 @@ def has_gradient(spec: RewardSpec) -> bool:
     return hasattr(target, "differentiable") if inspect.isclass(target) else bool(spec.options.get("differentiable"))
 
 
+def reads_latents(spec: RewardSpec) -> bool:
+    """Whether a reward that is named needs no clips; nothing of it is loaded."""
+    if spec.name not in BUILT_IN and ":" not in spec.name:  # an object of the Python API
+        return False
+    target = find_reward(spec)
+    return bool((getattr(target, "reads", "") if inspect.isclass(target) else spec.options.get("reads")) == "latents")
+
+
 def load_reward(spec: RewardSpec) -> Reward:
     """Build the reward that a spec names; RewardConfigError (a ValueError) names the nearest valid choice."""
     target, options = find_reward(spec), dict(spec.options)

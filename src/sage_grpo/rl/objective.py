@@ -32,6 +32,9 @@ class ObjectiveSpec:
     exact: through the network at every later step, which must all be trained (draw last)."""
     predict: Annotated[float, Range(0, 1, open_below=True)] | None = None
     """gradient: the clip is predicted in one step from a step drawn from this last share of the schedule, as ReFL does; None samples it to the end."""
+    frames: Count | None = None
+    """gradient: decode and differentiate only an excerpt of about so many frames, drawn for every clip (whole latent frames, at least one), as if it
+    were the clip; None takes the whole clip."""
     weight: Weighting = "uniform"
     """nft, awm: weight of a level's squared error: 1, sigma, or what their authors run. adaptive (nft): sigma over the mean absolute error.
     ghuber (awm): sigma, on the error's fourth root, so that large errors count less."""
@@ -76,6 +79,7 @@ class ObjectiveSpec:
             and self.credit == "exact"
             and self.draw != "last",
             "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
+            f"objective.frames {self.frames} is part of objective.kind gradient": not ours and self.frames is not None,
             f"objective.weight {self.weight} weighs errors at noise levels, which objective.kind gradient has none of": ours
             and self.weight != "uniform",
             "objective.old_decay is about an old policy, which objective.kind gradient has none of": ours

@@ -1,14 +1,15 @@
-"""From latents to the clips that rewards see: whole, or only the frames that somebody looks at."""
+"""From latents to the clips that rewards see: whole, or only the frames that somebody looks at; with a graph, where rewards are differentiated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.models.base import DecodesFrames, VelocityModel
+from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.sentinel.figures import frames_seen
 from sage_grpo.training.scoring import no_clips
@@ -16,10 +17,62 @@ from sage_grpo.types import VideoSpec
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
-    """Frames of a clip that a reward or the sentinel looks at; None is all, also where the model decodes none for itself."""
+    """Frames of a clip that a reward or the sentinel looks at; None is all, also where the model decodes none for itself.
+
+    Where all rewards read latents it is none: for the sentinel alone nothing is decoded.
+    """
+    if not reward.reads_clips:
+        return []
     video = model.video
     read = reward.frames_read(video.frames, video.fps) if isinstance(model, DecodesFrames) else None
     return None if read is None else sorted({*read, *frames_seen(video.frames)})
+
+
+CONTEXT = 2
+"""Latent frames that are decoded before an excerpt, without a gradient, and left out of it: a decoder begins otherwise than it goes on."""
+
+
+def check_differentiable(model: VelocityModel, reward: CompositeReward, frames: int | None) -> None:
+    """Refuse what cannot be decoded with a graph, or need not be; `frames` are those of an excerpt."""
+    if reward.learns_from_clips:
+        differentiable(model)
+    if frames is not None and not reward.learns_from_clips:
+        raise ValueError(
+            f"objective.frames {frames}: every reward that counts reads latents, and nothing is decoded; leave it out."
+        )
+    if frames is not None and model.latent_shape()[1] == 1:
+        raise ValueError(
+            f"objective.frames {frames}: clips of this model are one latent frame, and have no excerpts; leave it out."
+        )
+
+
+def draw_excerpt(model: VelocityModel, frames: int | None, draw: Random) -> range | None:
+    """Neighbouring latent frames, drawn, that make about so many frames; None is the whole clip."""
+    if frames is None:
+        return None
+    whole = model.latent_shape()[1]
+    count = max(1, min(whole, round(frames / _stride(model))))
+    start = draw.randrange(whole - count + 1)
+    return range(start, start + count)
+
+
+def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor, excerpt: range | None = None) -> Tensor:
+    """Latents to float clips with a graph, right where a reward that counts looks at them.
+
+    excerpt: latent frames that become a clip of their own, the only ones with a gradient.
+    """
+    first, stop = (0, latents.shape[2]) if excerpt is None else (excerpt.start, excerpt.stop)
+    before, own = latents[:, :, max(0, first - CONTEXT) : first].detach(), latents[:, :, first:stop]
+    skipped = 1 + _stride(model) * (before.shape[2] - 1) if first else 0
+    count = 1 + _stride(model) * (before.shape[2] + own.shape[2] - 1) - skipped
+    read = reward.frames_read(count, model.video.fps, counting=True)
+    frames = None if read is None else [skipped + frame for frame in read]
+    return differentiable(model).pixels(torch.cat([before, own], dim=2), frames)[:, skipped:]
+
+
+def _stride(model: VelocityModel) -> int:
+    """Frames of a clip that a latent frame after the first makes."""
+    return max(1, (model.video.frames - 1) // max(1, model.latent_shape()[1] - 1))
 
 
 class Clips:
@@ -33,11 +86,12 @@ class Clips:
 
     def add(self, latents: Tensor, decode: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Decode some more, and return them. `decode` stands in for the model's own decoder, which makes whole clips."""
-        if self._sparse is None or self.frames is None or not isinstance(self.model, DecodesFrames):
+        if self._sparse is None:
             self._whole.append((decode or self.model.decode)(latents))
             return self._whole[-1]
         clips = self._sparse[self.done : self.done + len(latents)]
-        clips[:, list(self.frames)] = self.model.decode_frames(latents, self.frames)
+        if self.frames and isinstance(self.model, DecodesFrames):
+            clips[:, list(self.frames)] = self.model.decode_frames(latents, self.frames)
         self.done += len(latents)
         return clips
 

@@ -62,19 +62,20 @@ def evaluate(
     share = share_out(members, micro_batch, world_size=world.size)[world.rank]
     real = [number for number, batch in enumerate(share) if not batch.filler]
     decoded = {real[place] for place in world.mine(len(real))}
-    made: list[tuple[Member, Tensor]] = []
+    made: list[tuple[Member, Tensor, Tensor]] = []
     for number, batch in enumerate(share):
         x = torch.stack([_start(model.latent_shape(), m, prompts[m.group], config.seed) for m in batch.members])
         solver = build_solver(model, config.solver, config.steps)
         latents = solve(model, solver, x.to(model.device), [conditions[m.group] for m in batch.members])
         if number in decoded:
-            made += zip(batch.members, model.decode(latents))
+            made += zip(batch.members, model.decode(latents), latents)
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
-    shown = [prompts[member.group] for member, _ in made]
-    videos = torch.stack([clip for _, clip in made]) if made else no_clips(model.video)
-    mine = [member for member, _ in made]
-    scored = score_everywhere(reward, videos, mine, shown, model.video.fps, world)
+    shown = [prompts[member.group] for member, _, _ in made]
+    videos = torch.stack([clip for _, clip, _ in made]) if made else no_clips(model.video)
+    mine = [member for member, _, _ in made]
+    sampled = torch.stack([latents for _, _, latents in made]) if made else None
+    scored = score_everywhere(reward, videos, mine, shown, model.video.fps, world, latents=sampled)
     rows = _rows(scored, prompts, config.seed, mine[: config.show])
     captions = [prompt.text for prompt in shown[: config.show]]
     return Evaluation(_means(scored), videos[: config.show], captions, scored.report, rows)

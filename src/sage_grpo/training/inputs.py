@@ -148,7 +148,7 @@ def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given
         offload_between=device.type != "cpu",
         objects=given.rewards,
     )
-    try_rewards(reward, prompt, config.model, world)
+    try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
     return reward
 
 
@@ -161,12 +161,14 @@ def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) 
             raise RewardConfigError(without_gradient(spec))
 
 
-def try_rewards(reward: CompositeReward, prompt: Prompt, model: ModelSpec, world: World | None = None) -> None:
+def try_rewards(
+    reward: CompositeReward, prompt: Prompt, model: ModelSpec, world: World | None = None, *, gradient: bool = False
+) -> None:
     """Call every reward once, before anything expensive; RewardConfigError on all ranks when one fails on any."""
     asked = {name: getattr(model, name) for name in ("frames", "height", "width", "fps")}
     asked = {name: value for name, value in asked.items() if value is not None}
     video = replace(SMALL, **asked) if asked else None
-    problem = reward.try_out(prompt.text, metadata=metadata_of(prompt), video=video)
+    problem = reward.try_out(prompt.text, metadata=metadata_of(prompt), video=video, gradient=gradient, sampled=True)
     problems = [text for text in (world or World()).texts(problem) if text]
     if problems:
         raise RewardConfigError("\n".join(dict.fromkeys(problems)))

@@ -58,13 +58,14 @@ def score_everywhere(
     world: World,
     early: Early | None = None,
     dtype: torch.dtype = torch.float64,
+    latents: Tensor | None = None,
 ) -> Scored:
     """Score this rank's clips and gather all ranks'; RewardFailure on all of them when too many clips have no total.
 
-    `members` says which clips they are, `prompts` has the prompt of each.
+    `members` says which clips they are, `prompts` has the prompt of each; `latents` are what they were decoded from.
     """
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
-    scores, report = reward.score(videos, texts, fps, metadata, early)
+    scores, report = reward.score(videos, texts, fps, metadata, early, latents)
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
     columns = torch.stack([scores.total, *(scores.parts[name] for name in reward.names)], 1)
     rows = world.gather(torch.cat([places, columns.double().cpu()], 1))

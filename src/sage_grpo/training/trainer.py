@@ -6,16 +6,17 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import torch
 from torch import Tensor
 
-from sage_grpo.data.groups import Member
+from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.costs import fit_memory
-from sage_grpo.models.base import differentiable
 from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
@@ -28,7 +29,7 @@ from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import Clips, frames_needed
+from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
 from sage_grpo.training.evaluate import Evaluation, evaluate
 from sage_grpo.training.focus import parts_of
 from sage_grpo.training.inputs import Inputs, first_frame
@@ -83,7 +84,7 @@ class Trainer:
         self.planner = Planner(config, grid, config.kernel.build(grid), self.model.trains, self.world.size)
         self.planner.check()
         if spec.by_gradient:
-            differentiable(self.model)
+            check_differentiable(self.model, self.reward, spec.frames)
         check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
         self.vae = VaeMover(self.model, config.model)
         self.encoded: dict[Prompt, Conditioning] = {}
@@ -107,7 +108,7 @@ class Trainer:
             with self.clock("decode"):
                 videos = self.decode(rollout, early, plan.prompts)
             with self.clock("reward"):
-                scored = self.score(videos, plan, early)
+                scored = self.score(videos, plan, early, self.latents(rollout))
         advantages = self.advantages(scored)
         plan = choose(self.config, plan, advantages, scored.valid)
         with self.clock("update"):
@@ -119,7 +120,9 @@ class Trainer:
         self.failures = scored.report
         members = self._scored(plan)
         self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
-        seen = {**appearance(videos, members, self.world), **self.travel.measure(self.world)}
+        seen = self.travel.measure(self.world)
+        if self.whole or self.reward.reads_clips:
+            seen |= appearance(videos, members, self.world)
         rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
         return {**rewards, **metrics, **seen, **times}
 
@@ -178,25 +181,35 @@ class Trainer:
     def decode(self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = ()) -> Tensor:
         """The clips that this process scores, uint8. Rewards that compute elsewhere (`early`) get each micro-batch's as soon as they are there,
         with the prompts of their groups."""
-        mine = [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
+        mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))
-        frames = None if self.whole or self.small is not None else frames_needed(self.model, self.reward)
+        frames = None if self.whole else frames_needed(self.model, self.reward)
+        frames = None if frames and self.small is not None else frames  # another decoder makes whole clips
         clips = Clips(self.model, frames, sum(len(latents) for _, latents in mine))
-        with self.vae.decoding() if self.small is None else nullcontext():
+        with self.vae.decoding() if self.small is None and frames != [] else nullcontext():
             for batch, latents in mine:
                 decoded = clips.add(latents, self.small)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
-                    early.add(decoded, [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown])
+                    texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
+                    early.add(decoded, texts, metadata, latents)
                 tick()
         return clips.videos
 
-    def score(self, videos: Tensor, plan: Plan, early: Early | None = None) -> Scored:
+    def latents(self, rollout: Rollout) -> Tensor | None:
+        """What the clips that this process scores are decoded from."""
+        mine = self._mine(rollout)
+        return torch.cat([latents for _, latents in mine]) if mine else None
+
+    def _mine(self, rollout: Rollout) -> list[tuple[MicroBatch, Tensor]]:
+        return [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
+
+    def score(self, videos: Tensor, plan: Plan, early: Early | None = None, latents: Tensor | None = None) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
         members = self._scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         fps = self.model.video.fps
-        return score_everywhere(self.reward, videos, members, shown, fps, self.world, early, torch.float32)
+        return score_everywhere(self.reward, videos, members, shown, fps, self.world, early, torch.float32, latents)
 
     def advantages(self, scored: Scored) -> Tensor:
         """Group-relative advantages of all rollouts; with a column for each part where rewards judge parts."""
@@ -225,14 +238,16 @@ class Trainer:
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Push]:
         """The gradient of the reward at the latents of every clip, by micro-batch. One clip at a time: a decoder's graph is large."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
-        found = {}
-        with self.vae.decoding():
+        found, seed, fps = {}, self.config.seed, self.model.video.fps
+        with self.vae.decoding() if self.reward.learns_from_clips else nullcontext():
             for batch, latents in rollout.latents:
                 rows = []
                 for row, member in zip(latents, batch.members):
-                    prompt, z = plan.groups[member.group].prompt, row[None].detach().requires_grad_()
-                    clip = differentiable(self.model).pixels(z)
-                    rows.append(self.reward.gradient(clip, z, prompt.text, self.model.video.fps, metadata_of(prompt)))
+                    prompt = plan.groups[member.group].prompt
+                    draw = Random(f"excerpt/{seed}/{plan.iteration}/{member.group}/{member.index}")
+                    excerpt = draw_excerpt(self.model, self.config.objective.frames, draw)
+                    pixels = partial(pixels_read, self.model, self.reward, excerpt=excerpt)
+                    rows.append(self.reward.gradient(row[None], pixels, prompt.text, fps, metadata_of(prompt)))
                     tick()
                 found[batch.members] = Push(torch.cat(rows).to(torch.float32))
         if self.reward.offload_between:

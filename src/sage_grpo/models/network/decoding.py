@@ -3,11 +3,13 @@
 Both decoders are causal in time and normalise every position by itself, so a chunk needs of the past only the last input frames of
 each convolution. Wan's decoder keeps them itself; for HunyuanVideo-1.5 they are kept here. Nothing is blended and nothing is computed
 twice: results differ from the whole decode by round-off. The modules and their weights stay diffusers'; while they decode, some of
-them run a function of this file instead of their own forward.
+them run a function of this file instead of their own forward. Where a gradient is wanted, chunks are decoded again in the backward pass
+(`_in_turn`): memory is that of one chunk's graph and of the pasts of about 2 sqrt(n) of n chunks.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
+GRAPH_PIXELS = 2 * 2**20
+"""The same where a gradient is wanted: 4 frames of 480 x 848, one latent frame."""
 
 
 def to_uint8(chunks: Iterable[Tensor], frames: Sequence[int] | None = None) -> Tensor:
@@ -46,6 +51,21 @@ def to_uint8(chunks: Iterable[Tensor], frames: Sequence[int] | None = None) -> T
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return torch.cat(clips, dim=1).contiguous()
+
+
+def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None = None) -> Tensor:
+    """The same before it is rounded, with its graph: float32 clips B x F x H x W x 3 in [0, 255] of `count` frames; those not among `frames` are black."""
+    clips, passed = [], 0
+    for pixels in chunks:
+        clips.append(((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 4, 1))
+        passed += pixels.shape[2]
+        if frames is not None and passed > frames[-1]:
+            break
+    made = torch.cat(clips, dim=1)
+    if frames is None or len(frames) == count:
+        return made
+    black = made.new_zeros((len(made), count, *made.shape[2:]))
+    return black.index_copy(1, torch.tensor(frames, device=made.device), made[:, list(frames)])
 
 
 class SeededNoise(TorchFunctionMode):
@@ -78,20 +98,27 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
 
     decoder = vae.decoder
     pixels = len(z) * vae.temporal_compression_ratio * z.shape[3] * z.shape[4] * vae.spatial_compression_ratio**2
-    frames = frames or max(1, CHUNK_PIXELS // max(1, pixels))
+    frames = frames or max(1, (GRAPH_PIXELS if z.requires_grad else CHUNK_PIXELS) // max(1, pixels))
     ours = _all(decoder, HunyuanVideo15RMS_norm, rms_norm)
     convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _causal_conv)
-    with _running(ours | convolutions):
-        x = decoder.conv_in(z) + z.repeat_interleave(decoder.repeat, dim=1)
-        x = decoder.mid_block.resnets[0](x)
-        for attention, resnet in zip(decoder.mid_block.attentions, decoder.mid_block.resnets[1:]):
-            x = resnet(x if attention is None else _attend(attention, x))
-    chunks = x.split(frames, dim=2)
-    if len(chunks) > 1:
-        convolutions = {module: _Carry(module) for module in convolutions}
-    with _running(ours | convolutions):
-        for number, chunk in enumerate(chunks):
-            yield _up(decoder, chunk, first=number == 0)
+
+    def middle(z: Tensor) -> Tensor:
+        with _running(ours | convolutions):
+            x = decoder.conv_in(z) + z.repeat_interleave(decoder.repeat, dim=1)
+            x = decoder.mid_block.resnets[0](x)
+            for attention, resnet in zip(decoder.mid_block.attentions, decoder.mid_block.resnets[1:]):
+                x = resnet(x if attention is None else _attend(attention, x))
+        return x
+
+    def up(number: int, chunk: Tensor, *past: Tensor | None) -> tuple[Tensor | None, ...]:
+        carries = {module: _Carry(module, before) for module, before in zip(convolutions, past)}
+        with _running(ours | (carries or convolutions)):
+            made = _up(decoder, chunk, first=number == 0)
+        return made, *(carry.past for carry in carries.values())
+
+    chunks = _kept_small(middle, z).split(frames, dim=2)
+    past: list[Tensor | None] = [None] * (len(convolutions) if len(chunks) > 1 else 0)
+    yield from _in_turn(up, chunks, past)
 
 
 def wan_latents(vae: Any, latents: Tensor) -> Tensor:
@@ -111,15 +138,42 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
     ours = _all(vae.decoder, WanRMS_norm, rms_norm) | _all(vae.decoder, WanUpsample, nn.Upsample.forward)
     if z.device.type == "cpu" and not _onednn():
         ours |= _all(vae.decoder, WanCausalConv3d, _conv_of_images)
-    vae.clear_cache()
-    x = vae.post_quant_conv(z)
-    try:
+
+    def up(number: int, frame: Tensor, *past: Any) -> tuple[Any, ...]:
+        after = list(past)  # what each convolution has seen last: read and written in place
         with _running(ours):
-            for number, frame in enumerate(x.split(1, dim=2)):
-                kept = {"feat_cache": vae._feat_map, "feat_idx": [0], "first_chunk": number == 0}
-                yield unpatchify(vae.decoder(frame, **kept), vae.config.patch_size or 1).clamp(-1, 1)
-    finally:
-        vae.clear_cache()
+            made = vae.decoder(frame, feat_cache=after, feat_idx=[0], first_chunk=number == 0)
+        return unpatchify(made, vae.config.patch_size or 1).clamp(-1, 1), *after
+
+    vae.clear_cache()
+    yield from _in_turn(up, vae.post_quant_conv(z).split(1, dim=2), list(vae._feat_map))
+
+
+def _in_turn(up: Callable[..., Any], chunks: Sequence[Tensor], past: Sequence[Any]) -> Iterator[Tensor]:
+    """What `up(number, chunk, *past)` makes of one chunk after the other; it also returns the past of the next one.
+
+    With a graph, runs of sqrt(n) chunks keep only what came before them, and run again when their turn comes; there every chunk does the same.
+    """
+    together = math.isqrt(len(chunks)) if chunks[0].requires_grad else 1
+
+    def run(first: int, count: int, *given: Any) -> tuple[Any, ...]:
+        made, past = [], given[count:]
+        for number, chunk in enumerate(given[:count], first):
+            one, *past = _kept_small(up, number, chunk, *past)
+            made.append(one)
+        return torch.cat(made, dim=2), *past
+
+    for first in range(0, len(chunks), together):
+        own = chunks[first : first + together]
+        made, *past = _kept_small(run, first, len(own), *own, *past)
+        yield made
+
+
+def _kept_small(step: Callable[..., Any], *inputs: Any) -> Any:
+    """`step(*inputs)`, of which a graph keeps only the inputs: it runs again in the backward pass."""
+    if not (torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)):
+        return step(*inputs)
+    return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:
@@ -196,9 +250,8 @@ def _causal_conv(module: Any, x: Tensor) -> Tensor:
 class _Carry:
     """A causal convolution whose calls follow one another: it goes on where the last one ended."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self.past: Tensor | None = None
+    def __init__(self, module: Any, past: Tensor | None) -> None:
+        self.module, self.past = module, past
 
     def __call__(self, x: Tensor) -> Tensor:
         past = _first(self.module, x) if self.past is None else self.past

@@ -147,8 +147,7 @@ class ClipScore(NetworkReward):
         super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
         self._scale, self._clamp, self._prefix = scale, clamp, prefix
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
         indices = self.frames_read(videos.shape[1], fps)
         cosine = self._encoder.cosines(videos, [self._prefix + prompt for prompt in prompts], indices)
@@ -191,8 +190,7 @@ class PickScore(NetworkReward):
         super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
         self._divide_by = divide_by
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
         cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
         scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
@@ -231,8 +229,7 @@ class Aesthetic(NetworkReward):
         layers = check_head(_read_linears(Path(head)), self._encoder.model.config.projection_dim, head)
         super().__init__(self._encoder.model, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; prompts do not matter."""
         values = self._encoder.frames(videos, self.frames_read(videos.shape[1], fps))
         for weight, bias in self._layers:
@@ -343,8 +340,7 @@ class Hpsv2(NetworkReward):
         self._encoder = ClipEncoder(base, "", "pad", loaded=model)
         super().__init__(model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
         cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
         return {"HPSv2": cosine.mean(dim=1)}

@@ -77,8 +77,7 @@ class _Consistency(NetworkReward):
         """Every frame, unless told otherwise."""
         return super().frames_read(count, fps) if self._sample_fps > 0 else list(range(count))
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; prompts do not matter."""
         part, (count, total) = self.facts.parts, videos.shape[:2]
         chosen = self.frames_read(total, fps)

@@ -85,8 +85,7 @@ class Hpsv3(NetworkReward):
         # loaded as it computes; its rope stays float32
         super().__init__(self.model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
         chosen = self.frames_read(videos.shape[1], fps)
         frames = videos[:, chosen].flatten(0, 1).permute(0, 3, 1, 2)

@@ -111,8 +111,7 @@ class ImageReward(NetworkReward):
         self._tokenizer.add_special_tokens({"bos_token": "[DEC]"})
         self._tokenizer.add_tokens(["[ENC]"], special_tokens=True)
 
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips."""
         chosen = self.frames_read(videos.shape[1], fps)
         frames = videos[:, chosen].flatten(0, 1)

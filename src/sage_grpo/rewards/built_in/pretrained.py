@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
 from sage_grpo.rewards.frames import sample_indices
@@ -18,7 +21,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 """Weights and biases of linear layers, in order."""
 
 
-class NetworkReward:
+class NetworkReward(ABC):
     """A reward of one part, named in its facts, whose networks move between devices; how clips are scored is its subclass's."""
 
     facts: ClassVar[RewardFacts]
@@ -35,10 +38,19 @@ class NetworkReward:
 
         sample_fps, num_frames: frames a second that are looked at, and at most how many (0: no limit).
         """
-        self._models = [model.eval().requires_grad_(False) for model in models]
+        self._models = [frozen(model) for model in models]
         self._dtype = None if dtype is None else getattr(torch, dtype or "float32")
         self._layers = layers
         self._sample_fps, self._num_frames = sample_fps, num_frames
+
+    @abstractmethod
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score clips B x F x H x W x 3: uint8, or floats in [0, 255] with a graph. Equal values have equal scores."""
+
+    @torch.no_grad()
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score the clips."""
+        return self.differentiable(videos, prompts, fps)
 
     def frames_read(self, count: int, fps: float) -> list[int]:
         """The frames that are looked at."""
@@ -55,6 +67,26 @@ class NetworkReward:
             model.to(device=device, dtype=self._dtype)
         self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
         return self
+
+
+def frozen(model: Any) -> Any:
+    """A network that scores: without dropout, with weights that want no gradient, and whose repeated blocks keep only their inputs for a
+    backward pass to the pixels, where they are run again."""
+    for block in _blocks(model):
+        vars(block)["forward"] = partial(_again, block.forward)
+    return model.eval().requires_grad_(False)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of the outermost lists of modules."""
+    for child in module.children():
+        yield from child if isinstance(child, nn.ModuleList) else _blocks(child)
+
+
+def _again(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
 
 
 def in_passes(score: Callable[..., Tensor], size: int, *rows: Any) -> Tensor:

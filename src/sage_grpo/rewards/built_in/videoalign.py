@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from sage_grpo.documents import demand, read_object
 from sage_grpo.hub import pinned_folder
 from sage_grpo.pretrained import weights_fault
-from sage_grpo.rewards.built_in.pretrained import load_whole
+from sage_grpo.rewards.built_in.pretrained import frozen, load_whole
 from sage_grpo.rewards.built_in.qwen import FACTOR, TEMPORAL, Chat, read_template, renamed, target_size
 from sage_grpo.rewards.frames import normalise, resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError, nearest
@@ -253,6 +254,10 @@ class VideoAlign:
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; `fps` is their own frame rate, the model's sampling rate is in its configuration."""
+        return self.differentiable(videos, prompts, fps)
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        """Score clips B x F x H x W x 3: uint8, or floats in [0, 255] with a graph. Equal values have equal scores."""
         batch = self.prepare(videos, prompts, fps)
         hidden = self.model(use_cache=False, **batch).last_hidden_state
         scores = self._read_head(hidden, batch["input_ids"]).float().cpu()
@@ -287,7 +292,7 @@ def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, s
     from transformers import Qwen2VLForConditionalGeneration
 
     full = load_whole(Qwen2VLForConditionalGeneration, base)
-    model = full.model.eval().requires_grad_(False)
+    model = full.model
     rows = model.get_input_embeddings().weight
     if tokens > rows.shape[0] and "language_model.embed_tokens.weight" not in state:
         raise RewardConfigError(
@@ -295,12 +300,12 @@ def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, s
         )
     embedding = nn.Embedding(tokens, rows.shape[1])
     embedding.weight.data[: min(tokens, rows.shape[0])] = rows.data[:tokens]
-    model.set_input_embeddings(embedding.requires_grad_(False))
+    model.set_input_embeddings(embedding)
     adapters = {name: state.pop(name) for name in list(state) if ".lora_" in name}
     state.pop("lm_head.weight", None)  # the scores do not need it
     _load_weights(model, state, whole)
     _add_adapters(model, adapters, scale)
-    return model
+    return cast(nn.Module, frozen(model))
 
 
 def _load_weights(model: nn.Module, state: dict[str, Tensor], whole: bool) -> None:
