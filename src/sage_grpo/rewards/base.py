@@ -146,6 +146,19 @@ class CompositeReward:
         shared = sum(part in other.reward.names for other in self._members) > 1
         return f"{member.spec.title}/{part}" if shared else part
 
+    @property
+    def compares(self) -> bool:
+        """Whether any of the rewards compares the clips of a group with one another."""
+        return any(member.compares for member in self._members)
+
+    def refuse_comparing(self, why: str) -> None:
+        """RewardConfigError where a reward compares clips; `why` says what stands against it, and what to do."""
+        for member in self._members:
+            if member.compares:
+                raise RewardConfigError(
+                    f"Reward {member.spec.title!r} compares the clips of a group with one another: {why}"
+                )
+
     def frames_read(self, count: int, fps: float) -> list[int] | None:
         """Frames of a clip that any of the rewards looks at, those that are only measured as well; None is all."""
         read = [member.frames_read(count, fps) for member in self._members]
@@ -174,18 +187,20 @@ class CompositeReward:
         fps: float,
         metadata: Sequence[Mapping[str, Any]] | None = None,
         early: Early | None = None,
+        groups: Sequence[int] = (),
     ) -> tuple[Scores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells.
 
         metadata: for every clip what is known of its prompt besides the text; rewards with a parameter of this name get it.
-        early: where rewards that compute elsewhere have got these same clips already.
+        early: where rewards that compute elsewhere have got these same clips already. groups: for every clip the number of those
+        that it is compared with by rewards that compare; without them these are the clips of its prompt.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
         if len(rows) != len(prompts):
             raise ValueError(f"One row of metadata a clip is needed: got {len(rows)} for {len(prompts)} clips.")
         self.onload()
-        outcomes = self._run(ClipBatch(videos, prompts, fps, rows), early)
+        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, groups), early)
         count = videos.shape[0]
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
@@ -225,7 +240,9 @@ class CompositeReward:
         elsewhere = [
             member
             for member in self._members
-            if member.spec.overlap and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
+            if member.spec.overlap
+            and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
+            and not member.compares  # a micro-batch may hold a part of a group
         ]
         return Early(elsewhere, fps)
 
@@ -264,7 +281,9 @@ class CompositeReward:
 
 
 def _try(member: Member, video: VideoSpec, prompt: str, metadata: Mapping[str, Any] | None) -> str:
-    clips = ClipBatch(_moving_picture(video), [prompt], video.fps, [metadata or {}])
+    picture = _moving_picture(video)
+    videos = torch.cat([picture, picture.flip(3)]) if member.compares else picture
+    clips = ClipBatch(videos, [prompt] * len(videos), video.fps, [metadata or {}] * len(videos))
     try:
         outcome = member.score(clips)
     except RewardConfigError as error:
