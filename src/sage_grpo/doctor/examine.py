@@ -73,7 +73,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Given | No
         yield _stopped("loading", error)
         return
     if isinstance(parts.model, FamilyModel):
-        distilled = checkpoint.distilled(parts.model, config.rollout.steps)
+        distilled = checkpoint.distilled(parts.model, config.rollout.steps, config.evaluate.steps)
         if distilled is not None:
             yield distilled
     yield learning.trainable(parts.model)
