@@ -33,6 +33,16 @@ def bright_but(videos: Tensor, prompts: Sequence[str], fps: float, bad: Sequence
     return level
 
 
+SIZES: list[int] = []
+"""Of the groups that `ranked` was asked about."""
+
+
+def ranked(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """The ranks of a group's clips by their brightness, from 0."""
+    SIZES.append(len(prompts))
+    return bright(videos, prompts, fps).argsort().argsort().float()
+
+
 def told(videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[dict]) -> list[float]:
     """What the prompt file says in its column `worth`."""
     return [float(row["worth"]) for row in metadata]

@@ -100,6 +100,16 @@ class Reads(Protocol):
 
 
 @runtime_checkable
+class ComparesClips(Protocol):
+    """A reward whose score of a clip depends on the other clips of its group: a ranking, or wins over the others."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether every call needs all clips of one group, and no others; their order must not matter."""
+        ...
+
+
+@runtime_checkable
 class ReadsFrames(Protocol):
     """A reward that does not look at all frames, and says at which it does: others need not be decoded, and may be black."""
 

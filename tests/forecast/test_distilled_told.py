@@ -70,6 +70,6 @@ def test_guidance_that_is_an_input_is_not_counted(checkpoint, tmp_path) -> None:
 
     folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-turbo")
     model = ModelSpec(path=str(folder), cache=None, train=False).load("cpu")
-    finding = distilled(model, 30)
+    finding = distilled(model, 30, 30)
     assert finding is not None
     assert finding.status == "pass"

@@ -51,7 +51,7 @@ PLAIN = (
 
 @pytest.mark.parametrize("path", DISTILLED)
 def test_names_of_distilled_checkpoints(path: str) -> None:
-    found = find_distilled(path, None)
+    found = find_distilled(ModelSpec(path=path), None)
     assert found is not None
     assert found.steps == DISTILLED[path]
     assert Path(path).name in found.evidence
@@ -59,7 +59,7 @@ def test_names_of_distilled_checkpoints(path: str) -> None:
 
 @pytest.mark.parametrize("path", PLAIN)
 def test_names_of_others(path: str | None) -> None:
-    assert find_distilled(path, None) is None
+    assert find_distilled(ModelSpec(path=path), None) is None
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ TURBO = "stable-diffusion-3.5-large-turbo"
     ],
 )
 def test_what_a_folder_was_made_from(file: str, text: str, folder: Path) -> None:
-    assert find_distilled(str(folder), folder) is None
+    assert find_distilled(ModelSpec(path=str(folder)), folder) is None
     (folder / file).write_text(text)
-    found = find_distilled(str(folder), folder)
+    found = find_distilled(ModelSpec(path=str(folder)), folder)
     assert found is not None
     assert found.steps == (4, 4)
     assert TURBO in found.evidence
@@ -99,15 +99,15 @@ def test_what_a_folder_was_made_from(file: str, text: str, folder: Path) -> None
 def test_the_hubs_cache_knows_the_name(tmp_path: Path) -> None:
     folder = tmp_path / "models--stabilityai--stable-diffusion-3.5-large-turbo" / "snapshots" / "0123abc"
     folder.mkdir(parents=True)
-    found = find_distilled(str(folder), folder)
+    found = find_distilled(ModelSpec(path=str(folder)), folder)
     assert found is not None
     assert found.steps == (4, 4)
 
 
 def test_a_distillation_that_was_undone_counts_for_more(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps({"_name_or_path": "black-forest-labs/FLUX.1-schnell"}))
-    assert find_distilled("somebody/flux-schnell-de-distilled", folder) is None
-    assert find_distilled("somebody/flux", folder) is not None
+    assert find_distilled(ModelSpec(path="somebody/flux-schnell-de-distilled"), folder) is None
+    assert find_distilled(ModelSpec(path="somebody/flux"), folder) is not None
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_settings_of_distilled_checkpoints(pipeline, guider, transformer, schedu
         file = folder / f"{name}.json"
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(content))
-    assert (find_distilled(str(folder), folder) is not None) == distilled
+    assert (find_distilled(ModelSpec(path=str(folder)), folder) is not None) == distilled
 
 
 def test_advice_names_what_to_set() -> None:

@@ -93,7 +93,7 @@ class Judged(VlmJudge):
     """Scores a clip by what would be sent of it."""
 
     def __call__(self, videos, prompts, fps):
-        sent = [self.request(clip, prompt, fps) for clip, prompt in zip(videos, prompts)]
+        sent = [self.request([clip], prompt, fps) for clip, prompt in zip(videos, prompts)]
         return {"look": torch.tensor([float(sum(body)) for body in sent])}
 
 

@@ -80,7 +80,7 @@ def test_frames_prompt_and_settings_are_sent_and_scores_with_reasons_come_back(m
 @pytest.mark.parametrize("fps", [4.0, 12.5])
 def test_the_judge_is_told_when_its_frames_are_shown(fps):
     clip = clips(1, frames=20)[0]
-    body = json.loads(judge("https://host/v1", frames={"num_frames": 3}).request(clip, "x", fps))
+    body = json.loads(judge("https://host/v1", frames={"num_frames": 3}).request([clip], "x", fps))
     text, *pictures = body["messages"][1]["content"]
     said = text["text"].splitlines()[0]
     length, times = re.fullmatch(r"Frames of one video of (\S+) s, taken at (.+) s\.", said).groups()
@@ -114,7 +114,9 @@ def test_what_is_sent_is_what_the_options_say():
     clip = torch.randint(0, 256, (20, 32, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
     def pictures(**frames: Any) -> list[Any]:
-        return json.loads(judge("https://host/v1", frames=frames).request(clip, "x", 4.0))["messages"][1]["content"][1:]
+        return json.loads(judge("https://host/v1", frames=frames).request([clip], "x", 4.0))["messages"][1]["content"][
+            1:
+        ]
 
     assert len(pictures(sample_fps=1.0)) == 5  # of five seconds
     assert len(pictures(sample_fps=1.0, num_frames=2)) == 2

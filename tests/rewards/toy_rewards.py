@@ -283,3 +283,25 @@ class NeedsAFile:
 
     def __call__(self, videos, prompts, fps):
         return {"file": torch.zeros(len(prompts))}
+
+
+def ranked(videos, prompts, fps):
+    """Gets all clips of a group: the brightest is 1, the darkest 0, equal ones share."""
+    assert len(set(prompts)) == 1
+    CALLS.append(len(prompts))
+    level = videos.float().mean(dim=(1, 2, 3, 4))
+    ahead = (level[:, None] > level).float() + 0.5 * (level[:, None] == level)
+    return (ahead.sum(1) - 0.5) / (len(level) - 1)
+
+
+def prefers(first, second, prompts, fps, bias=0.0, metadata=()):
+    """How much brighter clips are preferred, with a bias for what comes first; dark pairs are not judged."""
+    CALLS.append(len(prompts))
+    left, right = (clips.float().mean(dim=(1, 2, 3, 4)) for clips in (first, second))
+    values = (torch.sigmoid((left - right) / 20) + bias).clamp(0, 1)
+    return [None if a < 1 and b < 1 else v for a, b, v in zip(left.tolist(), right.tolist(), values.tolist())]
+
+
+def out_of_range(first, second, prompts, fps):
+    """Not a preference."""
+    return [3.0] * len(prompts)

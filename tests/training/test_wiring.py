@@ -20,7 +20,7 @@ from wiring_table import GUIDED, ROWS, Row, Seen
 import trainer_toys
 from sage_grpo import session
 from sage_grpo.effects import MEANING, Effect, affects
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import lay_out
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
@@ -419,6 +419,7 @@ def model(config: TrainConfig, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     return {
         "class": type(one).__name__,
+        "grid": one.sigmas(config.rollout.steps),
         "folder": str(one.folder),
         "velocities": velocities,
         "trainable": {name: p.detach().clone() for name, p in one.trainable().items()},
@@ -463,9 +464,16 @@ def _on_checkpoint(config: TrainConfig, row: Seen, checkpoint: Callable[[str], P
         saved = folder / "lora"
         _lora(dataclasses.replace(spec, lora=dataclasses.replace(spec.lora, path=None)), saved)
         spec = dataclasses.replace(spec, lora=dataclasses.replace(spec.lora, path=str(saved)))
-    return dataclasses.replace(config, model=spec)
+    adapters = []
+    for adapter in spec.adapters:  # another LoRA under every other name
+        place = folder / f"{adapter.path} {adapter.file}"
+        bare = dataclasses.replace(spec, adapters=[], lora=LoraSpec(rank=2), expert=adapter.expert or "high")
+        _lora(bare, place, 0.1 * len(f"{adapter.path}{adapter.file}"))
+        (place / "pytorch_lora_weights.safetensors").rename(place / adapter.file)
+        adapters.append(dataclasses.replace(adapter, path=str(place)))
+    return dataclasses.replace(config, model=dataclasses.replace(spec, adapters=adapters))
 
 
-def _lora(spec: ModelSpec, folder: Path) -> None:
+def _lora(spec: ModelSpec, folder: Path, value: float = 1.0) -> None:
     one = spec.load()
-    one.save(folder, weights={name: torch.ones_like(p) for name, p in one.trainable().items()})
+    one.save(folder, weights={name: torch.full_like(p, value) for name, p in one.trainable().items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import AdapterSpec, LoraSpec
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ RUN = {
 }  # fmt: skip
 
 LORA = {"model.lora": LoraSpec(rank=2)}
+FROZEN = {"model.adapters": [AdapterSpec(path="LORA")]}
 MODEL = {
     "model.path": Seen("OTHER_CHECKPOINT", look="model", kind="wan_t2v", why="another network"),
     "model.revision": Seen("v2", look="download", why="a hub is asked for it"),
@@ -234,6 +235,15 @@ MODEL = {
     "model.width": Seen(48, look="model", kind="wan_t2v", why="the toy has one format"),
     "model.fps": Seen(12.0, look="model", kind="wan_t2v", why="the toy has one format"),
     "model.shift": Row(2.0, "rollout", evaluation=True),
+    "model.sigmas": Seen(
+        [1.0, 0.9, 0.8, 0.5, 0.2], look="model", kind="wan_t2v", base={"evaluate.steps": 5}, why="the toy's grid is its own"
+    ),
+    "model.adapters[].path": Seen("ANOTHER_LORA", look="model", kind="wan_t2v", base=FROZEN, why="the toy has none"),
+    "model.adapters[].file": Seen("a.safetensors", look="model", kind="wan_t2v", base=FROZEN, why="the toy has none"),
+    "model.adapters[].scale": Seen(0.5, look="model", kind="wan_t2v", base=FROZEN, why="the toy has none"),
+    "model.adapters[].expert": Seen(
+        "low", look="model", kind="wan22_t2v", base={"model.adapters": [AdapterSpec(path="LORA", expert="high")]}, why="needs two experts"
+    ),
     "model.attention": Seen(
         "_native_math", look="model", kind="wan_t2v", why="the toy has none; the values are the same"
     ),

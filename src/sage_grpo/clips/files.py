@@ -128,6 +128,7 @@ def score_videos(
     """
     paths = find_videos(videos)
     composite = CompositeReward(rewards, device=device, require_weights=False)
+    composite.refuse_comparing("files are scored one by one. Leave it out here.")
     names = [path.relative_to(videos).as_posix() for path in paths]
     columns = [*composite.names, *(["total"] if composite.weights else [])]
     told = read_prompts(prompts, names)

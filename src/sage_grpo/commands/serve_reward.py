@@ -43,6 +43,7 @@ def run(options: Options) -> int:
     check_port(options.host, options.port)
     device = choose_device(options.device)
     composite = CompositeReward(options.rewards, device=device, require_weights=False)
+    composite.refuse_comparing("a request may hold a part of a group. Name it in the run's own rewards.")
     app = create_app(composite_scorer(composite), token=token, limits=options.limits)
     kept = "with a token" if token else "without a token"
     print(f"Serving {', '.join(composite.names)} on http://{options.host}:{options.port}, {kept}.", flush=True)

@@ -1,4 +1,4 @@
-"""`sage-grpo shapes`: pretrain the embedded world's model, score a pipeline folder, measure the best score there is, or render clips."""
+"""`sage-grpo shapes`: pretrain the embedded world's model, distill it to few steps, score a pipeline folder, measure the best score there is, or render clips."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from sage_grpo.commands import worlds
 from sage_grpo.commands.worlds import WorldOptions
 from sage_grpo.ranges import checked
-from sage_grpo.worlds.making.shapes.options import PretrainOptions
+from sage_grpo.worlds.making.shapes.options import DistillOptions, PretrainOptions
 from sage_grpo.worlds.world import SHAPES
 
 
@@ -17,11 +17,13 @@ from sage_grpo.worlds.world import SHAPES
 class Options(WorldOptions):
     """Options of `sage-grpo shapes`."""
 
-    action: Literal["pretrain", "score", "ceiling", "render"]
-    """What to do: train a model from scratch, judge an existing one, judge clean clips after its VAE (the best that any weights can
+    action: Literal["pretrain", "distill", "score", "ceiling", "render"]
+    """What to do: train a model from scratch, make one that needs few steps, judge an existing one, judge clean clips after its VAE (the best that any weights can
     reach), or draw what a perfect model would."""
     pretrain: PretrainOptions = field(default_factory=PretrainOptions)
     """Options of pretraining."""
+    distill: DistillOptions = field(default_factory=DistillOptions)
+    """Options of distilling."""
     out: Path = Path("shapes")
     """Folder for pictures and scores of `score`, `ceiling` and `render`."""
 
@@ -32,6 +34,10 @@ def run(options: Options) -> int:
         from sage_grpo.worlds.making.shapes.pretrain import pretrain
 
         return pretrain(options.pretrain)
+    if options.action == "distill":
+        from sage_grpo.worlds.making.shapes.distill import distill
+
+        return distill(options.distill)
     from sage_grpo.worlds.making.shapes import score as making
 
     options.out.mkdir(parents=True, exist_ok=True)

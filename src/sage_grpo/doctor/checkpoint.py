@@ -37,12 +37,12 @@ def start(model: VelocityModel) -> Tensor:
     return keyed_noise((1, *model.latent_shape()), "doctor").to(model.device)
 
 
-def distilled(model: FamilyModel, steps: int) -> Check | None:
+def distilled(model: FamilyModel, steps: int, evaluated: int) -> Check | None:
     """Guidance and steps against those of the authors, where the checkpoint is a distilled one; None where it is not."""
-    found = find_distilled(model.spec.path, model.folder)
+    found = find_distilled(model.spec, model.folder)
     if found is None:
         return None
-    advice = found.advice(1.0 if model.guidance.embedded else model.guidance_scale, steps)
+    advice = found.advice(1.0 if model.guidance.embedded else model.guidance_scale, steps, evaluated)
     value = advice or f"distilled ({found.evidence}), and sampled as its authors do"
     return Check("distilled", "pass" if advice is None else "warn", value)
 

@@ -73,7 +73,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Given | No
         yield _stopped("loading", error)
         return
     if isinstance(parts.model, FamilyModel):
-        distilled = checkpoint.distilled(parts.model, config.rollout.steps)
+        distilled = checkpoint.distilled(parts.model, config.rollout.steps, config.evaluate.steps)
         if distilled is not None:
             yield distilled
     yield learning.trainable(parts.model)
@@ -191,6 +191,8 @@ def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sa
     per_clip = (time.monotonic() - began) / max(1, len(videos))
     if config.objective.fresh:
         yield Check("signal", "skip", f"objective.kind {config.objective.kind}: no step explores")
+    elif trainer.reward.compares:
+        yield Check("signal", "skip", "the reward compares clips of one group")
     elif world.control is None:
         prompts = list(dict.fromkeys(sample.plan.prompts))
         conditions, few = [trainer.encoded[prompt] for prompt in prompts], ProbeSpec(prompts=max(2, len(prompts)))
@@ -216,6 +218,12 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
         scores, _ = trainer.reward.score(videos[which], texts, fps, metadata=rows, latents=asked_of)
         return scores.total.double().cpu()
 
+    if trainer.reward.compares:
+        yield reward.valid(trainer.score(videos, plan).total, trainer.config.max_failed_fraction)
+        yield Check(
+            "reward batch", "skip", "the reward compares clips of one group, so that their scores depend on one another"
+        )
+        return
     first = score(torch.arange(len(members)), places.tolist())
     valid = reward.valid(first, trainer.config.max_failed_fraction)
     yield valid

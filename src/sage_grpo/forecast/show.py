@@ -213,8 +213,9 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
 def distilled(forecast: Forecast) -> str | None:
     """What is wrong with guidance or steps where the checkpoint is a distilled one."""
     architecture = forecast.architecture
-    found = find_distilled(architecture.spec.path, architecture.folder)
-    return None if found is None else found.advice(architecture.guidance_scale, forecast.config.rollout.steps)
+    found = find_distilled(architecture.spec, architecture.folder)
+    steps, evaluated = forecast.config.rollout.steps, forecast.config.evaluate.steps
+    return None if found is None else found.advice(architecture.guidance_scale, steps, evaluated)
 
 
 def _kind(forecast: Forecast) -> str:

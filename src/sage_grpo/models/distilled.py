@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.models.checkpoints.files import read_if_there
+from sage_grpo.models.spec import ModelSpec
 
 SIGNS: Mapping[str, tuple[int, int] | None] = {
     r"schnell": (1, 4),
@@ -44,30 +45,34 @@ class Distilled:
     steps: tuple[int, int] | None = None
     """Steps with which its authors sample it; None where that is not known here."""
 
-    def advice(self, scale: float, steps: int | None = None) -> str | None:
-        """What is wrong with a guidance scale (1 is none) and a number of steps, and what to set; None where nothing is."""
-        guided = scale != 1
-        many = steps is not None and self.steps is not None and steps > self.steps[1]
+    def advice(self, scale: float, steps: int | None = None, evaluated: int | None = None) -> str | None:
+        """What is wrong with a guidance scale (1 is none) and the numbers of steps of rollouts and evaluations, and what to set; None where nothing is."""
+        low, high = self.steps or (0, 0)
+        asked = {"rollout.steps": steps, "evaluate.steps": evaluated}
+        guided, many = scale != 1, {name: count for name, count in asked.items() if high and (count or 0) > high}
         if not guided and not many:
             return None
-        low, high = self.steps or (0, 0)
         count = f"in {low} steps" if low == high else f"in {low} to {high} steps"
         used = "without guidance" if self.steps is None else f"without guidance and {count}"
         here = [f"model.guidance_scale is {scale:g}"] if guided else []
-        here += [f"rollout.steps is {steps}"] if many else []
+        here += [f"{name} is {count}" for name, count in many.items()]
         mend = ["model.guidance_scale 1"] if guided else []
-        mend += [f"rollout.steps {high}"] if self.steps is not None and (many or steps is None) else []
+        mend += [f"{name} {high}" for name in many or (asked if steps is None and high else ())]
         return (
             f"This is a distilled checkpoint ({self.evidence}), which its authors sample {used}, but {' and '.join(here)}. Set "
             f"{' and '.join(mend)}; leave it only where further training undid the distillation."
         )
 
 
-def find_distilled(path: str | None, folder: Path | None) -> Distilled | None:
-    """What a checkpoint's names and files give away; `folder` is None where it is not on this machine."""
-    if path is None or path == "shapes":
+def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
+    """What the names of a checkpoint and its adapters and its files give away; `folder` is None where it is not on this machine."""
+    path, adapters = (
+        spec.path,
+        [("the file of an adapter", f"{Path(one.path).name}/{one.file}") for one in spec.adapters],
+    )
+    if path in (None, "shapes") and not adapters:
         return None
-    names = _names(path, folder)
+    names = [*adapters, *_names(str(path), folder)]
     if any(UNDONE.search(name.casefold()) for _, name in names):
         return None
     for where, name in names:

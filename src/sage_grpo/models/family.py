@@ -43,7 +43,7 @@ from sage_grpo.models.network.given import check_given, given_passes
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
 from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
 IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
@@ -135,6 +135,8 @@ class FamilyModel(ABC):
         dtypes = load_dtypes(spec, device, trained=_trained(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
         pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
+        for adapter in spec.adapters:
+            lora.fuse_adapter(pipe, adapter)
         return cls(spec, folder, index, pipe, device=device)
 
     def __init__(
@@ -189,7 +191,7 @@ class FamilyModel(ABC):
 
     def _warn_if_distilled(self) -> None:
         """Say so where a distilled checkpoint gets guidance; steps are not known here."""
-        found = find_distilled(self.spec.path, self.folder)
+        found = find_distilled(self.spec, self.folder)
         advice = None if found is None or self.guidance.embedded else found.advice(self.guidance_scale)
         if advice is not None:
             warnings.warn(advice, stacklevel=2)
@@ -350,12 +352,22 @@ class FamilyModel(ABC):
     # ---- sampling
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        """The grid that the spec states, or the stock pipeline's."""
+        if self.spec.sigmas:
+            return explicit_sigmas(self.spec.sigmas, num_steps, shift)
+        return self.stock_sigmas(num_steps, shift)
+
+    def stock_sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         """The grid of the stock pipeline."""
         shift = self.shift if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""
+        if self.spec.sigmas:
+            raise ModelError(
+                'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'
+            )
         return SchedulerSolver(self._scheduler(num_steps, self.shift if shift is None else shift))
 
     def _scheduler(self, num_steps: int, shift: float) -> Any:

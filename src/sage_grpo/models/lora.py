@@ -20,7 +20,7 @@ from sage_grpo.hub import pinned_folder
 from sage_grpo.inside import replacing
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import opened_weights
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import AdapterSpec, LoraSpec
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
@@ -193,6 +193,44 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
         ) from error
     _refuse_broken({name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}, folder)
     _compute_in_input_dtype(network)
+
+
+FROZEN = "frozen"
+"""What a frozen adapter is called while it is loaded."""
+
+
+def fuse_adapter(pipe: Any, spec: AdapterSpec) -> None:
+    """Add a frozen LoRA to the weights of a stock pipeline's network; it leaves no layers of its own behind."""
+    folder = pinned_folder(spec.path, option="model.adapters")
+    if not (folder / spec.file).is_file():
+        raise ModelError(f'model.adapters: there is no {spec.file} in "{spec.path}".')
+    two = getattr(pipe, "transformer_2", None) is not None
+    if two != (spec.expert is not None):
+        need = "expert: high or low, for the model has two" if two else "no expert, for the model has one network"
+        raise ModelError(f'model.adapters "{spec.path}" needs {need}.')
+    network = pipe.transformer_2 if spec.expert == "low" else pipe.transformer
+    options: dict[str, Any] = {"weight_name": spec.file, "adapter_name": FROZEN}
+    try:
+        if callable(getattr(pipe, "load_lora_weights", None)):
+            second = {"load_into_transformer_2": True} if spec.expert == "low" else {}
+            pipe.load_lora_weights(str(folder), local_files_only=True, **options, **second)
+        else:  # HunyuanVideo-1.5's pipelines have no such method, and nothing is converted
+            network.load_lora_adapter(str(folder), prefix=PREFIX, **options)
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f'model.adapters: "{spec.path}" ({spec.file}) holds no LoRA of this model ({type(error).__name__}: '
+            f"{' '.join(str(error).split())[:300]})."
+        ) from error
+    layers = {name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}
+    if not layers:  # diffusers only warns
+        raise ModelError(
+            f'model.adapters: nothing in "{spec.path}" ({spec.file}) fits the names of this model\'s layers.'
+        )
+    _refuse_broken(layers, folder)
+    network.fuse_lora(lora_scale=spec.scale, safe_fusing=True)
+    network.unload_lora()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -37,6 +37,26 @@ class LoraSpec:
     """Seed of the adapter's first weights; every rank draws the same."""
     path: Values[str | None] = None
     """A saved LoRA of the same shape to start from: a folder, or owner/name@COMMIT on the hub; None starts at zero."""
+
+
+@checked
+class AdapterSpec:
+    """A LoRA that is part of the model that training starts from, such as one that makes a checkpoint need few steps."""
+
+    path: str
+    """A folder, or owner/name@COMMIT on the hub; safetensors only."""
+    file: str = "pytorch_lora_weights.safetensors"
+    """The file in it, in diffusers' names or in any that the pipeline's load_lora_weights converts."""
+    scale: Finite = 1.0
+    """Factor on its update."""
+    expert: Literal["high", "low"] | None = None
+    """Wan 2.2 with two experts: the one that it belongs to."""
+
+    def __post_init__(self) -> None:
+        if not self.path or not self.file.endswith(".safetensors"):
+            raise ModelError(
+                f'model.adapters: path "{self.path}" and file "{self.file}": name a folder (or owner/name@COMMIT) and a .safetensors file in it.'
+            )
 
 
 @checked
@@ -83,6 +103,12 @@ class ModelSpec:
     """Frames per second."""
     shift: Positive | None = None
     """Shift of the noise schedule; None is the checkpoint's scheduler's."""
+    sigmas: list[float] = field(default_factory=list)
+    """Noise levels at which steps begin, from high to low, for checkpoints that were distilled to these: [1, 0.9, 0.75, 0.5]. The last step ends at
+    0. Rollouts, evaluation and generation all use them, with as many steps. Empty is the grid of the checkpoint's scheduler."""
+    adapters: list[AdapterSpec] = field(default_factory=list)
+    """Frozen LoRAs that are added to the checkpoint's weights when it is loaded (lightx2v, CausVid). What is trained, compared and called "base"
+    then has them; an exported LoRA does not, and its card names them."""
     attention: Speed[str] = "auto"
     """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" measures cuDNN's and PyTorch's flash
     attention on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
@@ -132,6 +158,16 @@ class ModelSpec:
             raise ModelError(
                 f'model.revision "{self.revision}" is a version of a hub id, and model.path names none: give --model.path '
                 "owner/name as well, or leave the revision out."
+            )
+        if self.sigmas and (
+            self.sigmas != sorted(set(self.sigmas), reverse=True) or not 0 < self.sigmas[-1] <= self.sigmas[0] <= 1
+        ):
+            raise ModelError(
+                f"model.sigmas must fall strictly from at most 1 to above 0 (the last step ends at 0 by itself), got {self.sigmas}."
+            )
+        if self.sigmas and self.shift is not None:
+            raise ModelError(
+                f"model.sigmas is a whole grid, which model.shift {self.shift:g} would not change: leave one of them out."
             )
         if self.guidance_scale == 1 and self.guidance_scale_2 not in (None, 1):
             raise ModelError(
@@ -196,10 +232,35 @@ class ModelSpec:
         # Constructors draw weights that the checkpoint then replaces: loading must not move the run's random numbers.
         with torch.random.fork_rng(devices=[]):
             model = module.load(self, device)
+        self._check_heard(model)
         model.place("vae", model.device)
         if not sharded:
             model.place("network", model.device)
         return model
+
+    def _check_heard(self, model: VelocityModel) -> None:
+        """A family of the user's own must not pass over a grid or an adapter."""
+        steps = len(self.sigmas)
+        heard = not steps or model.sigmas(steps).tolist() == explicit_sigmas(self.sigmas, steps).tolist()
+        if not heard or (self.adapters and self.own_family):
+            name = "adapters" if heard else "sigmas"
+            raise ModelError(f"model.{name}: the family {type(model).__name__} does not know them. Leave them out.")
+
+
+def explicit_sigmas(levels: Sequence[float], num_steps: int, shift: float | None = None) -> torch.Tensor:
+    """The grid of `model.sigmas`; refuses another number of steps or a shift."""
+    import torch
+
+    if num_steps != len(levels):
+        raise ModelError(
+            f"model.sigmas has {len(levels)} noise levels, but {num_steps} steps were asked for: set the steps (rollout.steps, evaluate.steps, "
+            f"--steps, --settings.steps) to {len(levels)}."
+        )
+    if shift is not None:
+        raise ModelError(
+            f"model.sigmas is a whole grid, which shift {shift:g} would not change: leave one of them out."
+        )
+    return torch.tensor([*levels, 0.0], dtype=torch.float32)
 
 
 def find_family(family: str) -> ModuleType:

@@ -234,6 +234,9 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
         dataclasses.replace(config.kernel, eta=eta).build()  # an eta that the kernel does not take fails here
     found = choice.find(config.model)
     reward = load_rewards(config, prompts[0], World())
+    reward.refuse_comparing(
+        "what it says of clips of different settings cannot be compared. Probe with another reward."
+    )
     model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
     Prober(config, spec, model, reward, prompts, []).steps()
     conditions = model.encode([prompt.text for prompt in prompts], [first_frame(prompt) for prompt in prompts])

@@ -162,6 +162,19 @@ class CompositeReward:
         return f"{member.spec.title}/{part}" if shared else part
 
     @property
+    def compares(self) -> bool:
+        """Whether any of the rewards compares the clips of a group with one another."""
+        return any(member.compares for member in self._members)
+
+    def refuse_comparing(self, why: str) -> None:
+        """RewardConfigError where a reward compares clips; `why` says what stands against it, and what to do."""
+        for member in self._members:
+            if member.compares:
+                raise RewardConfigError(
+                    f"Reward {member.spec.title!r} compares the clips of a group with one another: {why}"
+                )
+
+    @property
     def reads_clips(self) -> bool:
         """Whether any of the rewards, those that are only measured as well, needs more than latents."""
         return not all(member.reads_latents for member in self._members)
@@ -200,18 +213,20 @@ class CompositeReward:
         metadata: Sequence[Mapping[str, Any]] | None = None,
         early: Early | None = None,
         latents: Tensor | None = None,
+        groups: Sequence[int] = (),
     ) -> tuple[Scores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells.
 
         metadata: for every clip what is known of its prompt besides the text; rewards with a parameter of this name get it.
-        early: where rewards that compute elsewhere have got these same clips already. latents: what the clips were decoded from.
+        early: where rewards that compute elsewhere have got these same clips already. latents: what the clips were decoded from. groups: for
+        every clip the number of those that it is compared with by rewards that compare; without them these are the clips of its prompt.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
         if len(rows) != len(prompts):
             raise ValueError(f"One row of metadata a clip is needed: got {len(rows)} for {len(prompts)} clips.")
         self.onload()
-        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, latents), early)
+        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, latents, groups), early)
         count = videos.shape[0]
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
@@ -261,7 +276,9 @@ class CompositeReward:
         elsewhere = [
             member
             for member in self._members
-            if member.spec.overlap and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
+            if member.spec.overlap
+            and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
+            and not member.compares  # a micro-batch may hold a part of a group
         ]
         return Early(elsewhere, fps)
 
@@ -312,7 +329,9 @@ class CompositeReward:
 
 
 def _try(member: Member, video: VideoSpec, *, prompt: str, metadata: Mapping[str, Any] | None, gradient: bool) -> str:
-    clips = ClipBatch(_moving_picture(video), [prompt], video.fps, [metadata or {}])
+    picture = _moving_picture(video)
+    videos = torch.cat([picture, picture.flip(3)]) if member.compares else picture
+    clips = ClipBatch(videos, [prompt] * len(videos), video.fps, [metadata or {}] * len(videos))
     try:
         outcome = member.score(clips)
         if gradient and member.weights and not outcome.failures:

@@ -10,13 +10,14 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sage_grpo.hints import did_you_mean
+from sage_grpo.rewards.comparing import ordered_pairs, win_rates
 from sage_grpo.rewards.frames import sample_indices, stretch
 from sage_grpo.types import PartScores
 
@@ -24,6 +25,8 @@ REASONS = "reasons"
 """Key of a returned mapping under which a reward may say why: one text (or None) a clip, or index -> text."""
 EVEN = (1.0,)
 """Frame weights that count every frame alike."""
+Takes = Literal["clips", "group", "pairs"]
+"""What a call of a reward gets: any clips, all clips of one group, or pairs of clips of one group."""
 
 
 class RewardConfigError(ValueError):
@@ -133,7 +136,7 @@ class FunctionReward:
 
     With `per_frame` the function sees frames only, `(frames: uint8 N x H x W x 3, N prompts) -> N floats`, and
     a clip's score is the mean over its sampled frames, weighted by `frame_weights`. A parameter called `metadata` gets what
-    the prompt file says besides the prompt.
+    the prompt file says besides the prompt. With `takes: group` every call has all clips of one group and no others.
     """
 
     def __init__(
@@ -146,12 +149,16 @@ class FunctionReward:
         sample_fps: float = 2.0,
         num_frames: int = 0,
         frame_weights: Sequence[float] = (),
+        takes: Takes = "clips",
         **arguments: Any,
     ) -> None:
         """reads: what it is called with. frame_weights: a curve over the clip, from its beginning to its end, in as many points as you like."""
         check_known([reads], ("clips", "latents"), "A reward reads clips or latents, not")
+        self.compares = check_takes(takes) != "clips"
         if per_frame and reads == "latents":
             raise RewardConfigError("per_frame does not go with reads: latents, which have no frames of pixels.")
+        if self.compares and per_frame:
+            raise RewardConfigError(f"takes: {takes} does not go with per_frame, where a function sees single frames.")
         self.function, self.reads = function, reads
         self.names = tuple(parts) or (function.__name__,)
         self._per_frame = per_frame
@@ -159,7 +166,8 @@ class FunctionReward:
         self._num_frames = num_frames
         self._frame_weights = _check_weights(frame_weights, per_frame=per_frame)
         self._arguments = arguments
-        self._takes_metadata = _check_arguments(function, arguments, positional=2 if per_frame else 3)
+        positional = {"pairs": 4}.get(takes, 2 if per_frame else 3)
+        self._takes_metadata = _check_arguments(function, arguments, positional=positional)
 
     def __call__(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
@@ -230,6 +238,55 @@ class DifferentiableFunction(FunctionReward):
             f"A differentiable reward returns a tensor, or a mapping of tensors; {self.function.__name__} returned a "
             f"{type(result).__name__}."
         )
+
+
+class PairFunction(FunctionReward):
+    """A function `(first, second, prompts, fps)` that says how much it prefers each first clip to the second, from 1 to 0 (0.5: neither).
+
+    The score of a clip is how often it wins over the others of its group. Every pair is asked in both orders, `pairs_per_call`
+    at a time.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, pairs_per_call: int = 8, **options: Any) -> None:
+        super().__init__(function, **{**options, "takes": "pairs"})
+        if pairs_per_call < 1:
+            raise RewardConfigError(f"pairs_per_call must be at least 1, got {pairs_per_call}.")
+        self._pairs_per_call = pairs_per_call
+
+    def __call__(
+        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
+    ) -> Mapping[str, Tensor]:
+        """Score the clips of one group."""
+        count = len(prompts)
+        pairs = ordered_pairs(count)
+        rows = [{} for _ in prompts] if metadata is None else list(metadata)
+        found: dict[str, list[Tensor]] = {part: [] for part in self.names}
+        for start in range(0, len(pairs), self._pairs_per_call):
+            some = pairs[start : start + self._pairs_per_call]
+            first, second = ([pair[side] for pair in some] for side in (0, 1))
+            extra = {"metadata": [rows[place] for place in first]} if self._takes_metadata else {}
+            asked = [prompts[place] for place in first]
+            result = finish(self.function(videos[first], videos[second], asked, fps, **self._arguments, **extra))
+            for part, value in check_return(result, self.names, len(some)).items():
+                found[part].append(check_preferences(value))
+        return {part: win_rates(count, pairs, torch.cat(values)) for part, values in found.items()}
+
+
+def check_takes(takes: str) -> str:
+    """What a reward's call gets, if there is such a thing."""
+    if takes not in get_args(Takes):
+        raise RewardConfigError(f"takes: a reward cannot take {takes!r}.{nearest(takes, get_args(Takes))}")
+    return takes
+
+
+def check_preferences(values: Tensor) -> Tensor:
+    """Preferences within 0 and 1, or NaN; BadReturn names one that is neither."""
+    wrong = values[(values < 0) | (values > 1)]
+    if len(wrong):
+        raise BadReturn(
+            f"a preference must be within 0 (the second clip is better) and 1 (the first is), got {float(wrong[0]):g}"
+        )
+    return values
 
 
 def _check_weights(weights: Sequence[float], *, per_frame: bool) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import DifferentiableReward, PartScores, Reads, ReadsFrames, Reward
+from sage_grpo.types import ComparesClips, DifferentiableReward, PartScores, Reads, ReadsFrames, Reward
 
 SHOWN = 5
 """Failures of an iteration that are told one by one."""
@@ -99,6 +99,8 @@ def check_failures(failed: int, total: int, limit: float, report: str = "") -> N
         )
 
 
+ALONE = BadReturn("a reward that compares needs at least two clips of a prompt, and there is one")
+"""What is said of a group of one clip."""
 DEFAULT_BATCH = 8
 """Clips a call where the spec says nothing."""
 
@@ -117,6 +119,15 @@ class ClipBatch:
     """One a clip."""
     latents: Tensor | None = None
     """What the clips were decoded from, where that is known."""
+    groups: Sequence[int] = ()
+    """One a clip; rewards that compare clips compare those of one group. Nothing: clips of one prompt are a group."""
+
+    def grouped(self) -> list[list[int]]:
+        """The places of every group's clips."""
+        found: dict[object, list[int]] = {}
+        for place, group in enumerate(self.groups or self.prompts):
+            found.setdefault(group, []).append(place)
+        return list(found.values())
 
 
 @dataclass
@@ -157,6 +168,12 @@ class Member:
                 f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
             )
         check_known(spec.standardize, reward.names, f"standardize: {spec.title!r} has no part")
+        self.compares = isinstance(reward, ComparesClips) and reward.compares
+        if self.compares and (spec.batch_size is not None or spec.isolate_failures):
+            given = "isolate_failures" if spec.batch_size is None else "batch_size"
+            raise RewardConfigError(
+                f"Reward {spec.title!r} compares clips, so that each call has one whole group: leave {given} out."
+            )
 
     def batch(self, count: int) -> int:
         """Clips a call when there are `count`."""
@@ -191,7 +208,9 @@ class Member:
         size, at = self.batch(count), 0
         # a thread has its own current device
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            while at < count:
+            for group in clips.grouped() if self.compares else ():
+                self._write(outcome, clips, group, self.call(clips, group) if len(group) > 1 else ALONE)
+            while at < count and not self.compares:
                 chunk = range(at, min(at + size, count))
                 result = self.call(clips, chunk)
                 if isinstance(result, torch.OutOfMemoryError) and len(chunk) > 1:
@@ -212,7 +231,7 @@ class Member:
     ) -> Tensor:
         """This reward's part in the total of float clips (or of latents, where it reads these), with a graph."""
         reward = self.reward
-        if not isinstance(reward, DifferentiableReward):
+        if not isinstance(reward, DifferentiableReward) or self.compares:
             raise RewardConfigError(without_gradient(self.spec))
         extra = {"metadata": metadata} if self._takes_metadata and isinstance(reward, FunctionReward) else {}
         parts = reward.differentiable(videos.to(self.device), prompts, fps, **extra)
@@ -250,10 +269,12 @@ class Member:
                 else:
                     self._write(outcome, clips, half, result)
 
-    def call(self, clips: ClipBatch, chunk: range) -> PartScores | Exception:
+    def call(self, clips: ClipBatch, chunk: Sequence[int]) -> PartScores | Exception:
         """One call of the reward, with memory that it cannot spoil for anyone else."""
         try:
-            given = self._read(clips)[chunk.start : chunk.stop]
+            given = self._read(clips)
+            # a range is a view, any other choice of clips a copy
+            given = given[chunk.start : chunk.stop] if isinstance(chunk, range) else given[list(chunk)]
             own = given.to(self.device)
             if self._is_users and own.device == given.device:
                 own = own.clone()  # users' code may write through numpy, which nothing notices
@@ -277,7 +298,7 @@ class Member:
             raise RewardConfigError(without_latents(self.spec))
         return clips.latents
 
-    def _write(self, outcome: Outcome, clips: ClipBatch, chunk: range, result: PartScores | Exception) -> None:
+    def _write(self, outcome: Outcome, clips: ClipBatch, chunk: Sequence[int], result: PartScores | Exception) -> None:
         """Keep one call's scores, and a Failure for every clip that has none."""
         about = partial(Failure, self.spec.title)
         if isinstance(result, Exception):
@@ -290,7 +311,7 @@ class Member:
         for part, value in result.items():
             mean, std = self.spec.standardize.get(part, (0.0, 1.0))
             scaled = torch.where(value.isfinite(), (value - mean) / std, torch.nan)
-            outcome.values[part][chunk.start : chunk.stop] = scaled
+            outcome.values[part][list(chunk)] = scaled
         for offset, index in enumerate(chunk):
             bad = {part: float(value[offset]) for part, value in result.items() if not value[offset].isfinite()}
             shown = ", ".join(f"{part} = {number}" for part, number in bad.items())

@@ -16,6 +16,7 @@ from sage_grpo.ranges import Finite, Natural, checked
 from sage_grpo.rewards.functions import (
     DifferentiableFunction,
     FunctionReward,
+    PairFunction,
     RewardConfigError,
     check_known,
     nearest,
@@ -118,8 +119,18 @@ def load_reward(spec: RewardSpec) -> Reward:
     target, options = find_reward(spec), dict(spec.options)
     if inspect.isclass(target):
         return _construct(target, options, spec)
-    kind = DifferentiableFunction if options.pop("differentiable", False) else FunctionReward
-    return kind(target, **{"parts": list(spec.weights), **options})
+    return function_reward(target, {"parts": list(spec.weights), **options})
+
+
+def function_reward(function: Callable[..., Any], options: Mapping[str, Any]) -> FunctionReward:
+    """A function as a reward of the kind that its options ask for."""
+    differentiable, pairs = options.get("differentiable", False), options.get("takes") == "pairs"
+    if differentiable and options.get("takes", "clips") != "clips":
+        raise RewardConfigError(
+            f"takes: {options['takes']} does not go with differentiable, where clips are taken one by one."
+        )
+    kind = DifferentiableFunction if differentiable else PairFunction if pairs else FunctionReward
+    return kind(function, **{name: value for name, value in options.items() if name != "differentiable"})
 
 
 def find_reward(spec: RewardSpec) -> Any:
@@ -153,7 +164,9 @@ def _check_kind(target: Any, spec: RewardSpec) -> None:
             )
         return
     needed = "frames, prompts" if spec.options.get("per_frame") else "videos, prompts, fps"
-    if _named_arguments(target) < 2 + (needed != "frames, prompts"):
+    if spec.options.get("takes") == "pairs":
+        needed = "first, second, prompts, fps"
+    if _named_arguments(target) < len(needed.split(", ")):
         raise RewardConfigError(
             f"{spec.name!r} is not a reward: a reward is a Python function ({needed}), see docs/rewards.md."
         )
@@ -350,7 +363,7 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSet
             f"A {type(target).__name__} is not a reward: give a function (videos, prompts, fps), or an object with `names` and "
             "__call__(videos, prompts, fps); see docs/rewards.md."
         )
-    return GivenReward(spec, FunctionReward(target, **{"parts": list(spec.weights) or [label], **spec.options}))
+    return GivenReward(spec, function_reward(target, {"parts": list(spec.weights) or [label], **spec.options}))
 
 
 def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[RewardSpec], dict[str, Reward]]:

@@ -410,6 +410,7 @@ class TrainConfig:
                 "rewards: none of them counts (each is metric_only or has only weights of 0), so there is nothing to learn "
                 "from. Give one a weight."
             )
+        self._check_sigmas()
         self._check_share()
         self._check_clips()
         if self.rollout.cheap.on and self.rollout.window.kind == "all" and not self.objective.fresh:
@@ -457,6 +458,22 @@ class TrainConfig:
         wrong = [reason for reason, found in reasons.items() if found]
         if wrong:
             raise ValueError(f"objective.kind {objective.kind} does not go with " + "; nor with ".join(wrong) + ".")
+
+    def _check_sigmas(self) -> None:
+        """A grid that is stated has one number of steps, and no shift."""
+        levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate
+        wrong = {
+            f"rollout.steps {rollout.steps}": rollout.steps != len(levels),
+            f"evaluate.steps {evaluate.steps}": evaluate.steps != len(levels),
+            f"rollout.shift {rollout.shift}": rollout.shift is not None,
+            "evaluate.solver checkpoint": evaluate.solver == "checkpoint",
+        }
+        found = [name for name, is_wrong in wrong.items() if is_wrong and levels]
+        if found:
+            raise ValueError(
+                f"model.sigmas has {len(levels)} noise levels, which does not go with {', '.join(found)}: set rollout.steps and evaluate.steps "
+                f"to {len(levels)}, and leave rollout.shift and evaluate.solver out."
+            )
 
     def _check_share(self) -> None:
         """kl.kind share needs a KL that has a gradient."""

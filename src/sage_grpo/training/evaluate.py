@@ -19,7 +19,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.inputs import first_frame
-from sage_grpo.training.scoring import Scored, no_clips, score_everywhere
+from sage_grpo.training.scoring import Scored, check_groups, no_clips, score_everywhere
 from sage_grpo.types import Conditioning
 
 
@@ -54,6 +54,7 @@ def evaluate(
     """Sample `config.per_prompt` clips for every prompt and score them; RewardFailure when too many cannot be scored."""
     world = world or World()
     prompts = list(prompts)[: config.prompts]
+    check_evaluation(reward, len(prompts), config, micro_batch, world)
     conditions = model.encode([p.text for p in prompts], [first_frame(p) for p in prompts])
     model.unload_text()  # the network needs their memory; what is encoded stays
     members = members_of(len(prompts), config.per_prompt)
@@ -79,6 +80,17 @@ def evaluate(
     rows = _rows(scored, prompts, config.seed, mine[: config.show])
     captions = [prompt.text for prompt in shown[: config.show]]
     return Evaluation(_means(scored), videos[: config.show], captions, scored.report, rows)
+
+
+def check_evaluation(reward: CompositeReward, prompts: int, config: EvalConfig, micro_batch: int, world: World) -> None:
+    """Refuse rewards that compare clips where an evaluation of so many prompts would not give them whole groups."""
+    count = min(prompts, config.prompts)
+    shares = share_out(members_of(count, config.per_prompt), micro_batch, world_size=world.size)
+    remedy = (
+        f"An evaluation compares the evaluate.per_prompt ({config.per_prompt}) clips of a prompt: set it to 2 or more, and evaluate.prompts "
+        f"({count}) to a multiple of the {world.size} data-parallel ranks."
+    )
+    check_groups(reward, shares, config.per_prompt, remedy, world)
 
 
 def _rows(scored: Scored, prompts: Sequence[Prompt], seed: int, clips: list[Member]) -> list[dict[str, Any]]:

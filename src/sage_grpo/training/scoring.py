@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.data.groups import Member
+from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward, Early
@@ -49,6 +50,22 @@ def no_clips(video: VideoSpec) -> Tensor:
     return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
 
 
+def check_groups(
+    reward: CompositeReward, shares: Sequence[Sequence[MicroBatch]], size: int, remedy: str, world: World
+) -> None:
+    """Refuse rewards that compare where a group of `size` clips would not be scored by one process; `shares` are all ranks' micro-batches."""
+    if size < 2:
+        reward.refuse_comparing(f"there is one clip a prompt. {remedy}")
+    if world.layout.sequence > 1:
+        reward.refuse_comparing(
+            f"{world.layout.sequence} sequence-parallel processes share a group's clips. Set parallel.sequence 1."
+        )
+    for share in shares:
+        counts = Counter(member.group for batch in share if not batch.filler for member in batch.members)
+        if any(count < size for count in counts.values()):
+            reward.refuse_comparing(f"{world.size} ranks share {size} clips of a prompt. {remedy}")
+
+
 def score_everywhere(
     reward: CompositeReward,
     videos: Tensor,
@@ -65,7 +82,8 @@ def score_everywhere(
     `members` says which clips they are, `prompts` has the prompt of each; `latents` are what they were decoded from.
     """
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
-    scores, report = reward.score(videos, texts, fps, metadata, early, latents)
+    groups = [member.group for member in members]
+    scores, report = reward.score(videos, texts, fps, metadata, early, latents, groups)
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
     columns = torch.stack([scores.total, *(scores.parts[name] for name in reward.names)], 1)
     rows = world.gather(torch.cat([places, columns.double().cpu()], 1))

@@ -30,14 +30,14 @@ from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
-from sage_grpo.training.evaluate import Evaluation, evaluate
+from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.focus import parts_of
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner, check_cheap, choose
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, describe, metadata_of, score_everywhere
+from sage_grpo.training.scoring import Scored, check_groups, describe, metadata_of, score_everywhere
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import (
     Diverged,
@@ -83,6 +83,7 @@ class Trainer:
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(config, grid, config.kernel.build(grid), self.model.trains, self.world.size)
         self.planner.check()
+        self._check_groups()
         if spec.by_gradient:
             check_differentiable(self.model, self.reward, spec.frames)
         check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
@@ -96,6 +97,14 @@ class Trainer:
         """Whether somebody else than rewards and sentinel looks at the clips of the coming iteration: else only their frames are decoded."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
+
+    def _check_groups(self) -> None:
+        """Rewards that compare clips get whole groups, or are refused before anything is sampled."""
+        config, planner = self.config, self.planner
+        remedy = f"Set batch.prompts times rollout.window.branches to a multiple of the {self.world.size} data-parallel ranks."
+        check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
+        if self.held_out:
+            check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
 
     def step(self) -> dict[str, float]:
         """One iteration: the straight line."""

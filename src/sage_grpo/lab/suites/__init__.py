@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sage_grpo.lab.design import Suite
 from sage_grpo.lab.suites.after import after
 from sage_grpo.lab.suites.common import Size, expected_seconds
+from sage_grpo.lab.suites.few_steps import few_steps
 from sage_grpo.lab.suites.headline import headline, tuning
 from sage_grpo.lab.suites.leash import (
     dose,
@@ -37,7 +38,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(distance, headline, tuning, regime, dose, taken, witness, after),
+        *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps),
         *(
             scenes_headline,
             scenes_tuning,

@@ -122,6 +122,11 @@ def write_card(folder: Path, model: Any, *, whole: bool) -> None:
     if not whole and spec.lora is not None:
         alpha = spec.lora.alpha or spec.lora.rank
         lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(model.lora_targets)}."]
+    for adapter in spec.adapters:
+        where = Path(adapter.path).name if Path(adapter.path).exists() else adapter.path
+        lines += [
+            f"{'With' if whole else 'On top of'} the adapter {where} ({adapter.file}), scale {adapter.scale:g}{', which is part of these weights' if whole else ''}."
+        ]
     lines += ["", "```python", *_usage(model, base, whole=whole), "```", ""]
     replace_text(folder / "README.md", "\n".join(lines))
 
@@ -134,6 +139,15 @@ def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
     if whole:
         return [*start, f'pipe = {pipeline}.from_pretrained("path/to/this/folder"{without})']
     lines = [*start, f'pipe = {pipeline}.from_pretrained("{base}"{without})']
+    for adapter in model.spec.adapters:
+        into = "pipe" if callable(getattr(model.pipe, "load_lora_weights", None)) else "pipe.transformer"
+        load = "load_lora_weights" if into == "pipe" else "load_lora_adapter"
+        second = ", load_into_transformer_2=True" if adapter.expert == "low" else ""
+        lines += [f'{into}.{load}("path/to/{Path(adapter.path).name}", weight_name="{adapter.file}"{second})']
+        lines += [
+            f"{into}.fuse_lora(lora_scale={adapter.scale:g})",
+            f"{into}.{'unload_lora_weights' if into == 'pipe' else 'unload_lora'}()",
+        ]
     if model.component == "transformer_2":
         return [*lines, 'pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)']
     if "HunyuanVideo15" in pipeline:

@@ -14,8 +14,8 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.checkpoints.checkpoint import TOKENIZERS, has_component
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.policy import Policy, build_solver, integrate, solve
-from sage_grpo.models.schedulers import scheduler_shift
+from sage_grpo.models.policy import Policy, integrate, solve
+from sage_grpo.models.schedulers import SchedulerSolver, scheduler_shift
 from sage_grpo.types import Conditioning
 
 KNOWN = ("HunyuanVideo15", "Wan")
@@ -77,8 +77,8 @@ def our_latents(model: FamilyModel, condition: Conditioning, x: Tensor, steps: i
     """The same clip by our own code: the ODE of a rollout where the checkpoint's solver is Euler's, else the checkpoint's solver."""
     shift = scheduler_shift(model.pipe.scheduler.config, model.tokens)
     if "Euler" in type(model.pipe.scheduler).__name__:
-        return integrate(Policy(model, Ode(), Schedule(model.sigmas(steps, shift))), x, [condition])
-    return solve(model, build_solver(model, "checkpoint", steps, shift), x, [condition])
+        return integrate(Policy(model, Ode(), Schedule(model.stock_sigmas(steps, shift))), x, [condition])
+    return solve(model, SchedulerSolver(model._scheduler(steps, model.shift if shift is None else shift)), x, [condition])
 
 
 @torch.no_grad()

@@ -140,7 +140,7 @@ class LtxCondition(Ltx):
                 "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
             )
 
-    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+    def stock_sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         """The grid of the stock pipeline: linear at first, then quadratic."""
         return self._scheduler(num_steps, self.shift if shift is None else shift).sigmas.to(torch.float32).cpu()
 

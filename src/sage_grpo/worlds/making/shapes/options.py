@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from sage_grpo.ranges import Count, checked
+from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, checked
 from sage_grpo.worlds.making.options import StageOptions
 
 
@@ -52,3 +53,56 @@ class PretrainOptions(StageOptions):
         """The sizes of the networks."""
         channels = tuple(int(part) for part in self.vae_channels.split(","))
         return Sizes(latent_channels=self.latent_channels, vae_channels=channels, heads=self.heads, blocks=self.blocks)
+
+
+@checked
+class DistillOptions:
+    """Options of distilling the world's model to few steps."""
+
+    out: Path = Path("shapes-distilled")
+    """Folder for the results: pipeline/ (as large as what it starts from), pictures, scores.json, state/."""
+    start: Path | None = None
+    """Pipeline folder that is distilled; None is the model that the package carries."""
+    steps: Count = 4
+    """Steps that it takes afterwards."""
+    teacher_steps: Count = 20
+    """Steps of the teacher's ODE, a multiple of `steps`."""
+    clips: Count = 2048
+    """Trajectories of the teacher."""
+    updates: Count = 1500
+    """Optimizer updates."""
+    batch: Count = 32
+    """Clips an update."""
+    lr: Positive = 3e-4
+    """Peak learning rate."""
+    score_prompts: Natural = 64
+    """Held-out prompts to sample and judge at the end; 0 leaves the scoring out."""
+    seed: Seed = 0
+    """Seed of everything."""
+    resume: bool = False
+    """Go on from the saved state."""
+    call_minutes: NotNegative = 0.0
+    """Minutes after which this call saves its state and ends; the same command with resume goes on. 0 is no limit."""
+    report_seconds: NotNegative = 10.0
+    """Seconds between two printed lines."""
+    device: str = ""
+    """Where to train; empty takes cuda where there is one, else cpu."""
+
+    graphs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.teacher_steps % self.steps:
+            raise ValueError(
+                f"distill.teacher_steps {self.teacher_steps} must be a multiple of distill.steps {self.steps}: the teacher has to stop at the "
+                "levels between which the few steps go."
+            )
+
+    @property
+    def stride(self) -> int:
+        """Steps of the teacher in one of the few."""
+        return self.teacher_steps // self.steps
+
+    @property
+    def states(self) -> Path:
+        """Folder of the state to resume from."""
+        return self.out / "state"
