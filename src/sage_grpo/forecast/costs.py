@@ -393,7 +393,7 @@ def forecast(
         hardware=hardware,
         layout=layout,
         plans=like.plans if like is not None and shared else _plans(config, found, layout),
-        held_out=0 if config.data.held_out is None else most,
+        held_out=0 if config.held_out is None else most,
         like=like if shared else None,
     )
 

@@ -186,7 +186,7 @@ def evaluation(
 
 def evaluations(config: TrainConfig) -> int:
     """How many evaluations a run makes: before, after, and every so often."""
-    return 0 if config.data.held_out is None else len(config.evaluate.points(config.iterations))
+    return 0 if config.held_out is None else len(config.evaluate.points(config.iterations))
 
 
 def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:

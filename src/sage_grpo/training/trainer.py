@@ -1,4 +1,6 @@
-"""The whole system on two screens: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor."""
+"""The whole system on two screens: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor.
+
+Where clips are given (data.clips), their latents stand in place of the rollout's, and which of them is better in place of rewards."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,15 +33,17 @@ from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import Clips, frames_needed
 from sage_grpo.training.evaluate import Evaluation, evaluate
+from sage_grpo.training.examples import LATENTS, Encoder
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner, check_cheap, choose
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, describe, metadata_of, score_everywhere
+from sage_grpo.training.scoring import Scored, describe, metadata_of, no_clips, preferred, score_everywhere
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import (
     Diverged,
+    Duel,
     Item,
     Objective,
     Push,
@@ -48,6 +53,7 @@ from sage_grpo.training.update import (
     summarize,
     with_anchor,
     with_old,
+    with_rivals,
 )
 from sage_grpo.types import Conditioning
 
@@ -83,6 +89,11 @@ class Trainer:
             differentiable(self.model)
         check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
         self.vae = VaeMover(self.model, config.model)
+        self.examples = inputs.examples
+        self.encoder = None
+        """What makes latents of clips that are given."""
+        if inputs.examples is not None:
+            self.encoder = Encoder(self.model, Path(config.out) / LATENTS, self.vae.decoding)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
@@ -100,12 +111,12 @@ class Trainer:
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
             rollout = self.roll_out(plan)
-        with self.reward.early(self.model.video.fps) as early:
-            with self.clock("decode"):
-                videos = self.decode(rollout, early, plan.prompts)
-            with self.clock("reward"):
-                scored = self.score(videos, plan, early)
-        advantages = self.advantages(scored)
+        if plan.examples:
+            videos, scored = no_clips(self.model.video), preferred(len(plan.groups), plan.group_size)
+            advantages = scored.total
+        else:
+            videos, scored = self.judge(rollout, plan)
+            advantages = self.advantages(scored)
         plan = choose(self.config, plan, advantages, scored.valid)
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages)
@@ -116,9 +127,19 @@ class Trainer:
         self.failures = scored.report
         members = self._scored(plan)
         self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
-        seen = {**appearance(videos, members, self.world), **self.travel.measure(self.world)}
-        rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
+        seen, rewards = self.travel.measure(self.world), {}
+        if not plan.examples:
+            seen = {**appearance(videos, members, self.world), **seen}
+            rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
         return {**rewards, **metrics, **seen, **times}
+
+    def judge(self, rollout: Rollout, plan: Plan) -> tuple[Tensor, Scored]:
+        """This process's clips, decoded, and the scores of all."""
+        with self.reward.early(self.model.video.fps) as early:
+            with self.clock("decode"):
+                videos = self.decode(rollout, early, plan.prompts)
+            with self.clock("reward"):
+                return videos, self.score(videos, plan, early)
 
     def encode_prompts(self) -> None:
         """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
@@ -156,7 +177,12 @@ class Trainer:
             self.world.rank,
             self.policy,
             {group.index: condition for group, condition in zip(groups, conditions)},
-            keys=NoiseKeys(self.config.seed, plan.iteration, same_start=config.same_noise),
+            keys=NoiseKeys(
+                self.config.seed,
+                plan.iteration,
+                same_start=config.same_noise,
+                same_fresh=self.config.objective.kind == "dpo",
+            ),
             storage=Storage(
                 dtype=getattr(torch, config.storage),
                 device=torch.device("cpu") if config.offload else self.model.device,
@@ -164,8 +190,14 @@ class Trainer:
             ),
             solver=config.solver,
             cheap=config.cheap,
+            examples=partial(self.example, plan) if plan.examples else None,
             progress=self.clock.ticker(passes.total()),
         )
+
+    def example(self, plan: Plan, member: Member) -> Tensor:
+        """The latents of a clip that is given."""
+        assert self.encoder is not None
+        return self.encoder(plan.groups[member.group].prompt.clips[member.index])
 
     def policy(self, group: Group) -> Policy:
         """The policy that samples a group."""
@@ -231,7 +263,10 @@ class Trainer:
         state, device = self.state, self.model.device
         needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
         old_passes = self.config.objective.old_passes(plan.updates)
-        passes = sum(rounds * (1 + (need == "pass") + old) for rounds, need, old in zip(plan.rounds, needs, old_passes))
+        extra = [
+            (need == "pass") * self.config.objective.reference_passes + old for need, old in zip(needs, old_passes)
+        ]
+        passes = sum(rounds * (1 + more) for rounds, more in zip(plan.rounds, extra))
         tick = self.clock.ticker(passes + plan.gauge_rounds)
         logs = []
         if self.before is not None:
@@ -245,6 +280,9 @@ class Trainer:
                     items = with_old(self.objective, items, device, tick)
             if state.anchor is not None:
                 items = with_anchor(items, needs[update], state.anchor, device, tick)
+            if plan.pairs:
+                clips = len(plan.groups) * plan.group_size
+                items = with_rivals(self.objective, items, needs[update], clips, self.world, device, tick)
             self.engine.begin()
             tally = accumulate(
                 self.objective,
@@ -262,7 +300,8 @@ class Trainer:
             self._advance(logs[-1])
         if self.old is not None:
             self.old.end(self.config.objective.decay(plan.iteration + 1))
-        return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
+        metrics = mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
+        return {**metrics, "preference/skipped": float(plan.skipped)} if self.config.objective.by_choice else metrics
 
     def items(
         self,
@@ -298,10 +337,17 @@ class Trainer:
                     equalizer=plan.equalizer[label],
                     push=pushes[replay.members] if pushes else None,
                     reach=group.reach(replay.step) if pushes else 0.0,
+                    duel=self._duel(plan, replay.members, rows) if self.config.objective.kind == "dpo" else None,
                 )
             )
         idle = dataclasses.replace(items[0], weight=torch.zeros_like(items[0].weight))
         return items + [idle] * (plan.rounds[update] - len(items))
+
+    def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> Duel:
+        """Where the members of a replay stand in the plan's pairs."""
+        found = [plan.rivals.get(member, (0, member)) for member in members]
+        rivals = torch.tensor([rival.group * plan.group_size + rival.index for _, rival in found])
+        return Duel(rows, rivals, torch.tensor([float(side) for side, _ in found]), torch.zeros(len(members)))
 
     def _apply(self, metrics: dict[str, float]) -> dict[str, float]:
         """One optimizer step."""
@@ -370,7 +416,9 @@ class Trainer:
             )
 
     def _scored(self, plan: Plan) -> list[Member]:
-        """The rollouts that this process decodes and scores: ranks that share clips share that work too."""
+        """The rollouts that this process decodes and scores: ranks that share clips share that work too. Given clips nobody does."""
+        if plan.examples:
+            return []
         batches = plan.batches(self.world.rank)
         return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
 
