@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import sage_grpo as sage
 from sage_grpo.data.groups import Member
-from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.recipes.methods import METHODS
 from sage_grpo.training import trainer as line
+from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.rollout import NoiseKeys
@@ -21,17 +21,21 @@ from trainer_helpers import assert_resumes_to_the_bit, same, weights_of
 PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
 
 
-def small(method: str, **objective):
-    """A run of a few clips of the miniature, whose reward is brightness."""
-    config = sage.recipe(f"shapes/{method}")
-    return replace(
-        config,
-        rewards=[RewardSpec(name="trainer_toys:bright")],
-        batch=replace(config.batch, prompts=PROMPTS, group_size=SIZE, micro_batch=2, trained_fraction=0.4),
-        rollout=replace(config.rollout, steps=3),
-        objective=replace(config.objective, levels=LEVELS, draw="schedule", beta=BETA, **objective),
-        optimizer=replace(config.optimizer, max_grad_norm=1e9, lr=1e-3),
-    )
+@pytest.fixture
+def small(make_config):
+    """Makes the configuration of a few clips, whose reward is brightness."""
+
+    def make(method: str, **objective):
+        base = make_config(batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=2), rollout={"steps": 4})
+        config = METHODS[method](base)
+        return replace(
+            config,
+            batch=replace(config.batch, trained_fraction=0.4),
+            objective=replace(config.objective, levels=LEVELS, draw="schedule", beta=BETA, **objective),
+            optimizer=replace(config.optimizer, max_grad_norm=1e9),
+        )
+
+    return make
 
 
 def made(config) -> Trainer:
@@ -102,7 +106,7 @@ def assert_alike(found: dict, wanted: dict, rtol: float = 1e-4) -> None:
 
 
 @pytest.mark.parametrize("method", ["dpo", "rft"])
-def test_gradients_are_those_of_the_formulas_at_the_start_and_after_it(method: str) -> None:
+def test_gradients_are_those_of_the_formulas_at_the_start_and_after_it(method: str, small) -> None:
     trainer = made(small(method))
     start = weights_of(trainer)
     for _ in range(2):  # at the reference, and away from it, where a clip needs its rival's error
@@ -111,7 +115,7 @@ def test_gradients_are_those_of_the_formulas_at_the_start_and_after_it(method: s
         assert_alike(found, wanted)
 
 
-def test_the_first_loss_is_log_2_and_needs_no_reference() -> None:
+def test_the_first_loss_is_log_2_and_needs_no_reference(small) -> None:
     trainer = made(small("dpo"))
     passes = []
     with pytest.MonkeyPatch.context() as patch:
@@ -122,7 +126,7 @@ def test_the_first_loss_is_log_2_and_needs_no_reference() -> None:
     assert row["preference/lead"] == 0.0
 
 
-def test_exchanged_clips_have_the_opposite_gradient_at_the_start(monkeypatch) -> None:
+def test_exchanged_clips_have_the_opposite_gradient_at_the_start(monkeypatch, small) -> None:
     (found,) = sent(made(small("dpo")))
 
     def exchanged(config, plan, advantages, valid):
@@ -134,7 +138,7 @@ def test_exchanged_clips_have_the_opposite_gradient_at_the_start(monkeypatch) ->
 
 
 @pytest.mark.parametrize("method", ["dpo", "rft"])
-def test_micro_batches_do_not_matter(method: str) -> None:
+def test_micro_batches_do_not_matter(method: str, small) -> None:
     weights = []
     for size in (1, 3):
         config = small(method)
@@ -146,7 +150,7 @@ def test_micro_batches_do_not_matter(method: str) -> None:
     assert_alike({n: weights[0][n] - start[n] for n in start}, {n: weights[1][n] - start[n] for n in start}, 1e-2)
 
 
-def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch) -> None:
+def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch, small) -> None:
     config = small("dpo")
     trainer = made(config)
     original = trainer.judge
@@ -168,7 +172,7 @@ def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch)
     assert (row["preference/skipped"], row["loss/policy"]) == (2.0, 0.0)
 
 
-def test_pairs_stay_together_where_clips_are_dealt_to_updates() -> None:
+def test_pairs_stay_together_where_clips_are_dealt_to_updates(small) -> None:
     config = small("dpo")
     config = replace(
         config,
@@ -183,14 +187,14 @@ def test_pairs_stay_together_where_clips_are_dealt_to_updates() -> None:
         assert sum(better in part for part in plan.chosen) == 1
 
 
-def test_an_sft_at_a_level_is_weighed_by_sigma() -> None:
+def test_an_sft_at_a_level_is_weighed_by_sigma(small) -> None:
     rows = [made(small("rft", weight=weight)).step() for weight in ("uniform", "sigma")]
     assert rows[0]["loss/policy"] == pytest.approx(rows[0]["matching/error"])
     assert rows[1]["loss/policy"] < rows[1]["matching/error"]
     assert rows[1]["matching/error"] == pytest.approx(rows[0]["matching/error"])
 
 
-def test_what_does_not_go_with_a_choice_is_refused() -> None:
+def test_what_does_not_go_with_a_choice_is_refused(small) -> None:
     config = small("dpo")
     for field, part, words in (
         ("trust_region", {"mode": "none"}, "set fixed"),
@@ -203,16 +207,15 @@ def test_what_does_not_go_with_a_choice_is_refused() -> None:
     with pytest.raises(ValueError, match="no old policy"):
         replace(small("rft"), trust_region=replace(config.trust_region, mode="dual"))
     with pytest.raises(ValueError, match=r"data\.clips gives clips in place of rollouts"):
-        replace(sage.recipe("shapes/nft"), data=replace(config.data, clips="pairs.jsonl"))
+        replace(small("nft"), data=replace(config.data, clips="pairs.jsonl"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpo", "rft"])
-def test_a_resumed_run_is_the_same_run(method: str, tmp_path) -> None:
+def test_a_resumed_run_is_the_same_run(method: str, tmp_path, small) -> None:
     assert_resumes_to_the_bit(made, small(method), tmp_path)
 
 
-def test_the_anchor_of_a_moving_trust_region_is_the_reference() -> None:
+def test_the_anchor_of_a_moving_trust_region_is_the_reference(small) -> None:
     config = small("dpo")
     region = replace(config.trust_region, mode="moving")
     trainer = made(replace(config, trust_region=region, anchor=replace(config.anchor, every=1)))
