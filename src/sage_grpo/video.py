@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.inside import replacing
+from sage_grpo.types import VideoSpec
 
 Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
 GUTTER, CAPTION = 3, 24
@@ -83,6 +84,46 @@ def read_video(path: str | Path) -> tuple[Tensor, float]:
     if not frames:
         raise ValueError(f"{path} holds no frame.")
     return torch.stack(frames), fps
+
+
+def video_length(path: str | Path) -> tuple[int, float]:
+    """Frames and frame rate, by the header where it says how many; ValueError where it cannot be read."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0] if container.streams.video else None
+            if stream is not None and stream.frames and stream.average_rate:
+                return stream.frames, float(stream.average_rate)
+    except av.error.FFmpegError as error:
+        raise ValueError(f"{path} cannot be read as a video: {error}.") from error
+    clip, fps = read_video(path)
+    return len(clip), fps
+
+
+def frames_at(fps: float, video: VideoSpec) -> list[int]:
+    """The frames of a clip with this frame rate that a clip of a format consists of: from the first one on, in the format's own rhythm."""
+    return [int(frame * fps / video.fps + 0.5) for frame in range(video.frames)]
+
+
+def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
+    """A clip in another format: its first frames in that rhythm, scaled until they cover the size, and cut at equal margins. A clip that has the
+    format is returned as it is."""
+    _check(clip)
+    chosen = frames_at(fps, video)
+    if chosen[-1] >= len(clip):
+        raise ValueError(
+            f"too short: {len(clip)} frames at {fps:g} fps, but {video.frames} at {video.fps:g} fps take {chosen[-1] + 1}"
+        )
+    clip, (height, width) = clip[chosen], (video.height, video.width)
+    scale = max(height / clip.shape[1], width / clip.shape[2])
+    size = max(height, round(clip.shape[1] * scale)), max(width, round(clip.shape[2] * scale))
+    if size != tuple(clip.shape[1:3]):
+        frames = clip.permute(0, 3, 1, 2).to(torch.float32)
+        scaled = torch.nn.functional.interpolate(frames, size, mode="bicubic", antialias=True)
+        clip = scaled.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return clip[:, top : top + height, left : left + width].contiguous()
 
 
 def video_size(path: str | Path) -> tuple[int, int, int] | None:

@@ -75,6 +75,13 @@ class ToyModel:
         pixels = (torch.sigmoid(latents) * 255).permute(0, 2, 3, 4, 1)
         return pixels.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
+    def to_latents(self, clips: Tensor) -> Tensor:
+        pixels = clips[:, :, ::2, ::2].permute(0, 4, 1, 2, 3).to(torch.float32)
+        return torch.logit(pixels / 255, eps=1e-3)
+
+    def latents_key(self) -> str:
+        return "toy"
+
     def blocks(self) -> list[nn.Module]:
         return [self.network.first, self.network.second]
 

@@ -70,7 +70,7 @@ def _held_out(config: TrainConfig) -> int | None:
     """How many held-out prompts there are; None where their file is not on this machine."""
     from sage_grpo.training.inputs import NAMES, prompts_from
 
-    source = config.data.held_out
+    source = config.held_out
     if source is None or (source not in NAMES and not Path(source).is_file()):
         return None
     return len(prompts_from(source))

@@ -36,6 +36,8 @@ class Prompt:
     """First frame for image-to-video models."""
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     """The other columns of its row, for rewards."""
+    clips: tuple[Path, ...] = ()
+    """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:

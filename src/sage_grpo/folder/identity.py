@@ -36,7 +36,7 @@ from sage_grpo.training.inputs import Given, load_sources
 from sage_grpo.version import ROOT, __version__
 
 CONTENT = {
-    "prompts": "the content of data.prompts",
+    "prompts": "the content of data.prompts, or of data.clips",
     "eval_prompts": "the content of data.eval_prompts",
     "weights": "the base model's files, or the frozen weights of a model object",
     "code": "the package's code",
@@ -151,9 +151,9 @@ def _of_prompts(prompts: Sequence[Prompt]) -> str:
     sha = hashlib.sha256()
     for prompt in prompts:
         sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}".encode())
-        if prompt.image is not None:
-            with prompt.image.open("rb") as stream:
-                sha.update(f"{prompt.image.stat().st_size}/".encode() + stream.read(1 << 16))
+        for file in (*([] if prompt.image is None else [prompt.image]), *prompt.clips):
+            with file.open("rb") as stream:
+                sha.update(f"{file.stat().st_size}/".encode() + stream.read(1 << 16))
     return sha.hexdigest()
 
 

@@ -302,7 +302,9 @@ class Forecast:
         return max(passes.clips * seconds, gather) + exchange
 
     def _decoded(self) -> int:
-        """Clips that the busiest process decodes and scores: ranks that share clips share that work."""
+        """Clips that the busiest process decodes and scores: ranks that share clips share that work. Given clips nobody does."""
+        if self.plan.examples:
+            return 0
         batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
         return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)
 
@@ -393,7 +395,7 @@ def forecast(
         hardware=hardware,
         layout=layout,
         plans=like.plans if like is not None and shared else _plans(config, found, layout),
-        held_out=0 if config.data.held_out is None else most,
+        held_out=0 if config.held_out is None else most,
         like=like if shared else None,
     )
 
@@ -427,7 +429,8 @@ def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
     model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
     grid = (model.path, model.revision, model.family, model.shift, model.expert)
     numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl)
-    return config.batch, config.rollout, config.kernel, config.surrogate, config.objective, update, grid, numbers
+    sampled = (config.batch, config.rollout, config.data.clips is None)
+    return *sampled, config.kernel, config.surrogate, config.objective, update, grid, numbers
 
 
 def _bytes(dtype: str) -> int:

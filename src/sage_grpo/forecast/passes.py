@@ -15,7 +15,8 @@ from sage_grpo.training.plan import Group, Plan, Replay
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
 """Of an iteration. shared: what members of a group have in common; sampling: what each runs for itself; idle: passes whose
-result nobody reads, which keep sharded ranks in step; reference: velocities of the anchor or the old policy; replay: forward and backward; gauge: how far the updates moved the policy."""
+result nobody reads, which keep sharded ranks in step; reference: velocities of the anchor or the old policy, and for
+dpo of the other clip of a pair; replay: forward and backward; gauge: how far the updates moved the policy."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,8 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
     anchor = Anchor({}, every=every)
     anchor.renewed_at = done // every * every if every else 0
     needs = Reference.of(config).needs(anchor, done, updates, 0.0)
-    return [(need == "pass") + first for need, first in zip(needs, old)]
+    each = config.objective.reference_passes
+    return [(need == "pass") * each + first for need, first in zip(needs, old)]
 
 
 def evaluation(
@@ -186,7 +188,7 @@ def evaluation(
 
 def evaluations(config: TrainConfig) -> int:
     """How many evaluations a run makes: before, after, and every so often."""
-    return 0 if config.data.held_out is None else len(config.evaluate.points(config.iterations))
+    return 0 if config.held_out is None else len(config.evaluate.points(config.iterations))
 
 
 def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:

@@ -147,6 +147,29 @@ def differentiable(model: object) -> Differentiable:
 
 
 @runtime_checkable
+class EncodesClips(Protocol):
+    """A model that makes latents of clips, which is what it learns given clips with."""
+
+    def to_latents(self, clips: Tensor) -> Tensor:
+        """uint8 clips B x F x H x W x 3 of the model's format to latents: what `decode` inverts, but for what the VAE loses."""
+        ...
+
+    def latents_key(self) -> str:
+        """Equal where equal clips give equal latents: what is kept of them goes by it."""
+        ...
+
+
+def encodes_clips(model: object) -> EncodesClips:
+    """The model as one that makes latents of clips; ModelError where it is none."""
+    if not isinstance(model, EncodesClips):
+        raise ModelError(
+            f"data.clips needs a model that makes latents of clips, and {type(model).__name__} has no methods `to_latents(clips)` and "
+            "`latents_key()` (docs/extending.md)."
+        )
+    return model
+
+
+@runtime_checkable
 class DecodesFrames(Protocol):
     """A model that can decode some frames of a clip for less than all of them; others decode whole clips."""
 

@@ -260,6 +260,10 @@ class FamilyModel(ABC):
         """Decoded pixels B x 3 x frames x H x W, in chunks of frames where the decoder can work in chunks; here all at once."""
         return [self.pipe.vae.decode(z, return_dict=False)[0]]
 
+    def _from_pixels(self, pixels: Tensor) -> Tensor:
+        """What the VAE's encoder makes of pixels B x 3 x frames x H x W in [-1, 1]: the mode of its law, before any scaling."""
+        return self.pipe.vae.encode(pixels).latent_dist.mode()
+
     # ---- sizes
 
     def _grid_of_clips(self, channels: int, sides: int = 1) -> Grid:
@@ -553,6 +557,29 @@ class FamilyModel(ABC):
         z = self._to_vae(latents.to(device=self._places["vae"], dtype=vae.dtype))
         return to_floats(self._pixels(z), 1 + stride * (latents.shape[2] - 1), frames)
 
+    # ---- video to latents
+
+    def to_latents(self, clips: Tensor) -> Tensor:
+        """uint8 clips B x F x H x W x 3 to latents on the CPU: what `decode` inverts, but for what the VAE loses."""
+        expected = (self.video.frames, self.video.height, self.video.width, 3)
+        if tuple(clips.shape[1:]) != expected:
+            raise ModelError(f"Clips have shape {tuple(clips.shape)}, but the model's have {expected} after the batch.")
+        vae, found = self.pipe.vae, []
+        with torch.no_grad():
+            for clip in clips.split(1):
+                pixels = (clip.to(self._places["vae"], torch.float32) / 127.5 - 1.0).permute(0, 4, 1, 2, 3)
+                z = self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)
+                # The VAE's scaling is affine in every element: its inverse is known from what it makes of 0 and of 1.
+                zero, one = (self._to_vae(torch.full_like(z, value)) for value in (0.0, 1.0))
+                found.append(((z - zero) / (one - zero)).cpu())
+        self._check_latents(found[0])
+        return torch.cat(found)
+
+    def latents_key(self) -> str:
+        """By the VAE's files, its precision and how it runs."""
+        tiled = f"{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
+        return digest(fingerprint(self.folder, ["vae"]), type(self).__name__, str(self.video), tiled)
+
     # ---- training
 
     def _unread(self) -> set[str]:
@@ -681,6 +708,9 @@ class ImageModel(FamilyModel):
 
     def _pixels(self, z: Tensor) -> Iterable[Tensor]:
         return [pixels[:, :, None] for pixels in super()._pixels(z[:, :, 0])]
+
+    def _from_pixels(self, pixels: Tensor) -> Tensor:
+        return super()._from_pixels(pixels[:, :, 0])[:, :, None]
 
 
 def _trained(spec: ModelSpec, index: Mapping[str, Any]) -> str:

@@ -215,6 +215,31 @@ def awm(config: TrainConfig) -> TrainConfig:
     )
 
 
+def dpo(config: TrainConfig) -> TrainConfig:
+    """Diffusion-DPO on velocities (arXiv 2311.12908, 2501.13918): the best clip of a group is preferred to the worst; or pairs of data.clips."""
+    config = replace(
+        config,
+        batch=replace(config.batch, trained_fraction=round(2 / config.batch.group_size, 4)),
+        # The anchor is what the loss compares with, which is leash enough: the KL beside it counts nothing.
+        trust_region=TrustRegion(mode="fixed"),
+        kl=KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.0),
+        anchor=replace(config.anchor, skip_below=0.0),
+    )
+    levels = _part(1 / 3, config.rollout.steps)
+    return _without_sde(config, ObjectiveSpec(kind="dpo", levels=levels, draw="strata", beta=BETA))
+
+
+def rft(config: TrainConfig) -> TrainConfig:
+    """Rejection-sampling fine-tuning: flow matching of the best quarter of every group; or plain fine-tuning on the clips of data.clips."""
+    config = replace(
+        config,
+        batch=replace(config.batch, trained_fraction=0.25),
+        trust_region=TrustRegion(mode="none"),
+        kl=replace(config.kl, kind="constant"),
+    )
+    return _without_sde(config, ObjectiveSpec(kind="sft", levels=_part(1 / 3, config.rollout.steps), draw="strata"))
+
+
 def refl(config: TrainConfig) -> TrainConfig:
     """ReFL (arXiv 2304.05977): the reward's gradient at a clip that is predicted in one step from a late one. The reward must have a gradient."""
     return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=1, draw="last", predict=0.25))
@@ -270,6 +295,8 @@ def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
     )
 
 
+BETA = 500.0
+"""dpo: as Flow-DPO's, on mean squared errors of velocities."""
 SD3_512 = 16 * 64 * 64
 """Latent dimensions of what authors train: Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)."""
 FLUX_720 = 16 * 90 * 90
@@ -332,6 +359,6 @@ METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     method.__name__: method
     for method in (
         sage, sage_paper, branch, branch_long, sage_exact, precise, flow_grpo, dance_grpo, cps, mix_grpo, mix_grpo_flash, flash_grpo,
-        tempflow_grpo, grpo_guard, flow_dppo, nft, awm, refl, draft, adjoint,
+        tempflow_grpo, grpo_guard, flow_dppo, nft, awm, dpo, rft, refl, draft, adjoint,
     )
 }  # fmt: skip

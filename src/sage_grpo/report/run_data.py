@@ -88,7 +88,7 @@ def read_run(folder: Path) -> RunData:
         folder=folder,
         name=folder.resolve().name,
         config=config,
-        rows=[row for row in rows if "reward/total" in row],
+        rows=[row for row in rows if "reward/total" in row or "loss/policy" in row],
         evaluations=[row for row in rows if "eval/total" in row],
         clips=clips,
         size=size,

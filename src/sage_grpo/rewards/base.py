@@ -95,9 +95,10 @@ class CompositeReward:
         offload_between: bool = False,
         require_weights: bool = True,
         objects: Mapping[str, Reward] | None = None,
+        optional: bool = False,
     ) -> None:
-        """objects: rewards that are there already, by the names of their specs; all others are loaded."""
-        if not specs:
+        """objects: rewards that are there already, by the names of their specs; all others are loaded. optional: there may be none."""
+        if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
         if not 0 <= max_failed_fraction <= 1:
             raise RewardConfigError(f"max_failed_fraction must be within 0 and 1, got {max_failed_fraction}.")

@@ -96,6 +96,23 @@ def _group_sum(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
     return torch.zeros(num_groups, dtype=values.dtype, device=values.device).index_add_(0, index, values)
 
 
+def best(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[int]:
+    """Places of the `count` valid clips of a group with the largest advantages; none where all are equally good, so that nothing was chosen. A clip
+    that is alone was chosen by whoever gave it."""
+    order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
+    if len(order) > 1:
+        order = [place for place in order if advantage[place] > advantage[order[0]]]
+    return sorted(order[-count:])
+
+
+def best_against_worst(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[tuple[int, int]]:
+    """Up to `count` pairs of places: the best clip with the worst, the second best with the second worst, and so on. Pairs of clips that are
+    equally good are left out, and clips that are not valid."""
+    order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
+    pairs = zip(reversed(order), order[: min(count, len(order) // 2)])
+    return [(better, worse) for better, worse in pairs if advantage[better] > advantage[worse]]
+
+
 def best_and_worst(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[int]:
     """Places of the `count` clips of a group with the largest and the smallest advantages, half each; of an odd number one more of the
     best. (DanceGRPO's best-of-n)

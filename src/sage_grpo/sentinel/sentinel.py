@@ -131,7 +131,7 @@ class Sentinel:
         parts = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
         return cls(
             config.sentinel,
-            clips=config.batch.prompts * config.rollout.window.branches * config.batch.group_size,
+            clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
             clip=clip,
             witnesses=Witnesses(
                 scores={title: weights for title, weights in parts.items() if weights},

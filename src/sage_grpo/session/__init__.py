@@ -187,6 +187,9 @@ def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: i
     if not trainer.world.is_main:
         return Metrics()
     coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
+    if trainer.examples is not None:
+        terminal.say(trainer.examples.summary)
+        trainer.examples.write_card(out, trainer.model.video)
     replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
     replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
     copy = out / "checkpoints" / found.checkpoint / journal.METRICS  # the rows that belong to the checkpoint

@@ -159,7 +159,11 @@ def needs(config: TrainConfig) -> Iterator[Need]:
     """Every file that a configuration names."""
     data, model = config.data, config.model
     form = "one a line in a .txt, or a .csv, .json or .jsonl with a column prompt"
-    if data.prompts not in NAMES:
+    if data.clips is not None:
+        yield Need(
+            "data.clips", data.clips, "your clips: a .jsonl or .csv with prompt, win and lose, or prompt and clip"
+        )
+    elif data.prompts not in NAMES:
         hint = did_you_mean(data.prompts, NAMES)
         yield Need(
             "data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE, or starter.{hint}"

@@ -146,7 +146,7 @@ class Videos(Observer):
     def after(self, row: dict[str, float]) -> None:
         trainer, keep = self.trainer, self.trainer.config.keep
         number = trainer.state.iteration
-        if self._due(number):
+        if self._due(number) and len(trainer.videos):
             self._save(f"rollout-{number:06d}", trainer.videos[: keep.videos], trainer.captions[: keep.videos])
 
     def evaluated(self, found: Evaluated) -> None:

@@ -147,7 +147,7 @@ class Terminal:
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
         """One iteration is done."""
-        self._progress.update(self._run, completed=number, note=f"reward {fixed(metrics['reward/total'], 3)}")
+        self._progress.update(self._run, completed=number, note=_standing(metrics))
         self._seconds.append(metrics["time/total"])
         left = sum(self._seconds) / len(self._seconds) * (self.total - number)
         self.say(iteration_line(number, self.total, metrics, left))
@@ -163,8 +163,8 @@ class Terminal:
 
 def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """An iteration in one line of a terminal; where figures are long, the least important ones go."""
-    reward, spread = (fixed(metrics[name], 3) for name in ("reward/total", "reward/group_std"))
-    must = [f"{number}/{total}", f"reward {reward} ± {spread}"]
+    spread = f" ± {fixed(metrics['reward/group_std'], 3)}" if "reward/group_std" in metrics else ""
+    must = [f"{number}/{total}", f"{_standing(metrics)}{spread}"]
     may = [
         f"kl {metrics['kl/total']:.1e}" if "kl/total" in metrics else "kl skipped",
         *([f"clip {percent(metrics['ratio/clip_fraction'])}"] if "ratio/clip_fraction" in metrics else []),
@@ -174,6 +174,12 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
     while may and len("  ".join([*must, *may, *end])) > WIDTH:
         may.pop()
     return "  ".join([*must, *may, *end])
+
+
+def _standing(metrics: Mapping[str, float]) -> str:
+    """How training stands: the reward of rollouts, or where clips are given the loss."""
+    name = "reward/total" if "reward/total" in metrics else "loss/policy"
+    return f"{name.split('/')[0]} {fixed(metrics[name], 3)}"
 
 
 def lines_of(parts: Sequence[str]) -> list[str]:
@@ -225,8 +231,8 @@ def plan_table(
         *model_rows(config, device, parameters),
         *(choices or {}).items(),
         (
-            "rollouts",
-            f"{batch.prompts} prompts{branches} x {batch.group_size} = {rollouts} clips per iteration{chosen and f'; {chosen}'}",
+            "given clips" if plan.examples else "rollouts",
+            f"{batch.prompts} prompts{branches} x {plan.group_size} = {rollouts} clips per iteration{chosen and f'; {chosen}'}",
         ),
         (
             "micro-batches",

@@ -32,12 +32,23 @@ class BatchConfig:
     """Rollouts that go through the network together, in rollout and in updates alike (a matter of memory only)."""
     trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of a group's clips that updates train: the best of them and the worst, half each, at least one of both (DanceGRPO's 8 of 24 is
-    1/3). Advantages are relative to the whole group. A micro-batch without any is not replayed: with micro_batch 1 updates cost this share."""
+    1/3). Advantages are relative to the whole group. A micro-batch without any is not replayed: with micro_batch 1 updates cost this share.
+    objective.kind dpo: the best is preferred to the worst, the second best to the second worst, and so on. sft: the best alone, at least one."""
 
     @property
     def trained(self) -> int:
         """Clips of a group that updates train."""
         return min(self.group_size, max(2, round(self.trained_fraction * self.group_size)))
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a group that dpo trains."""
+        return max(1, self.trained // 2)
+
+    @property
+    def best(self) -> int:
+        """Clips of a group that sft trains."""
+        return max(1, round(self.trained_fraction * self.group_size))
 
 
 @checked
@@ -221,6 +232,10 @@ class DataConfig:
     prompts: Content[str] = "shapes"
     """"shapes" or "scenes" (the training split of a world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
     .jsonl file."""
+    clips: Content[str | None] = None
+    """Clips to learn from in place of rollouts (objective.kind dpo and sft): a .jsonl or .csv with the columns prompt, win and lose, or prompt
+    and clip (paths relative to it), or a folder with such a pairs.jsonl or clips.jsonl. Its prompts then stand in place of those of
+    data.prompts, whose held-out part is evaluated on all the same. batch.prompts is how many rows an iteration learns. docs/preferences.md."""
     eval_prompts: Content[str | None] = None
     """Held-out prompts: a file, "shapes", "scenes" or "starter_eval". None is the held-out part of a world or of "starter", or for files
     no evaluation."""
@@ -405,7 +420,7 @@ class TrainConfig:
             )
         if not self.model.train:
             raise ValueError("model.train must be true in a run, which would train nothing: leave it out.")
-        if not any(reward.counts for reward in self.rewards):
+        if not any(reward.counts for reward in self.rewards) and (self.rewards or self.data.clips is None):
             raise ValueError(
                 "rewards: none of them counts (each is metric_only or has only weights of 0), so there is nothing to learn "
                 "from. Give one a weight."
@@ -417,8 +432,23 @@ class TrainConfig:
             raise ValueError(
                 "rollout.cheap needs a window: with window.kind all every step explores, and those are always exact."
             )
+        if self.data.clips is not None and not self.objective.by_choice:
+            raise ValueError(
+                f"data.clips gives clips in place of rollouts, from which objective.kind {self.objective.kind} cannot learn: use dpo (pairs) or sft, "
+                "for example with the methods dpo and rft, or leave data.clips out."
+            )
         if self.objective.fresh:
             self._check_fresh()
+
+    @property
+    def group_size(self) -> int:
+        """Clips that belong together: of a rollout's group, or of a row of data.clips (a pair, or one clip)."""
+        return self.batch.group_size if self.data.clips is None else 2 if self.objective.kind == "dpo" else 1
+
+    @property
+    def held_out(self) -> str | None:
+        """Where held-out prompts come from; None is nowhere, as without a reward that would score their clips."""
+        return self.data.held_out if self.rewards else None
 
     def _check_fresh(self) -> None:
         """What only makes sense where steps explore is refused where none does."""
@@ -452,8 +482,21 @@ class TrainConfig:
                 f"objective.credit exact and trust_region.mode {self.trust_region.mode}: a KL would be carried back as if it were reward, set none": (
                     objective.credit == "exact" and self.trust_region.mode != "none"
                 ),
-                "surrogate.centred or kl_mask: there is no ratio, leave them out": bool(self.surrogate.centred)
-                or self.surrogate.kind == "kl_mask",
+            }
+        if objective.by_gradient or objective.by_choice:
+            reasons["surrogate.centred or kl_mask: there is no ratio, leave them out"] = (
+                bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
+            )
+        if objective.by_choice:
+            mode, dpo = self.trust_region.mode, objective.kind == "dpo"
+            anchored = "it compares with the anchor, set fixed (the start's weights) or moving"
+            unanchored = "there is no old policy, set none, fixed or moving"
+            reasons |= {
+                f"trust_region.mode {mode}: {anchored if dpo else unanchored}": self.trust_region.uses_stepwise
+                or (dpo and not self.trust_region.uses_anchor),
+                f"anchor.skip_below {self.anchor.skip_below:g}: the loss itself needs the anchor's velocities, set 0": (
+                    dpo and self.anchor.skip_below > 0
+                ),
             }
         wrong = [reason for reason, found in reasons.items() if found]
         if wrong:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sage_grpo.configure import ConfigError
+from sage_grpo.data.examples import load_examples
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
-from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.models.base import Explains, VelocityModel, encodes_clips
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -22,6 +23,7 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.examples import Examples, usable
 from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import DifferentiableReward, Reward
@@ -53,6 +55,8 @@ class Inputs:
     """What it learns on."""
     held_out: Sequence[Prompt] = ()
     """What it is evaluated on; without any there is no evaluation."""
+    examples: Examples | None = None
+    """Where prompts come with the clips to learn from."""
 
 
 def adopt(
@@ -119,7 +123,11 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
             f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
             f"ModelSpec(...).load({str(world.device)!r})."
         )
-    return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
+    if config.data.clips is None:
+        return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
+    encodes_clips(model)
+    found = usable(config.data.clips, prompts, model.video)
+    return Inputs(model=model, reward=reward, prompts=found.prompts, held_out=held_out, examples=found)
 
 
 def _device(config: TrainConfig, world: World, given: Given) -> torch.device:
@@ -147,6 +155,7 @@ def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given
         device=device,
         offload_between=device.type != "cpu",
         objects=given.rewards,
+        optional=config.data.clips is not None,
     )
     try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
     return reward
@@ -176,8 +185,13 @@ def try_rewards(
 
 def load_sources(config: TrainConfig, given: Given | None = None) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts and held-out prompts."""
-    given, source = given or Given(), config.data.held_out
-    prompts = given.prompts if given.prompts is not None else prompts_from(config.data.prompts, split="train")
+    given, source, clips = given or Given(), config.held_out, config.data.clips
+    if clips is not None:
+        if given.prompts is not None:
+            raise ConfigError(f"There are prompts as an object and in data.clips ({clips}): leave one of them out.")
+        prompts: Sequence[Prompt] = load_examples(clips, pairs=config.group_size > 1)
+    else:
+        prompts = given.prompts if given.prompts is not None else prompts_from(config.data.prompts, split="train")
     if given.held_out is not None:
         return list(prompts), list(given.held_out)
     return list(prompts), [] if source is None else prompts_from(source)

@@ -155,6 +155,10 @@ class Plan:
     """Up to so many groups that go the same way run what their members share in one pass."""
     chosen: tuple[frozenset[Member], ...] | None = None
     """The clips that every update trains, where these are not all: known once there are rewards (training/planner.py)."""
+    pairs: tuple[tuple[Member, Member], ...] = ()
+    """Clips of which one is preferred to the other, the better one first; known with `chosen`."""
+    examples: bool = False
+    """Its clips are given (data.clips): nothing is sampled, decoded or scored."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -211,6 +215,8 @@ class Plan:
 
     def sampled(self, rank: int) -> Iterator[Pass]:
         """The network's passes of a rank's rollout: what groups share, each once, and then what members run for themselves."""
+        if self.examples:
+            return
         keys = (key for groups in self.trunks(rank) for key in zip(*map(self.trunk, groups)))
         for key in dict.fromkeys(keys):
             yield Pass(key[0].sigmas[-1], rows=len(key), shared=True, guide=key[0].guide)
@@ -231,6 +237,18 @@ class Plan:
     def _most_passes(self) -> Counter[bool]:
         counts = [self.rollout_passes(rank) for rank in range(len(self.shares))]
         return Counter({kind: max(count[kind] for count in counts) for kind in (True, False)})
+
+    @cached_property
+    def rivals(self) -> dict[Member, tuple[int, Member]]:
+        """Of every clip of a pair its side (1 the better, -1 the worse) and the other clip."""
+        better = {best: (1, worst) for best, worst in self.pairs}
+        return better | {worst: (-1, best) for best, worst in self.pairs}
+
+    @property
+    def skipped(self) -> int:
+        """Groups of which no clip is trained."""
+        trained = {member.group for part in self.chosen or () for member in part}
+        return 0 if self.chosen is None else len(self.groups) - len(trained)
 
     def replays(self, rank: int, update: int) -> list[Replay]:
         """What a rank replays in an update, step by step. A pass of which one clip is trained is run whole, as in the rollout: its ratios

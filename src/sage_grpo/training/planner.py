@@ -24,7 +24,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import RunsCheaply, VelocityModel
 from sage_grpo.models.cheap import Guide, check_negative
-from sage_grpo.rl.advantage import best_and_worst
+from sage_grpo.rl.advantage import best, best_against_worst, best_and_worst
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training.config import TrainConfig
@@ -113,8 +113,8 @@ class Planner:
             trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
             guides = self._guides(schedule)
             groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels, guides=guides))
-        ones = dict.fromkeys(range(self.grid.num_steps), 1.0)
-        return Plan(iteration, tuple(groups), config.batch.group_size, ones, self.shares, self.trains)
+        ones, given = dict.fromkeys(range(self.grid.num_steps), 1.0), config.data.clips is not None
+        return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.trains, examples=given)
 
     def _credited(self, index: int, prompt: Prompt, draw: random.Random) -> Group:
         """A group whose clips are differentiated: its way, perhaps cut short by a prediction, and the steps of it that are trained."""
@@ -145,7 +145,7 @@ class Planner:
         batch, window = self.config.batch, self.config.rollout.window
         return deal(
             batch.prompts * window.branches,
-            batch.group_size,
+            self.config.group_size,
             batch.micro_batch,
             world_size=self.ranks,
             apart=self._apart,
@@ -360,30 +360,48 @@ def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -
     """The plan with the clips that its updates train; the same plan where every update trains all of them. `advantages` and `valid` have a value for
     every clip, group by group."""
     updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
-    if config.batch.trained >= plan.group_size and not deals:
+    if config.batch.trained >= plan.group_size and not deals and not config.objective.by_choice:
         return plan
     chosen: list[set[Member]] = [set() for _ in range(updates)]
     values, ok, dealt = advantages.tolist(), valid.tolist(), 0
+    pairs: list[tuple[Member, Member]] = []
     for group in plan.groups:
         own = slice(group.index * plan.group_size, (group.index + 1) * plan.group_size)
-        members = [Member(group.index, place) for place in best_and_worst(values[own], ok[own], config.batch.trained)]
+        units = [tuple(Member(group.index, place) for place in unit) for unit in _units(config, values[own], ok[own])]
+        pairs += [(unit[0], unit[1]) for unit in units if len(unit) == 2]
         if not deals:
             for part in chosen:
-                part.update(members)
+                part.update(member for unit in units for member in unit)
             continue
-        random.Random(f"clips/{config.seed}/{plan.iteration}/{group.index}").shuffle(members)
-        for member in members:
+        random.Random(f"clips/{config.seed}/{plan.iteration}/{group.index}").shuffle(units)
+        for unit in units:
             # On from where the last group ended: no update goes without, also where groups have fewer clips than there are updates.
-            chosen[dealt % updates].add(member)
+            chosen[dealt % updates].update(unit)
             dealt += 1
-    return replace(plan, chosen=tuple(map(frozenset, chosen)))
+    return replace(plan, chosen=tuple(map(frozenset, chosen)), pairs=tuple(pairs))
+
+
+def _units(config: TrainConfig, advantages: Sequence[float], valid: Sequence[bool]) -> list[tuple[int, ...]]:
+    """What of a group is trained, as places: clips, or pairs of clips, the better one first, which the same update trains."""
+    batch, kind = config.batch, config.objective.kind
+    if kind == "dpo":
+        return [*best_against_worst(advantages, valid, batch.pairs)]
+    if kind == "sft":
+        return [(place,) for place in best(advantages, valid, batch.best)]
+    return [(place,) for place in best_and_worst(advantages, valid, batch.trained)]
 
 
 def described(config: TrainConfig) -> str:
     """A sentence for the terminal on which clips are trained in which update; empty where every update trains all of them."""
     batch, update = config.batch, config.update
     words = []
-    if batch.trained < batch.group_size:
+    if config.data.clips is not None:
+        return ""
+    if config.objective.kind == "dpo":
+        words.append(f"the best {batch.pairs} of {batch.group_size} are preferred to the worst {batch.pairs}")
+    elif config.objective.kind == "sft":
+        words.append(f"the best {batch.best} of {batch.group_size} are trained")
+    elif batch.trained < batch.group_size:
         words.append(f"the best and the worst {batch.trained} of {batch.group_size} are trained")
     if update.deal == "clips" and update.updates_per_rollout > 1:
         words.append(f"dealt out to {update.updates_per_rollout} updates")

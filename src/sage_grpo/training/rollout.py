@@ -72,6 +72,8 @@ class NoiseKeys:
     iteration: int
     same_start: bool = False
     """All members of a group start from the same noise."""
+    same_fresh: bool = False
+    """All members of a group are noised again with the same noise: what a pair's errors have in common then cancels."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
         """Initial noise of a member; a prompt with its own seed gives the same noises in every iteration."""
@@ -86,7 +88,8 @@ class NoiseKeys:
 
     def fresh(self, members: Sequence[Member], level: int, shape: tuple[int, ...]) -> Tensor:
         """Noise with which clean clips are learned at their group's level of this number."""
-        return self.step(members, level, shape, "fresh")
+        keyed = [Member(member.group, 0) for member in members] if self.same_fresh else members
+        return self.step(keyed, level, shape, "fresh")
 
 
 Known = dict[Hashable, tuple[Tensor, Tensor | None]]
@@ -108,6 +111,7 @@ class Sampler:
         solver: Rule = "euler",
         cheap: CheapSpec | None = None,
         known: Known | None = None,
+        examples: Callable[[Member], Tensor] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
@@ -118,18 +122,33 @@ class Sampler:
         self.passes = Passes(policies(plan.groups[0]).model, cheap or CheapSpec())
         self.known: Known = {} if known is None else known
         """Passes that several trunks have in common; a caller may hand over those of another sampler with the same solver and policy."""
+        self.examples = examples
+        """Where clips are given: the latents of each, in place of sampling it."""
         self._forked: dict[Member, Tensor] = {}
         """States of members at the first step that is their own."""
 
     @torch.no_grad()
     def run(self) -> Rollout:
-        """Sample everything from noise to latents.
+        """Sample everything from noise to latents, or take clips that are given; then make records of those that are learned at fresh levels."""
+        paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
+        if self.examples is None:
+            self._sample(paths)
+        else:
+            for path in paths:
+                rows = torch.stack([self.examples(member) for member in path.batch.members])
+                path.x = self.storage.rounded(to_device(rows, path.policy.model.device))
+        self.result.latents.extend((path.batch, path.x) for path in paths)
+        self._renoise(paths)
+        settle(self.policies(self.plan.groups[0]).model.device)
+        return self.result
+
+    def _sample(self, paths: Sequence[_Members]) -> None:
+        """All steps of all clips.
 
         Where two networks share the schedule, all ranks first run the one for high noise: sharded networks take all ranks to run.
         """
         trunks = [_Trunk(self, groups) for groups in self.plan.trunks(self.rank)]
         trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
-        paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
         idle = self.plan.idle_passes(self.rank)
         walks: list[_Trunk | _Members] = [*trunks, *paths]
         try:
@@ -142,10 +161,6 @@ class Sampler:
                     self._idle(network, idle[network])
         finally:
             self.passes.exact()
-        self.result.latents.extend((path.batch, path.x) for path in paths)
-        self._renoise(paths)
-        settle(self.policies(self.plan.groups[0]).model.device)
-        return self.result
 
     def _renoise(self, paths: Sequence[_Members]) -> None:
         """Records of clean clips at fresh noise levels, where the plan learns there."""

@@ -1,4 +1,6 @@
-"""The whole system on two screens: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor."""
+"""The whole system on two screens: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor.
+
+Where clips are given (data.clips), their latents stand in place of the rollout's, and which of them is better in place of rewards."""
 
 from __future__ import annotations
 
@@ -31,16 +33,26 @@ from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
+from sage_grpo.training.examples import LATENTS, Encoder
 from sage_grpo.training.focus import parts_of
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner, check_cheap, choose
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Scored, check_groups, describe, metadata_of, score_everywhere
+from sage_grpo.training.scoring import (
+    Scored,
+    check_groups,
+    describe,
+    metadata_of,
+    no_clips,
+    preferred,
+    score_everywhere,
+)
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import (
     Diverged,
+    Duel,
     Item,
     Objective,
     Push,
@@ -50,6 +62,7 @@ from sage_grpo.training.update import (
     summarize,
     with_anchor,
     with_old,
+    with_rivals,
 )
 from sage_grpo.types import Conditioning
 
@@ -88,6 +101,11 @@ class Trainer:
             check_differentiable(self.model, self.reward, spec.frames)
         check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
         self.vae = VaeMover(self.model, config.model)
+        self.examples = inputs.examples
+        self.encoder = None
+        """What makes latents of clips that are given."""
+        if inputs.examples is not None:
+            self.encoder = Encoder(self.model, Path(config.out) / LATENTS, self.vae.decoding)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
@@ -113,12 +131,12 @@ class Trainer:
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
             rollout = self.roll_out(plan)
-        with self.reward.early(self.model.video.fps) as early:
-            with self.clock("decode"):
-                videos = self.decode(rollout, early, plan.prompts)
-            with self.clock("reward"):
-                scored = self.score(videos, plan, early, self.latents(rollout))
-        advantages = self.advantages(scored)
+        if plan.examples:
+            videos, scored = no_clips(self.model.video), preferred(len(plan.groups), plan.group_size)
+            advantages = scored.total
+        else:
+            videos, scored = self.judge(rollout, plan)
+            advantages = self.advantages(scored)
         plan = choose(self.config, plan, advantages, scored.valid)
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages)
@@ -129,11 +147,20 @@ class Trainer:
         self.failures = scored.report
         members = self._scored(plan)
         self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
-        seen = self.travel.measure(self.world)
-        if self.whole or self.reward.reads_clips:
-            seen |= appearance(videos, members, self.world)
-        rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
+        seen, rewards = self.travel.measure(self.world), {}
+        if not plan.examples:
+            if self.whole or self.reward.reads_clips:
+                seen |= appearance(videos, members, self.world)
+            rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
         return {**rewards, **metrics, **seen, **times}
+
+    def judge(self, rollout: Rollout, plan: Plan) -> tuple[Tensor, Scored]:
+        """This process's clips, decoded, and the scores of all."""
+        with self.reward.early(self.model.video.fps) as early:
+            with self.clock("decode"):
+                videos = self.decode(rollout, early, plan.prompts)
+            with self.clock("reward"):
+                return videos, self.score(videos, plan, early, self.latents(rollout))
 
     def encode_prompts(self) -> None:
         """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
@@ -171,7 +198,12 @@ class Trainer:
             self.world.rank,
             self.policy,
             {group.index: condition for group, condition in zip(groups, conditions)},
-            keys=NoiseKeys(self.config.seed, plan.iteration, same_start=config.same_noise),
+            keys=NoiseKeys(
+                self.config.seed,
+                plan.iteration,
+                same_start=config.same_noise,
+                same_fresh=self.config.objective.kind == "dpo",
+            ),
             storage=Storage(
                 dtype=getattr(torch, config.storage),
                 device=torch.device("cpu") if config.offload else self.model.device,
@@ -179,8 +211,14 @@ class Trainer:
             ),
             solver=config.solver,
             cheap=config.cheap,
+            examples=partial(self.example, plan) if plan.examples else None,
             progress=self.clock.ticker(passes.total()),
         )
+
+    def example(self, plan: Plan, member: Member) -> Tensor:
+        """The latents of a clip that is given."""
+        assert self.encoder is not None
+        return self.encoder(plan.groups[member.group].prompt.clips[member.index])
 
     def policy(self, group: Group) -> Policy:
         """The policy that samples a group."""
@@ -269,7 +307,10 @@ class Trainer:
         state, device = self.state, self.model.device
         needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
         old_passes = self.config.objective.old_passes(plan.updates)
-        passes = sum(rounds * (1 + (need == "pass") + old) for rounds, need, old in zip(plan.rounds, needs, old_passes))
+        extra = [
+            (need == "pass") * self.config.objective.reference_passes + old for need, old in zip(needs, old_passes)
+        ]
+        passes = sum(rounds * (1 + more) for rounds, more in zip(plan.rounds, extra))
         tick = self.clock.ticker(passes + plan.gauge_rounds)
         logs = []
         if self.before is not None:
@@ -283,6 +324,9 @@ class Trainer:
                     items = with_old(self.objective, items, device, tick, self.parts)
             if state.anchor is not None:
                 items = with_anchor(items, needs[update], state.anchor, device, tick)
+            if plan.pairs:
+                clips = len(plan.groups) * plan.group_size
+                items = with_rivals(self.objective, items, needs[update], clips, self.world, device, tick)
             self.engine.begin()
             tally = accumulate(
                 self.objective,
@@ -301,7 +345,8 @@ class Trainer:
             self._advance(logs[-1])
         if self.old is not None:
             self.old.end(self.config.objective.decay(plan.iteration + 1))
-        return mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
+        metrics = mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
+        return {**metrics, "preference/skipped": float(plan.skipped)} if self.config.objective.by_choice else metrics
 
     def items(
         self,
@@ -337,10 +382,17 @@ class Trainer:
                     equalizer=plan.equalizer[label],
                     push=pushes[replay.members] if pushes else None,
                     reach=group.reach(replay.step) if pushes else 0.0,
+                    duel=self._duel(plan, replay.members, rows) if self.config.objective.kind == "dpo" else None,
                 )
             )
         idle = dataclasses.replace(items[0], weight=torch.zeros_like(items[0].weight))
         return items + [idle] * (plan.rounds[update] - len(items))
+
+    def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> Duel:
+        """Where the members of a replay stand in the plan's pairs."""
+        found = [plan.rivals.get(member, (0, member)) for member in members]
+        rivals = torch.tensor([rival.group * plan.group_size + rival.index for _, rival in found])
+        return Duel(rows, rivals, torch.tensor([float(side) for side, _ in found]), torch.zeros(len(members)))
 
     def _apply(self, metrics: dict[str, float]) -> dict[str, float]:
         """One optimizer step."""
@@ -409,7 +461,9 @@ class Trainer:
             )
 
     def _scored(self, plan: Plan) -> list[Member]:
-        """The rollouts that this process decodes and scores: ranks that share clips share that work too."""
+        """The rollouts that this process decodes and scores: ranks that share clips share that work too. Given clips nobody does."""
+        if plan.examples:
+            return []
         batches = plan.batches(self.world.rank)
         return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
 

@@ -17,6 +17,7 @@ from sage_grpo.models.policy import Step
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.matching import ghuber_log_prob, nft_loss, optimality
 from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.preference import dpo_lead, dpo_loss, excess_error, matching_loss
 from sage_grpo.rl.surrogate import (
     SurrogateTerms,
     centred_log_ratio,
@@ -43,7 +44,7 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of one (micro-batch, step): surrogate + lambda KL, or in the surrogate's place DiffusionNFT's loss.
+    """The loss of one (micro-batch, step): surrogate + lambda KL, or in the surrogate's place DiffusionNFT's loss, a preference or flow matching.
 
     Advantage-weighted matching is the surrogate, too: on the law of the velocity at a fresh noise level (flow/matching.py).
     """
@@ -103,6 +104,17 @@ class Objective:
         r = optimality(advantage, saturation=saturation)
         return nft_loss(v, v_old, target, r, beta=beta, sigma=sigma, weight=weight, saturation=saturation)
 
+    def excess(self, v: Tensor, v_ref: Tensor, target: Tensor, sigma: float) -> Tensor:
+        """How much worse than the reference the policy predicts each clip, weighted by its noise level."""
+        return self._weight(sigma) * excess_error(v, v_ref, target)
+
+    def chosen_terms(self, v: Tensor, target: Tensor, sigma: float) -> SurrogateTerms:
+        """Flow matching of clips that were chosen."""
+        return matching_loss(v, target, weight=self._weight(sigma))
+
+    def _weight(self, sigma: float) -> float:
+        return sigma if self.spec.weight == "sigma" else 1.0
+
 
 class Tally:
     """Sums over the items of one update, in float64 where the losses are; read once, and added up over ranks in one go."""
@@ -127,6 +139,20 @@ class Push:
 
 
 @dataclass(frozen=True)
+class Duel:
+    """The pairs that the members of an item are clips of, by member."""
+
+    rows: Tensor
+    """Which clips they are: places among all clips of the iteration."""
+    rivals: Tensor
+    """The other clips of their pairs; a clip that is in none is its own."""
+    side: Tensor
+    """1 for the better clip of a pair, -1 for the worse, 0 in none."""
+    rival_excess: Tensor
+    """How much worse than the reference the policy predicts those other clips."""
+
+
+@dataclass(frozen=True)
 class Item:
     """One replay with what the loss needs besides its record. Values go by member."""
 
@@ -146,6 +172,8 @@ class Item:
     """Where the reward is differentiated: its gradient at the state after the step."""
     reach: float = 0.0
     """How far the step goes: the state after it is x + reach v."""
+    duel: Duel | None = None
+    """Where clips are preferred to others."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +197,8 @@ class Loss:
     squares: tuple[Tensor, Tensor]
     """Squared norms of `policy` and `trust` with a row for every member: their ratio depends on neither sharing nor ranks."""
     matching: dict[str, Tensor]
-    """At a fresh noise level: weighted means of the squared error of the velocity, and of its squared way from the old policy's."""
+    """At a fresh noise level: weighted means of the squared error of the velocity, of its squared way from the old policy's, and of how far the
+    better clips of pairs are ahead."""
 
     @property
     def total(self) -> Tensor:
@@ -186,22 +215,32 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     """
     record, v = item.record, step.velocity
     x_next = to_device(record.x_next, v.device, torch.float32)
-    transition = record.policy.transition(item.step)
+    sigma, transition = record.policy.sigma(item.step), record.policy.transition(item.step)
     sensitivity = transition.sensitivity.to(v.device, non_blocking=True)
-    log_prob = objective.log_prob(step, x_next, record.policy.sigma(item.step))
+    log_prob = objective.log_prob(step, x_next, sigma)
     log_prob_old = record.log_prob_old
     v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
     if log_prob_old is None:
         log_prob_old = log_prob.detach()
     kl_old = expanded(closed_form_kl(v, v_old, sensitivity), len(x_next)) if objective.needs_v_old else None
+    v_anchor = v.detach() if item.at_anchor else item.v_anchor
+    matching = {}
     if item.push is not None:
         terms = gradient_terms(v, item.push.gradient, item.reach)
+    elif item.duel is not None:
+        assert v_anchor is not None
+        own, duel = objective.excess(v, v_anchor, x_next, sigma), item.duel
+        lead = dpo_lead(own, duel.rival_excess.to(own), duel.side.to(own), beta=objective.spec.beta)
+        terms = dpo_loss(lead)
+        matching["preference/lead"] = (item.weight * lead.detach()).sum()
+        matching["preference/accuracy"] = (item.weight * (lead.detach() > 0)).sum()
+    elif objective.spec.kind == "sft":
+        terms = objective.chosen_terms(v, x_next, sigma)
     elif objective.spec.kind == "nft":
-        terms = objective.matching_terms(v, v_old, x_next, item.advantage, record.policy.sigma(item.step))
+        terms = objective.matching_terms(v, v_old, x_next, item.advantage, sigma)
     else:
         std = transition.std.to(v.device, non_blocking=True)
         terms = objective.surrogate_terms(log_prob - log_prob_old, item.advantage, kl_old, std)
-    v_anchor = v.detach() if item.at_anchor else item.v_anchor
     kl = objective.trust_region.penalty(
         v=v, v_old=v_old, v_anchor=v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
     )
@@ -218,7 +257,6 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
         (slope,) = torch.autograd.grad(objective.scale * item.equalizer * value, log_prob, retain_graph=True)
         moved = sensitivity * (v.detach() - v_old) if objective.surrogate.centred == "scaled" else None
         squares = _by_member(slope, step, x_next, sensitivity, moved), _shared_out(trust, item.weight)
-    matching = {}
     if objective.spec.fresh and item.push is None:
         for name, other in (("matching/error", x_next), ("matching/moved", v_old)):
             matching[name] = (item.weight * (v.detach() - other).square().flatten(1).mean(1)).sum()
@@ -300,6 +338,39 @@ def with_anchor(
             progress()
         settle(device)
     return result
+
+
+@torch.no_grad()
+def with_rivals(
+    objective: Objective,
+    items: Sequence[Item],
+    need: Need,
+    clips: int,
+    world: World,
+    device: torch.device,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Item]:
+    """Items of pairs with how well the policy predicts each clip's rival, which may be in another item or on another rank: one pass of each
+    without gradient, and a table of all `clips` that ranks fill together. A policy at its reference exceeds nowhere, and needs none."""
+    if need != "pass":
+        return list(items)
+    table = torch.zeros((clips, objective.spec.levels), dtype=torch.float64)
+    for item in items:
+        assert item.duel is not None
+        assert item.v_anchor is not None
+        record, v = item.record, replay(item, device).velocity
+        target, v_anchor = (to_device(x, device, torch.float32) for x in (record.x_next, item.v_anchor))
+        excess = objective.excess(v, v_anchor, target, record.policy.sigma(item.step)).double().cpu()
+        counts = item.weight > 0  # what only keeps ranks in step would count twice
+        table[item.duel.rows[counts], item.step] = excess[counts]
+        progress()
+    table = world.sum(table)
+    settle(device)
+    return [
+        dataclasses.replace(item, duel=dataclasses.replace(item.duel, rival_excess=table[item.duel.rivals, item.step]))
+        for item in items
+        if item.duel is not None
+    ]
 
 
 @torch.no_grad()

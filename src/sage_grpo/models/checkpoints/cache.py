@@ -1,4 +1,4 @@
-"""Encoded prompts on disk, so that text encoders run once and can then be unloaded."""
+"""Encoded prompts (and clips) on disk, so that encoders run once and can then be unloaded."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class EncodingCache:
     again; a disk that is full or cannot be written costs one warning, and the run goes on without it.
     """
 
-    def __init__(self, folder: Path | None, fingerprint: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, fingerprint: str, what: str = "Encoded prompts") -> None:
+        """what: what is kept, as warnings call it."""
+        self.folder, self.what = folder, what
         self.fingerprint = digest(cleaner(), fingerprint)
         self._writable = folder is not None
         self._memory: WeakValueDictionary[str, Encoded] = WeakValueDictionary()
@@ -75,7 +76,7 @@ class EncodingCache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            warnings.warn(f"Encoded prompts cannot be read ({error}): going on without {self.folder}.", stacklevel=2)
+            warnings.warn(f"{self.what} cannot be read ({error}): going on without {self.folder}.", stacklevel=2)
             self.folder = None
             return None
         try:
@@ -85,7 +86,7 @@ class EncodingCache:
             fault = "its checksum does not fit"
         except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
             fault = f"{type(error).__name__}: {error}"
-        warnings.warn(f"Encoded prompt {file} is damaged ({fault}): encoding it again.", stacklevel=2)
+        warnings.warn(f"{self.what.removesuffix('s')} {file} is damaged ({fault}): encoding it again.", stacklevel=2)
         return None
 
     def _write(self, key: str, tensors: Encoded) -> None:
@@ -99,7 +100,7 @@ class EncodingCache:
         except OSError as error:  # full, read-only, not ours, no folder
             self._writable = False
             warnings.warn(
-                f"Encoded prompts cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache "
+                f"{self.what} cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache "
                 "to another folder.",
                 stacklevel=2,
             )

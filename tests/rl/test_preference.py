@@ -1,0 +1,105 @@
+"""The preference of one clip to another: the formula, its gradient, and which clips make a pair."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sage_grpo.rl.advantage import best, best_against_worst
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.preference import dpo_lead, dpo_loss, excess_error, matching_loss
+
+BETA = 3.0
+
+
+def draw(seed: int) -> torch.Tensor:
+    return torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_formula(v: torch.Tensor, v_ref: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """-log sigmoid(-beta / 2 (gap of the better clip - gap of the worse)), as it is printed; row 0 is the better clip."""
+    gap = ((v - target) ** 2).mean((1, 2)) - ((v_ref - target) ** 2).mean((1, 2))
+    return -torch.nn.functional.logsigmoid(-0.5 * BETA * (gap[0] - gap[1]))
+
+
+def by_clips(v: torch.Tensor, v_ref: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The same as a mean over clips, each of which takes the other's error for a constant."""
+    excess = excess_error(v, v_ref, target)
+    lead = dpo_lead(excess, excess.detach().flip(0), torch.tensor([1.0, -1.0]), beta=BETA)
+    return dpo_loss(lead).loss.mean()
+
+
+def test_loss_and_gradient_are_those_of_the_pair() -> None:
+    v, v_ref, target = (draw(seed).requires_grad_() for seed in (1, 2, 3))
+    wanted, found = by_formula(v, v_ref, target), by_clips(v, v_ref, target)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, v), torch.autograd.grad(wanted, v))
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    v, v_ref, target = (draw(seed) for seed in (1, 2, 3))
+    v.requires_grad_()
+    (gradient,) = torch.autograd.grad(by_clips(v, v_ref, target), v)
+    direction = draw(4)
+    ahead, back = (float(by_formula(v.detach() + step * direction, v_ref, target)) for step in (1e-4, -1e-4))
+    assert (ahead - back) / 2e-4 == pytest.approx(float((gradient * direction).sum()), rel=1e-6)
+
+
+def test_at_the_reference_the_loss_is_log_2_and_pulls_both_ways_alike() -> None:
+    v, target = draw(1).requires_grad_(), draw(3)
+    loss = by_clips(v, v.detach(), target)
+    assert float(loss.detach()) == pytest.approx(math.log(2))
+    (gradient,) = torch.autograd.grad(loss, v)
+    sides = torch.tensor([1.0, -1.0])[:, None, None]
+    torch.testing.assert_close(gradient, BETA / 4 * sides * 2 * (v.detach() - target) / 12)
+
+
+def test_flow_matching_is_the_mean_square_times_its_weight() -> None:
+    v, target = draw(1), draw(2)
+    torch.testing.assert_close(matching_loss(v, target, weight=0.3).loss, 0.3 * ((v - target) ** 2).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("values", "valid", "count", "pairs"),
+    [
+        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 1, [(1, 0)]),
+        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 2, [(1, 0), (2, 3)]),
+        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 9, [(1, 0), (2, 3)]),
+        ([0.1, 0.9, 0.5, 0.3], [True, False, True, True], 1, [(2, 0)]),
+        ([0.5, 0.5, 0.5], [True] * 3, 1, []),
+        ([0.0, 0.5, 0.5, 1.0], [True] * 4, 2, [(3, 0)]),
+        ([0.5, 0.7], [False, True], 1, []),
+    ],
+)
+def test_the_best_are_paired_with_the_worst(values: list, valid: list, count: int, pairs: list) -> None:
+    assert best_against_worst(values, valid, count) == pairs
+
+
+@pytest.mark.parametrize(
+    ("values", "valid", "count", "places"),
+    [
+        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 1, [1]),
+        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 2, [1, 2]),
+        ([0.1, 0.9, 0.5, 0.3], [True, False, True, True], 1, [2]),
+        ([0.5, 0.5, 0.5], [True] * 3, 1, []),
+        ([0.5, 0.5, 0.7], [True] * 3, 2, [2]),
+        ([1.0], [True], 1, [0]),
+    ],
+)
+def test_the_best_are_better_than_the_worst(values: list, valid: list, count: int, places: list) -> None:
+    assert best(values, valid, count) == places
+
+
+@pytest.mark.parametrize("kind", ["dpo", "sft"])
+def test_settings_of_other_objectives_are_refused(kind) -> None:
+    for setting in (
+        {"weight": "adaptive"},
+        {"weight": "ghuber"},
+        {"old_decay": 0.5},
+        {"draw": "last"},
+        {"predict": 0.5},
+    ):
+        with pytest.raises(ValueError, match=r"objective\."):
+            ObjectiveSpec(kind=kind, **setting)

@@ -1,0 +1,225 @@
+"""dpo and sft on clips of a rollout: what is sent to the weights is the gradient of the formulas, whatever lies in which micro-batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sage_grpo.data.groups import Member
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.training import trainer as line
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.inputs import build
+from sage_grpo.training.planner import choose, foresee
+from sage_grpo.training.rollout import NoiseKeys
+from sage_grpo.training.trainer import Trainer
+from trainer_helpers import assert_resumes_to_the_bit, same, weights_of
+
+PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
+
+
+@pytest.fixture
+def small(make_config):
+    """Makes the configuration of a few clips, whose reward is brightness."""
+
+    def make(method: str, **objective):
+        base = make_config(batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=2), rollout={"steps": 4})
+        config = METHODS[method](base)
+        return replace(
+            config,
+            batch=replace(config.batch, trained_fraction=0.4),
+            objective=replace(config.objective, levels=LEVELS, draw="schedule", beta=BETA, **objective),
+            optimizer=replace(config.optimizer, max_grad_norm=1e9),
+        )
+
+    return make
+
+
+def made(config) -> Trainer:
+    return Trainer(config, build(config))
+
+
+def sent(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
+    """Gradients of every update of one iteration, before the optimizer uses them, and the row."""
+    found: list[dict[str, torch.Tensor]] = []
+
+    def look(metrics):
+        found.append({name: p.grad.clone() for name, p in trainer.state.params.items() if p.grad is not None})
+        return apply(metrics)
+
+    apply, trainer._apply = trainer._apply, look
+    trainer.row = trainer.step()
+    trainer._apply = apply
+    return found
+
+
+def oracle(trainer: Trainer, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The next iteration's gradient by the formulas, with whole pairs in one graph; `start` has the weights of the reference."""
+    model, config, number = trainer.model, trainer.config, trainer.state.iteration
+    plan = trainer.planner.plan(number, trainer.state.stream.peek(PROMPTS))
+    rollout = trainer.roll_out(plan)
+    _, scored = trainer.judge(rollout, plan)
+    clips = {member: row for batch, rows in rollout.latents for member, row in zip(batch.members, rows)}
+    params, keys = trainer.state.params, NoiseKeys(config.seed, number)
+    noised = []
+    for group in plan.groups:
+        (condition,) = model.encode([group.prompt.text])
+        own = scored.total[group.index * SIZE : (group.index + 1) * SIZE]
+        best, worst = int(own.argmax()), int(own.argmin())
+        drawn = Member(group.index, 0 if config.objective.kind == "dpo" else best)  # a pair shares its noise
+        for level in range(LEVELS):
+            sigma, eps = group.levels.schedule.sigmas[level], keys.fresh([drawn], level, model.latent_shape())
+            for member in (best, worst):
+                x0 = clips[Member(group.index, member)][None]
+                noised.append(((1 - sigma) * x0 + sigma * eps, sigma, [condition], eps - x0))
+
+    def errors() -> list[torch.Tensor]:
+        return [(model.velocity(x, sigma, condition) - u).square().mean() for x, sigma, condition, u in noised]
+
+    now = weights_of(trainer)
+    with torch.no_grad():
+        load(params, start)
+        reference = errors()
+        load(params, now)
+    live = errors()
+    gaps = [error - other for error, other in zip(live, reference)]
+    leads = [-BETA / 2 * (win - lose) for win, lose in zip(gaps[::2], gaps[1::2])]
+    losses = [-torch.nn.functional.logsigmoid(lead) for lead in leads]
+    mean = torch.stack(losses if config.objective.kind == "dpo" else live[::2]).mean()
+    gradients = torch.autograd.grad(trainer.objective.scale * mean, list(params.values()), allow_unused=True)
+    return {name: one for name, one in zip(params, gradients) if one is not None}
+
+
+def load(params: dict, weights: dict) -> None:
+    for name, p in params.items():
+        p.copy_(weights[name])
+
+
+def assert_alike(found: dict, wanted: dict, rtol: float = 1e-4) -> None:
+    norm = torch.sqrt(sum(one.double().square().sum() for one in wanted.values()))
+    gap = torch.sqrt(sum((found[name] - one).double().square().sum() for name, one in wanted.items()))
+    assert norm > 0
+    assert gap < rtol * norm, (float(gap), float(norm))
+
+
+@pytest.mark.parametrize("method", ["dpo", "rft"])
+def test_gradients_are_those_of_the_formulas_at_the_start_and_after_it(method: str, small) -> None:
+    trainer = made(small(method))
+    start = weights_of(trainer)
+    for _ in range(2):  # at the reference, and away from it, where a clip needs its rival's error
+        wanted = oracle(trainer, start)
+        (found,) = sent(trainer)
+        assert_alike(found, wanted)
+
+
+def test_the_first_loss_is_log_2_and_needs_no_reference(small) -> None:
+    trainer = made(small("dpo"))
+    passes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line, "with_rivals", lambda objective, items, need, *rest: passes.append(need) or items)
+        row = trainer.step()
+    assert passes == ["live"]
+    assert row["loss/policy"] == pytest.approx(math.log(2), rel=1e-6)
+    assert row["preference/lead"] == 0.0
+
+
+def test_exchanged_clips_have_the_opposite_gradient_at_the_start(monkeypatch, small) -> None:
+    (found,) = sent(made(small("dpo")))
+
+    def exchanged(config, plan, advantages, valid):
+        return choose(config, plan, -advantages, valid)
+
+    monkeypatch.setattr(line, "choose", exchanged)
+    (other,) = sent(made(small("dpo")))
+    assert_alike(other, {name: -one for name, one in found.items()}, 1e-6)
+
+
+@pytest.mark.parametrize("method", ["dpo", "rft"])
+def test_micro_batches_do_not_matter(method: str, small) -> None:
+    weights = []
+    for size in (1, 3):
+        config = small(method)
+        trainer = made(replace(config, batch=replace(config.batch, micro_batch=size)))
+        for _ in range(2):
+            trainer.step()
+        weights.append(weights_of(trainer))
+    start = weights_of(made(small(method)))
+    assert_alike({n: weights[0][n] - start[n] for n in start}, {n: weights[1][n] - start[n] for n in start}, 1e-2)
+
+
+def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch, small) -> None:
+    config = small("dpo")
+    trainer = made(config)
+    original = trainer.judge
+
+    def judge(rollout, plan):
+        videos, scored = original(rollout, plan)
+        return videos, replace(scored, total=torch.where(scored.groups == 0, 0.5, scored.total))
+
+    monkeypatch.setattr(trainer, "judge", judge)
+    row = trainer.step()
+    assert row["preference/skipped"] == 1.0
+    assert {best.group for best, _ in trainer.done.pairs} == {1}
+    monkeypatch.setattr(
+        trainer,
+        "judge",
+        lambda *given: (judge(*given)[0], replace(judge(*given)[1], total=torch.zeros(PROMPTS * SIZE))),
+    )
+    row = trainer.step()
+    assert (row["preference/skipped"], row["loss/policy"]) == (2.0, 0.0)
+
+
+def test_pairs_stay_together_where_clips_are_dealt_to_updates(small) -> None:
+    config = small("dpo")
+    config = replace(
+        config,
+        batch=replace(config.batch, prompts=4, group_size=4, trained_fraction=1.0),
+        update=replace(config.update, updates_per_rollout=2, deal="clips"),
+    )
+    plan = made(config).planner.plan(0, made(config).state.stream.peek(4))
+    plan = foresee(config, plan)
+    assert len(plan.pairs) == 8
+    for better, worse in plan.pairs:
+        assert [better in part for part in plan.chosen] == [worse in part for part in plan.chosen]
+        assert sum(better in part for part in plan.chosen) == 1
+
+
+def test_an_sft_at_a_level_is_weighed_by_sigma(small) -> None:
+    rows = [made(small("rft", weight=weight)).step() for weight in ("uniform", "sigma")]
+    assert rows[0]["loss/policy"] == pytest.approx(rows[0]["matching/error"])
+    assert rows[1]["loss/policy"] < rows[1]["matching/error"]
+    assert rows[1]["matching/error"] == pytest.approx(rows[0]["matching/error"])
+
+
+def test_what_does_not_go_with_a_choice_is_refused(small) -> None:
+    config = small("dpo")
+    for field, part, words in (
+        ("trust_region", {"mode": "none"}, "set fixed"),
+        ("trust_region", {"mode": "fixed_dual"}, "set fixed"),
+        ("anchor", {"skip_below": 0.1}, "skip_below"),
+        ("surrogate", {"centred": True}, "no ratio"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replace(config, **{field: replace(getattr(config, field), **part)})
+    with pytest.raises(ValueError, match="no old policy"):
+        replace(small("rft"), trust_region=replace(config.trust_region, mode="dual"))
+    with pytest.raises(ValueError, match=r"data\.clips gives clips in place of rollouts"):
+        replace(small("nft"), data=replace(config.data, clips="pairs.jsonl"))
+
+
+@pytest.mark.parametrize("method", ["dpo", "rft"])
+def test_a_resumed_run_is_the_same_run(method: str, tmp_path, small) -> None:
+    assert_resumes_to_the_bit(made, small(method), tmp_path)
+
+
+def test_the_anchor_of_a_moving_trust_region_is_the_reference(small) -> None:
+    config = small("dpo")
+    region = replace(config.trust_region, mode="moving")
+    trainer = made(replace(config, trust_region=region, anchor=replace(config.anchor, every=1)))
+    before = weights_of(trainer)
+    rows = [trainer.step() for _ in range(2)]
+    assert [row["loss/policy"] for row in rows] == pytest.approx([math.log(2)] * 2)
+    assert not same(before, weights_of(trainer))
