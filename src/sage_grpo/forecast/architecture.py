@@ -109,6 +109,10 @@ class Architecture:
         """Whether the trained network runs at sigma."""
         return self.model is None or self.model.trains(sigma)
 
+    def network_at(self, sigma: float) -> int:
+        """Which network runs at sigma."""
+        return 0 if self.model is None else self.model.network_at(sigma)
+
     def branches(self, sigma: float, guidance: float | None = None) -> int:
         """Forward passes of one velocity; `guidance` overrides the model's scale."""
         if self.model is None:

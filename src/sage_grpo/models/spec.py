@@ -98,8 +98,9 @@ class ModelSpec:
     compile: Speed[bool | None] = None
     """Compile the repeated transformer blocks. None does so on CUDA in bfloat16 when the run is long enough to win the minute back
     that it costs; what was compiled once is found again by later runs."""
-    expert: Training[Literal["high", "low"]] = "high"
-    """Wan 2.2 with two experts: train the one for high or for low noise; rollouts use both."""
+    expert: Training[Literal["high", "low", "both"]] = "high"
+    """Wan 2.2 with two experts: train the one for high noise, the one for low noise, or both, each with the gradient of its own noise levels;
+    rollouts use both."""
     vae_slicing: Speed[bool] = True
     """Decode one clip at a time; False decodes a batch at once (faster for small clips)."""
     vae_tiling: bool = False
