@@ -117,7 +117,7 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
 
 
 def folder_of(folder: str | Path, component: str) -> Path:
-    """Where the LoRA of one of two experts lies, whose folder has one for each: what diffusers takes as `subfolder` for the second."""
+    """Where the LoRA of one of two experts lies, whose folder has one for each."""
     return Path(folder) / SECOND if component == SECOND else Path(folder)
 
 

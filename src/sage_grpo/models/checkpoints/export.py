@@ -16,6 +16,7 @@ from sage_grpo.inside import replace_text, replacing
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import has_component, left_out, read_index
 from sage_grpo.models.checkpoints.files import WEIGHTS
+from sage_grpo.models.lora import FILE, SECOND
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""
@@ -145,7 +146,7 @@ def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
     if model.components == ("transformer_2",):
         return [*lines, second.format("")]
     if len(model.components) > 1:
-        return [*lines, LOAD, second.format(', subfolder="transformer_2"')]
+        return [*lines, LOAD, second.format(f', weight_name="{SECOND}/{FILE}"')]
     if "HunyuanVideo15" in pipeline:
         lines.insert(1, "from sage_grpo.models.lora import load_lora")
         return [
