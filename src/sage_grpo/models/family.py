@@ -168,8 +168,10 @@ class FamilyModel(ABC):
         self.video = choose_video(spec, defaults, self.traits.video)
         self.grid = self._grid()
         self.grid.check(self.video)
+        self._given_shift = spec.shift if spec.shift is not None else defaults.get("shift")
+        """None leaves the shift to the scheduler."""
         own = scheduler_shift(pipe.scheduler.config, self.tokens)
-        self.shift = float(first_given(spec.shift, defaults.get("shift"), own, 1.0))
+        self.shift = float(first_given(self._given_shift, own, 1.0))
         self.num_train_timesteps = float(pipe.scheduler.config.num_train_timesteps)
         """The network's timestep is sigma times this."""
         self.guidance = self._guidance_style()
@@ -250,6 +252,10 @@ class FamilyModel(ABC):
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
         return inputs
+
+    def _shift_of(self, num_steps: int) -> float:
+        """The shift of a schedule of so many steps, where nobody sets another; FLUX.2's pipelines go by their number."""
+        return self.shift
 
     def _guidance_style(self) -> Guidance:
         """How guidance works; unless a family says otherwise, as the checkpoint's guider describes it."""
@@ -354,12 +360,12 @@ class FamilyModel(ABC):
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         """The grid of the stock pipeline."""
-        shift = self.shift if shift is None else shift
+        shift = self._shift_of(num_steps) if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         """The checkpoint's scheduler, fresh for one sampling."""
-        return SchedulerSolver(self._scheduler(num_steps, self.shift if shift is None else shift))
+        return SchedulerSolver(self._scheduler(num_steps, self._shift_of(num_steps) if shift is None else shift))
 
     def _scheduler(self, num_steps: int, shift: float) -> Any:
         """A scheduler on the grid of the stock pipeline."""
