@@ -34,13 +34,15 @@ OTHERS = {
     "sana_720p": lambda: tiny_families.sana_video(large=True),
     "flux": tiny_families.flux,
     "flux_plain": lambda: tiny_families.flux(embedded=False),
+    "flux2": tiny_families.flux2,
+    "flux2_distilled": lambda: tiny_families.flux2(distilled=True),
     "sd3": tiny_families.sd3,
     "sd3_two": lambda: tiny_families.sd3(third=False),
     "qwen_image": tiny_families.qwen_image,
 }
 SOUND = {"ltx2": tiny_families.ltx2, "ltx2_3": lambda: tiny_families.ltx2(newer=True)}
 """Those whose clips have a sound."""
-IMAGES = ("flux", "flux_plain", "sd3", "sd3_two", "qwen_image")
+IMAGES = ("flux", "flux_plain", "flux2", "flux2_distilled", "sd3", "sd3_two", "qwen_image")
 """Those that make pictures: clips of one frame."""
 
 

@@ -243,6 +243,55 @@ def flux(embedded: bool = True) -> Any:
     )
 
 
+def flux2(distilled: bool = False) -> Any:
+    """FLUX.2 klein. Its text is read off layers 9, 18 and 27 of the encoder."""
+    from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    transformer = Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=24,
+        timestep_guidance_channels=16,
+        mlp_ratio=2.0,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=False,
+    )
+    vae = AutoencoderKLFlux2(
+        latent_channels=4,
+        block_out_channels=(4, 4),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=1,
+        norm_num_groups=2,
+    )
+    vae.bn.running_mean.copy_(torch.randn(16))
+    vae.bn.running_var.copy_(torch.rand(16) + 0.5)
+    qwen = Qwen3Config(
+        vocab_size=300,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=27,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=512,
+    )
+    tokenizer = _byte_level()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}."
+    return Flux2KleinPipeline(
+        scheduler=_euler(**DYNAMIC),
+        vae=vae.eval(),
+        text_encoder=Qwen3ForCausalLM(qwen).eval(),
+        tokenizer=tokenizer,
+        transformer=_wake(transformer),
+        is_distilled=distilled,
+    )
+
+
 def sd3(third: bool = True) -> Any:
     """Stable Diffusion 3.5 with one layer of two attentions, as in its medium size; its third text encoder may be left out."""
     from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline

@@ -22,7 +22,7 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.plan import Plan
+from sage_grpo.training.plan import Plan, Turn
 from sage_grpo.worlds.world import WORLDS
 from slowly import slow_but
 from trainer_helpers import plan_of
@@ -176,26 +176,25 @@ def test_given_steps_without_the_negative_branch(window, cheap, make_config, mak
         forecast(replace(config, model=replace(config.model, guidance_scale=1.0)), find("cpu"))
 
 
+def place_of(plan: Plan, turn: Turn) -> float:
+    return plan.groups[turn.replay.members[0].group].sigma(turn.replay.step)
+
+
 def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -> dict[str, Passes]:
     """A rank's passes one by one, as the plan lists them."""
     result = dict.fromkeys(PHASES, Passes())
     for one in plan.sampled(rank):
         result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma, one.guide)
     first = plan.group_of(plan.batches(rank)[0])
-    for trained, number in plan.idle_passes(rank).items():
-        sigma = next((s for s in first.schedule.sigmas.tolist() if plan.trains(s) == trained), 1.0)
+    for network, number in plan.idle_passes(rank).items():
+        sigma = next((s for s in first.schedule.sigmas.tolist() if plan.network(s) == network), 1.0)
         result["idle"] += sum([guiding.one(1, sigma)] * number, Passes())
     for update, referenced in enumerate(reference):
-        own = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.replays(rank, update)]
-        spare = plan.replayable(rank, update)[0]
-        spare = own[0] if own else (spare.rows, plan.groups[spare.members[0].group].sigma(spare.step))
-        own += [spare] * (plan.rounds[update] - len(own))
-        passes = sum((guiding.one(*one) for one in own), Passes())
+        turns = [(one.states.rows, place_of(plan, one)) for one in plan.turns(rank, update)]
+        passes = sum((guiding.one(*one) for one in turns), Passes())
         result["replay"] += passes
         result["reference"] += sum([passes] * referenced, Passes())
-    gauged = [(one.rows, plan.groups[one.members[0].group].sigma(one.step)) for one in plan.gauged(rank)]
-    rows = 1 if first.shared else len(plan.batches(rank)[0].members)
-    gauged += [(rows, first.sigma(first.trained[0][0]))] * (plan.gauge_rounds - len(gauged))
+    gauged = [(one.states.rows, place_of(plan, one)) for one in plan.gauge_turns(rank)]
     result["gauge"] = sum((guiding.one(*one) for one in gauged), Passes())
     return result
 
@@ -253,7 +252,7 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
     # An expert takes over, and guidance ends, on the way: noise levels are not all alike.
     guiding = Guiding(lambda sigma: 2 if sigma > 0.6 else 1, together=1)
     for whole in said.plans:
-        plan = replace(whole, trains=lambda sigma: sigma > 0.3)
+        plan = replace(whole, network=lambda sigma: int(sigma <= 0.3))
         reference = [1, 2, 0][: plan.updates]
         found = count(plan, kinds(plan, guiding.branches), guiding, reference=reference)
         assert found.phases == [plainly(plan, rank, guiding, reference) for rank in range(ranks)]

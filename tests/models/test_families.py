@@ -20,8 +20,10 @@ from slowly import slow_but
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
+UNTOLD = ("flux2", "flux2_distilled")
+"""Pipelines whose negative prompt is always empty."""
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
-FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
+FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image")
 TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
 """Pipelines that call classifier-free guidance so, beside the scale that is an input."""
 PACKED = ("ltx", "flux", "qwen_image")
@@ -52,7 +54,7 @@ def options_of(kind: str, scale: float) -> dict:
     options["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale
     if kind == "flux_plain":
         options["max_sequence_length"] = 256  # as schnell's authors call it
-    negative = kind not in ("flux", "hunyuan")
+    negative = kind not in ("flux", "hunyuan") and not kind.startswith("flux2")
     if negative:
         options["negative_prompt"] = NEGATIVE if kind.startswith("sana") else [NEGATIVE] * len(PROMPTS)
     return options
@@ -63,6 +65,8 @@ def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
     if kind.startswith("ltx"):
         return pipe._pack_latents(x)
     flat = x[:, :, 0]
+    if kind.startswith("flux2"):
+        return flat  # it packs them itself
     return pipe._pack_latents(flat, *flat.shape) if kind.startswith(PACKED) else flat if kind in tiny.IMAGES else x
 
 
@@ -70,6 +74,8 @@ def unpacked_by(pipe, kind: str, latents: torch.Tensor, x: torch.Tensor) -> torc
     """The pipeline's last latents as ours."""
     if kind.startswith("ltx"):
         return pipe._unpack_latents(latents, *x.shape[2:])
+    if kind.startswith("flux2"):
+        return latents.permute(0, 2, 1).reshape(x.shape)
     if kind.startswith(PACKED):
         latents = pipe._unpack_latents(latents, *size_of(kind).values(), pipe.vae_scale_factor)
     return latents.reshape(x.shape)
@@ -103,7 +109,9 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
 @pytest.mark.parametrize("kind", slow_but(tiny.OTHERS, *(tiny.OTHERS.keys() - {"ltx_timestep", "ltx_091"})))
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
-    ours = model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False, **size_of(kind))
+    scale = 1.0 if kind == "flux2_distilled" else scale
+    negative = "" if kind in UNTOLD else NEGATIVE
+    ours = model(kind, guidance_scale=scale, negative_prompt=negative, train=False, **size_of(kind))
     x = start(ours)
     sigmas, latents, z, video = stock(checkpoint(kind), kind, x, scale)
     torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 RUNS = [
     # checkpoint, LoRA, processes, sp, objective
     ("wan22_t2v", True, 2, 1, ObjectiveSpec(kind="nft", levels=2, draw="uniform", old_decay=0.5)),
+    ("wan22_t2v both", True, 2, 1, ObjectiveSpec(kind="nft", levels=2, draw="uniform", old_decay=0.5)),
+    ("wan22_t2v both", True, 2, 1, ObjectiveSpec(kind="gradient", levels=5, draw="last", credit="exact")),
     ("hunyuan15_t2v", False, 2, 2, ObjectiveSpec(kind="awm", levels=2)),
     ("wan_t2v", True, 2, 1, ObjectiveSpec(kind="gradient", levels=2, draw="last", credit="exact")),
     ("hunyuan15_t2v", False, 2, 2, ObjectiveSpec(kind="gradient", levels=2)),
@@ -36,6 +38,7 @@ def test_objectives_are_the_same_run_in_every_layout(kind, lora, ranks, sp, obje
         "trust_region": TrustRegion(mode="none"),
         "kl": KlCoefficient(kind="constant"),
     }
+    kind, _, expert = kind.partition(" ")
     config = workers.configure(
         checkpoint(kind),
         tmp_path,
@@ -49,6 +52,7 @@ def test_objectives_are_the_same_run_in_every_layout(kind, lora, ranks, sp, obje
         optimizer=c.OptimizerConfig(lr=1e-3, eps=1e-4),
         **(only if objective.by_gradient else {}),
     )
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, expert=expert or "high"))
     alone = processes.alone(workers.train, config)
     assert any(name.startswith("old/") for name in alone["state"]) == (objective.old_decay > 0)
     spec = ParallelSpec(sp=sp, timeout=60)

@@ -14,9 +14,10 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
+from sage_grpo.recipes.methods import adjoint, nft
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import Planner
+from sage_grpo.training.planner import Planner, foresee
 from trainer_helpers import plan_of
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
@@ -96,6 +97,44 @@ def test_what_goes_together_goes_the_same_way(make_config) -> None:
                 == 1
             )
     assert alike, "no two windows trained one step"
+
+
+@pytest.mark.parametrize("trained_fraction", [1.0, 0.5])
+@pytest.mark.parametrize("kind", ["grpo", "nft", "gradient"])
+def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: float, make_config) -> None:
+    """With both experts trained: a rank at the high one while another is at the low one would wait for ever. Every own replay has one turn
+    that counts, the others run on own states, and what is carried back from a clip meets its last steps first."""
+    planner = planner_of(make_config, ranks=3, window=Window(kind="drawn", at=[0, 1, 3], length=2))
+    config = replace(planner.config, optimizer=OptimizerConfig(lr=1e-3, max_kl=1.0))
+    if kind != "grpo":
+        config = {"nft": nft, "gradient": adjoint}[kind](make_config())
+        levels = 1 if kind == "nft" else 2
+        config = replace(config, objective=replace(config.objective, levels=levels), batch=planner.config.batch)
+    config = replace(config, batch=replace(config.batch, trained_fraction=trained_fraction))
+    planner = replace(planner, config=config, network=lambda sigma: int(sigma < 0.8))
+    spared, borrowed = 0, 0
+    for iteration in range(6):
+        plan = foresee(config, planner.plan(iteration, PROMPTS))
+        for update in range(plan.updates):
+            turns = [plan.turns(rank, update) for rank in range(3)]
+            assert len({tuple(one.network for one in row) for row in turns}) == 1
+            assert [len(row) for row in turns] == [plan.rounds[update]] * 3
+            for rank, row in enumerate(turns):
+                own = plan.replays(rank, update)
+                assert sorted(map(repr, own)) == sorted(repr(one.replay) for one in row if one.counts)
+                for one in row:
+                    assert plan.network_of(one.replay) == one.network
+                    assert one.states in plan.replayable(rank, update)
+                spared += sum(not one.counts for one in row)
+                borrowed += sum(one.replay != one.states for one in row)
+                if kind == "gradient":  # within a clip from its end to its beginning
+                    for members in {one.replay.members for one in row if one.counts}:
+                        steps = [one.replay.step for one in row if one.counts and one.replay.members == members]
+                        assert steps == sorted(steps, reverse=True)
+        gauges = [plan.gauge_turns(rank) for rank in range(3)]
+        assert len({tuple(one.network for one in row) for row in gauges}) == 1
+    assert spared
+    assert borrowed
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

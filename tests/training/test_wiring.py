@@ -426,7 +426,7 @@ def model(config: TrainConfig, patch: pytest.MonkeyPatch) -> dict[str, Any]:
         "scaling": [module.scaling for module in one.network.modules() if hasattr(module, "scaling")],
         "vae": (one.pipe.vae.dtype, bool(one.pipe.vae.use_tiling), tuple(decoded)),
         "video": one.video,
-        "component": one.component,
+        "components": one.components,
         "attention": sorted(
             f"{kind.__name__} {getattr(p, '_attention_backend', None)}" for kind, p in processors.items()
         ),

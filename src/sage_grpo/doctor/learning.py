@@ -47,7 +47,8 @@ def ratio(sample: Sample, items: Sequence[Item]) -> Check:
         items = with_anchor(items, "pass", trainer.state.anchor, trainer.model.device)
     trainer.engine.begin()
     for number, item in enumerate(items):
-        last = trainer.engine.synchronize if number == len(items) - 1 else (lambda: None)
+        more = any(later.network == item.network for later in items[number + 1 :])
+        last = (lambda: None) if more else trainer.engine.synchronize
         tally = accumulate(
             objective, [item], trainer.model.device, kl_lambda=lambda_, scale=trainer.engine.scale, before_last=last
         )

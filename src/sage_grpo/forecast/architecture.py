@@ -109,6 +109,10 @@ class Architecture:
         """Whether the trained network runs at sigma."""
         return self.model is None or self.model.trains(sigma)
 
+    def network_at(self, sigma: float) -> int:
+        """Which network runs at sigma."""
+        return 0 if self.model is None else self.model.network_at(sigma)
+
     def branches(self, sigma: float, guidance: float | None = None) -> int:
         """Forward passes of one velocity; `guidance` overrides the model's scale."""
         if self.model is None:
@@ -183,7 +187,7 @@ def _network(model: FamilyModel) -> Network | None:
         decoder = _scaled(WAN.vae, first_given(vae.decoder_base_dim, vae.base_dim) / 96, vae.patch_size or 1)
     else:
         return None
-    grid, blocks = model.grid, model.blocks()
+    grid, blocks, both = model.grid, model.blocks(), len(model.components) > 1
     sizes = {name: parameter.numel() for name, parameter in model.transformer.named_parameters()}
     block = sum(parameter.numel() for parameter in blocks[0].parameters())
     adapted = lora.match_targets(blocks[0], model.traits.lora_targets, ())
@@ -195,7 +199,8 @@ def _network(model: FamilyModel) -> Network | None:
         block_parameters=block,
         other_parameters=sum(sizes.values()) - len(blocks) * block,
         unread_parameters=sum(sizes[name] for name in model.unread),
-        frozen_parameters=sum(p.numel() for other in model.others for p in other.parameters()),
+        frozen_parameters=0 if both else sum(p.numel() for other in model.others for p in other.parameters()),
+        trained_networks=len(model.components),
         lora_width=sum(sum(blocks[0].get_parameter(f"{name}.weight").shape) for name in adapted),
         patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
         channels=grid.channels,

@@ -408,6 +408,7 @@ def _planner(config: TrainConfig, found: Architecture, layout: Layout) -> Planne
         kernel=config.kernel.build(grid),
         trains=found.trains,
         ranks=layout.data,
+        network=found.network_at,
     )
 
 

@@ -75,7 +75,8 @@ class Counts:
 
 
 Work = Mapping[Hashable, Passes]
-"""What a rank runs for itself: the passes of a phase, of ("rollout", whether the trained network runs) and of ("update", its number)."""
+"""What a rank runs for itself: the passes of a phase, of ("rollout", network), of ("update", its number, network)
+and of ("gauge", network)."""
 
 
 def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
@@ -95,19 +96,20 @@ def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, refe
     for rank, work in enumerate(works):
         found = {phase: work[phase] for phase in PHASES}
         sigmas = plan.group_of(plan.batches(rank)[0]).schedule.sigmas.tolist()
-        for trained in (True, False):
-            sigma = next((s for s in sigmas if plan.trains(s) == trained), 1.0)
-            lacking = most.get(("rollout", trained), 0) - work["rollout", trained].velocities
+        for network in plan.order:
+            sigma = next((s for s in sigmas if plan.network(s) == network), 1.0)
+            lacking = most.get(("rollout", network), 0) - work["rollout", network].velocities
             found["idle"] += guiding.one(1, sigma) * lacking
-        for update, referenced in enumerate(reference):
-            own = work["update", update]
-            lacking = most.get(("update", update), 0) - own.velocities
-            fill = guiding.one(*_first_replay(plan, rank, update)) * lacking if lacking else Passes()
-            found["replay"] += own + fill
-            found["reference"] += (own + fill) * referenced
-            padding += lacking
-        if work["gauge"].velocities < most.get("gauge", 0):
-            found["gauge"] += guiding.one(*_first_record(plan, rank)) * (most["gauge"] - work["gauge"].velocities)
+            for update, referenced in enumerate(reference):
+                own = work["update", update, network]
+                lacking = most.get(("update", update, network), 0) - own.velocities
+                fill = _spare(plan, rank, network, [update], guiding) * lacking if lacking else Passes()
+                found["replay"] += own + fill
+                found["reference"] += (own + fill) * referenced
+                padding += lacking
+            lacking = most.get(("gauge", network), 0) - work["gauge", network].velocities
+            if lacking:
+                found["gauge"] += _spare(plan, rank, network, range(plan.updates), guiding) * lacking
         phases.append(found)
     return Counts(phases, padding)
 
@@ -118,12 +120,14 @@ def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
     for one in plan.sampled(rank):
         passes = guiding.one(one.rows, one.sigma, one.guide)
         work["shared" if one.shared else "sampling"] += passes
-        work["rollout", plan.trains(one.sigma)] += passes
+        work["rollout", plan.network(one.sigma)] += passes
     for replay in plan.gauged(rank):
-        work["gauge"] += guiding.one(replay.rows, _sigma(plan, replay))
+        passes = guiding.one(replay.rows, _sigma(plan, replay))
+        work["gauge"] += passes
+        work["gauge", plan.network_of(replay)] += passes
     for update in range(plan.updates):
         for replay in plan.replays(rank, update):
-            work["update", update] += guiding.one(replay.rows, _sigma(plan, replay))
+            work["update", update, plan.network_of(replay)] += guiding.one(replay.rows, _sigma(plan, replay))
     return work
 
 
@@ -131,28 +135,10 @@ def _sigma(plan: Plan, replay: Replay) -> float:
     return plan.groups[replay.members[0].group].sigma(replay.step)
 
 
-def _first_replay(plan: Plan, rank: int, update: int) -> tuple[int, float]:
-    """Rows and sigma of a rank's first replay, which it repeats where it has fewer than another."""
-    if plan.chosen is not None:
-        replay = (plan.replays(rank, update) or plan.replayable(rank, update))[0]
-        return replay.rows, _sigma(plan, replay)
-    first = plan.groups[next(iter(plan.members(rank)))]
-    step = first.trained[update][0]
-    for together in plan.trunks(rank):
-        if step in together[0].trained[update] and step < together[0].branch:
-            return len(together), together[0].sigma(step)
-    for batch in plan.batches(rank):
-        group = plan.group_of(batch)
-        if step in group.trained[update] and step >= group.branch:
-            return len(batch.members), group.sigma(step)
-    raise AssertionError(f"step {step} is trained, but nobody replays it")
-
-
-def _first_record(plan: Plan, rank: int) -> tuple[int, float]:
-    """Rows and sigma of the record that a rank repeats where it measures less often than another."""
-    batch = plan.batches(rank)[0]
-    group = plan.group_of(batch)
-    return 1 if group.shared else len(batch.members), group.sigma(group.trained[0][0])
+def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> Passes:
+    """What a rank runs where it has fewer replays of a network than another."""
+    turn = plan.spare(rank, network, updates)
+    return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
 
 
 def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
@@ -195,7 +181,11 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
     """Every rank's parts by kind; a kind that several ranks have is one plan. `alike` says what of a fresh noise level matters: groups
     whose levels are alike in it are of one kind."""
     numbers: dict[Hashable, int] = {}
-    ways = [numbers.setdefault(_way(group, alike), len(numbers)) for group in plan.groups]
+
+    def matters(sigma: float) -> tuple[int, int]:
+        return alike(sigma), plan.network(sigma)
+
+    ways = [numbers.setdefault(_way(group, matters), len(numbers)) for group in plan.groups]
     known: dict[Hashable, Plan] = {}
     ranks = []
     for rank in range(len(plan.shares)):
@@ -241,13 +231,13 @@ def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch
     yield from ((groups, batches[number]) for number, groups in together.items())
 
 
-def _way(group: Group, alike: Callable[[float], int]) -> Hashable:
+def _way(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
     """The same for groups of which equal clips take the same passes and keep the same states."""
     trained = group.trained if group.levels is None else _levels(group, alike)
     return id(group.schedule), trained, None if group.gauge is None else group.gauge.step
 
 
-def _levels(group: Group, alike: Callable[[float], int]) -> Hashable:
+def _levels(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
     """What each update learns of a group at fresh noise levels, in whatever order, and how many levels that is in all."""
     rows = tuple(tuple(sorted(alike(group.sigma(level)) for level in part)) for part in group.trained)
     return rows, len({level for part in group.trained for level in part})

@@ -204,7 +204,7 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
     if forecast.config.model.decoder is not None:
         rows["decoder"] = f"{forecast.config.model.decoder}: its seconds are not known, and not counted"
     return rows | {
-        "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.parameters / 1e6:,.0f} M parameters: {kind}",
+        "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.trained_networks * network.parameters / 1e6:,.0f} M parameters: {kind}",
         "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",
         "clip": f"{size} = {tokens(network, job):,} tokens, {guided}, {forecast.config.model.dtype}",
     }

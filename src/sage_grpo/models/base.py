@@ -69,7 +69,7 @@ class VelocityModel(Protocol):
 
     @property
     def others(self) -> Sequence[nn.Module]:
-        """Frozen modules that also predict velocities (the other expert of Wan 2.2); mostly empty."""
+        """Modules that predict velocities at other noise levels (the other expert of Wan 2.2), frozen or trained too; mostly empty."""
 
     def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
         """One conditioning per prompt; equal prompts (with equal images, uint8 H x W x 3) share one object."""
@@ -115,6 +115,21 @@ class VelocityModel(Protocol):
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write what a user of diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
+
+
+@runtime_checkable
+class HasExperts(Protocol):
+    """A model that may train two networks, one for high and one for low noise; of others the one that is not trained is the other."""
+
+    def network_at(self, sigma: Tensor | float) -> int:
+        """Which network predicts the velocity at sigma: 0 the one for the highest noise, 1 the other."""
+
+
+def network_of(model: VelocityModel) -> Callable[[float], int]:
+    """Which network of a model runs at a noise level. Ranks that share sharded networks run the same one at a time."""
+    if isinstance(model, HasExperts):
+        return model.network_at
+    return lambda sigma: int(model.trains(sigma) != model.trains(1.0))
 
 
 @runtime_checkable

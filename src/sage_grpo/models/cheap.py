@@ -59,12 +59,12 @@ class CheapSpec:
         return self.guides_less or self.changes_passes
 
     def guides(
-        self, sigmas: Sequence[float], explores: Sequence[bool], trains: Callable[[float], bool]
+        self, sigmas: Sequence[float], explores: Sequence[bool], network: Callable[[float], int]
     ) -> tuple[Guide, ...]:
         """How every step of a schedule is guided. What guidance added is reused neither over a step that explores nor by another expert."""
         low, high = self.guidance or (0.0, 1.0)
         found: list[Guide] = []
-        age, network = None, None
+        age, last = None, None
         for sigma, noisy in zip(sigmas, explores):
             if noisy:
                 found.append("exact")
@@ -72,9 +72,9 @@ class CheapSpec:
             elif not low <= sigma <= high:
                 found.append("none")
             else:
-                again = age is None or age + 1 == self.negative_every or trains(sigma) != network
+                again = age is None or age + 1 == self.negative_every or network(sigma) != last
                 found.append("whole" if again else "reused")
-                age, network = 0 if again else (age or 0) + 1, trains(sigma)
+                age, last = 0 if again else (age or 0) + 1, network(sigma)
         return tuple(found)
 
 

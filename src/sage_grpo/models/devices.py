@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 
 import torch
@@ -42,14 +43,14 @@ def slow_dtype(dtype: str, device: torch.device) -> str:
 
 
 def load_dtypes(
-    spec: ModelSpec, device: str | torch.device | None = None, *, trained: str = "transformer"
+    spec: ModelSpec, device: str | torch.device | None = None, *, trained: Sequence[str] = ("transformer",)
 ) -> dict[str, torch.dtype]:
     """What to load each component in: float32 where all weights are trained, `dtype` elsewhere; `device` as in load()."""
     full = spec.train and spec.lora is None
     cuda = choose_device(spec.device if device is None else device).type == "cuda"
     return {
         "default": DTYPES[spec.dtype],
-        trained: torch.float32 if full else DTYPES[spec.dtype],
+        **dict.fromkeys(trained, torch.float32 if full else DTYPES[spec.dtype]),
         "vae": DTYPES[spec.vae_dtype or (spec.dtype if cuda else "float32")],
     }
 

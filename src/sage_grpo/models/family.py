@@ -11,13 +11,14 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
+from sage_grpo.hub import pinned_folder
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.cheap import CheapSpec
@@ -46,6 +47,8 @@ from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_si
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
+EXPERTS: Mapping[str, Literal["high", "low"]] = {"transformer": "high", "transformer_2": "low"}
+"""Components of a model with two experts, by the noise that each is for."""
 IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
 """What models of images make unless told otherwise."""
 JOINT_ATTENTION = (
@@ -154,10 +157,12 @@ class FamilyModel(ABC):
         """What was decided while loading and why, for people."""
         self.boundary: float | None = index.get("boundary_ratio")
         """Wan 2.2 with two experts: the noise level at which the second takes over."""
-        experts = ("transformer",) if self.boundary is None else ("transformer", "transformer_2")
-        self.component = _trained(spec, index)
-        self.transformer: Any = getattr(pipe, self.component)
-        self.others = [getattr(pipe, name) for name in experts if name != self.component]
+        experts = ("transformer",) if self.boundary is None else tuple(EXPERTS)
+        self.components = _trained(spec, index)
+        """The transformers that are trained: one, or both experts."""
+        first = self.components[0]
+        self.transformer: Any = getattr(pipe, first)
+        self.others = [getattr(pipe, name) for name in experts if name != first]
         self._prepare()
         self.network: Any = self._adapted(self.transformer)
         for other in self.others:
@@ -168,8 +173,10 @@ class FamilyModel(ABC):
         self.video = choose_video(spec, defaults, self.traits.video)
         self.grid = self._grid()
         self.grid.check(self.video)
+        self._given_shift = spec.shift if spec.shift is not None else defaults.get("shift")
+        """None leaves the shift to the scheduler."""
         own = scheduler_shift(pipe.scheduler.config, self.tokens)
-        self.shift = float(first_given(spec.shift, defaults.get("shift"), own, 1.0))
+        self.shift = float(first_given(self._given_shift, own, 1.0))
         self.num_train_timesteps = float(pipe.scheduler.config.num_train_timesteps)
         """The network's timestep is sigma times this."""
         self.guidance = self._guidance_style()
@@ -186,8 +193,9 @@ class FamilyModel(ABC):
         self._warn_if_distilled()
         if spec.compile:
             compile_blocks(self.network, self.blocks(), train=spec.train, ragged=self.traits.ragged)
+            both = len(self.components) > 1
             for other in self.others:
-                compile_blocks(other, self._blocks_of(other), train=False, ragged=self.traits.ragged)
+                compile_blocks(other, self._blocks_of(other), train=spec.train and both, ragged=self.traits.ragged)
 
     def _warn_if_distilled(self) -> None:
         """Say so where a distilled checkpoint gets guidance; steps are not known here."""
@@ -249,6 +257,10 @@ class FamilyModel(ABC):
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
         return inputs
+
+    def _shift_of(self, num_steps: int) -> float:
+        """The shift of a schedule of so many steps, where nobody sets another; FLUX.2's pipelines go by their number."""
+        return self.shift
 
     def _guidance_style(self) -> Guidance:
         """How guidance works; unless a family says otherwise, as the checkpoint's guider describes it."""
@@ -363,7 +375,7 @@ class FamilyModel(ABC):
 
     def stock_sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         """The grid of the stock pipeline."""
-        shift = self.shift if shift is None else shift
+        shift = self._shift_of(num_steps) if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
@@ -372,7 +384,7 @@ class FamilyModel(ABC):
             raise ModelError(
                 'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'
             )
-        return SchedulerSolver(self._scheduler(num_steps, self.shift if shift is None else shift))
+        return SchedulerSolver(self._scheduler(num_steps, self._shift_of(num_steps) if shift is None else shift))
 
     def _scheduler(self, num_steps: int, shift: float) -> Any:
         """A scheduler on the grid of the stock pipeline."""
@@ -503,8 +515,17 @@ class FamilyModel(ABC):
         return float(self._timestep(sigma)) >= self.boundary * self.num_train_timesteps
 
     def trains(self, sigma: Tensor | float) -> bool:
-        """Whether the trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
-        return self.boundary is None or self._high_noise(sigma) == (self.spec.expert == "high")
+        """Whether a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
+        return tuple(EXPERTS)[self.network_at(sigma)] in self.components
+
+    def network_at(self, sigma: Tensor | float) -> int:
+        """Which expert predicts the velocity at sigma: 0 the one for high noise, or the only network."""
+        return 0 if self._high_noise(sigma) else 1
+
+    def _running(self, sigma: Tensor | float) -> Any:
+        """The network that predicts the velocity at sigma."""
+        own = tuple(EXPERTS)[self.network_at(sigma)] == self.components[0]
+        return self.network if own else self.others[0]
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """bfloat16 compute on float32 master weights; a LoRA's base is in bfloat16 itself and needs none.
@@ -582,13 +603,13 @@ class FamilyModel(ABC):
 
     # ---- training
 
-    def _unread(self) -> set[str]:
-        """Parameters of the transformer that never receive a gradient. (Text that is quoted may come or not, so it does not count.)"""
+    def _unread(self, transformer: Any) -> set[str]:
+        """Parameters of a transformer that never receive a gradient. (Text that is quoted may come or not, so it does not count.)"""
         blocks = self.traits.blocks
         if not self.traits.inputs:
             return set()
-        traced = without_gradient(self.transformer, blocks, self._trial, (type(self).__name__, self.image_to_video))
-        return traced | unread_queries(self.transformer, blocks)
+        traced = without_gradient(transformer, blocks, self._trial, (type(self).__name__, self.image_to_video))
+        return traced | unread_queries(transformer, blocks)
 
     def _trial(self, transformer: Any) -> Tensor:
         """What a transformer of this kind on the meta device answers to one sample."""
@@ -597,7 +618,7 @@ class FamilyModel(ABC):
         trial.spec = replace(self.spec, train=True, lora=None, packed=True)
         trial.transformer, trial.network, trial.others = transformer, self._adapted(transformer), []
         inputs = {name: tensor[None] for name, tensor in self._batchable(self._trial_inputs()).items()}
-        sigma = torch.tensor(1.0 if self.trains(1.0) else 0.0)
+        sigma = torch.tensor(0.0 if self.components == ("transformer_2",) else 1.0)
         return trial._forward(empty(1, *self.latent_shape()), sigma, empty(1), inputs)
 
     def _trial_inputs(self) -> dict[str, Tensor]:
@@ -607,18 +628,20 @@ class FamilyModel(ABC):
         return inputs | ({"guidance": empty(())} if self.guidance.embedded else {})
 
     def _prepare_training(self) -> None:
-        self.unread = dead = self._unread() if self.spec.train or self.spec.lora is not None else set()
+        spec, adapts = self.spec, self.spec.train or self.spec.lora is not None
+        self.unread = self._unread(self.transformer) if adapts else set()
+        """Parameters of `transformer` that nothing reads."""
         for module in (*self._modules("network"), *self._modules("vae")):
             module.requires_grad_(False)
             module.eval()
-        if self.spec.lora is not None:
-            names = lora.match_targets(self.transformer, self.lora_targets, self.traits.blocks, dead)
-            lora.add_lora(self.transformer, self.spec.lora, names, self._expert, dead)
-            if not self.spec.train:
-                self.transformer.requires_grad_(False)
-        elif self.spec.train:
-            for name, parameter in self.transformer.named_parameters():
-                parameter.requires_grad_(name not in dead)
+        for component, transformer in self._trained.items() if adapts else ():
+            dead = self.unread if transformer is self.transformer else self._unread(transformer)
+            if spec.lora is not None:
+                names = lora.match_targets(transformer, self.lora_targets, self.traits.blocks, dead)
+                lora.add_lora(transformer, spec.lora, names, self._expert(component), dead)
+            for name, parameter in transformer.named_parameters():
+                trained = lora.is_lora(name) if spec.lora is not None else name not in dead
+                parameter.requires_grad_(spec.train and trained)
 
     def blocks(self) -> list[nn.Module]:
         """The transformer's repeated blocks, in order."""
@@ -634,17 +657,31 @@ class FamilyModel(ABC):
         return given or list(self.traits.lora_targets)
 
     @property
-    def _expert(self) -> lora.Expert:
-        """Which of Wan 2.2's experts is trained; None for a model with one network."""
-        return None if self.boundary is None else self.spec.expert
+    def _trained(self) -> dict[str, Any]:
+        """The transformers that are trained, by component."""
+        return {name: getattr(self.pipe, name) for name in self.components}
+
+    def _expert(self, component: str) -> lora.Expert:
+        """Which of Wan 2.2's experts a component is; None for a model with one network."""
+        return None if self.boundary is None else EXPERTS[component]
+
+    def _prefix(self, component: str) -> str:
+        """What comes before a parameter's name where two transformers have the same ones."""
+        return f"{component}." if len(self.components) > 1 else ""
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """Of the transformers that are trained."""
+        named = {self._prefix(name): one.named_parameters() for name, one in self._trained.items()}
+        return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The parameters that training changes, by their names in the diffusers transformer."""
-        return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+        """The parameters that training changes, by their names in the diffusers transformer; with both experts after the component's."""
+        return {name: parameter for name, parameter in self._parameters().items() if parameter.requires_grad}
 
     def keep(self, levels: Sequence[Keep]) -> None:
         """What each block keeps for its backward pass."""
-        keep_activations(self.blocks(), levels)
+        for transformer in self._trained.values():
+            keep_activations(self._blocks_of(transformer), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
         """Move a part; what is not loaded yet will load there."""
@@ -662,9 +699,14 @@ class FamilyModel(ABC):
     # ---- files
 
     def load_lora(self, folder: str | Path) -> None:
-        """Add a saved LoRA to the network, frozen."""
-        lora.load_into(self.transformer, folder, expert=self._expert)
-        self.transformer.requires_grad_(False)
+        """Add a saved LoRA to the network, frozen; to both experts where it has one for each."""
+        folder = pinned_folder(str(folder), option="LoRA")
+        components = tuple(EXPERTS) if lora.has_both(folder) and self.boundary is not None else self.components
+        for component in components:
+            transformer, expert = getattr(self.pipe, component), self._expert(component)
+            own = lora.folder_of(folder, component) if len(components) > 1 else folder
+            lora.load_into(transformer, own, expert=expert)
+            transformer.requires_grad_(False)
         self.place("network", self._places["network"])
         self._set_attention()
 
@@ -674,15 +716,21 @@ class FamilyModel(ABC):
         `weights` replaces parameters by name (an average, or what a sharded run gathered) without a second model.
         """
         folder, given = Path(folder), dict(weights or {})
-        unknown = given.keys() - {name for name, _ in self.transformer.named_parameters()}
+        unknown = given.keys() - self._parameters().keys()
         if unknown:
             raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
         whole = merged or self.spec.lora is None
+        states = {}
+        for component, transformer in self._trained.items():
+            prefix = self._prefix(component)
+            own = {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
+            if whole:
+                states[component] = lora.merged_weights(transformer, own)
+            else:
+                target = lora.folder_of(folder, component) if prefix else folder
+                lora.save_lora(target, transformer, own, self._expert(component))
         if whole:
-            state = lora.merged_weights(self.transformer, given)
-            export.save_folder(self.folder, folder, self.component, state, self.dtype)
-        else:
-            lora.save_lora(folder, self.transformer, given, self._expert)
+            export.save_folder(self.folder, folder, states, self.dtype)
         export.write_card(folder, self, whole=whole)
 
     # ---- checks
@@ -713,6 +761,8 @@ class ImageModel(FamilyModel):
         return super()._from_pixels(pixels[:, :, 0])[:, :, None]
 
 
-def _trained(spec: ModelSpec, index: Mapping[str, Any]) -> str:
-    """The component that is trained: of Wan 2.2's two experts the spec's."""
-    return "transformer_2" if index.get("boundary_ratio") is not None and spec.expert == "low" else "transformer"
+def _trained(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, ...]:
+    """The components that are trained: of Wan 2.2's two experts the spec's, or both."""
+    if index.get("boundary_ratio") is None:
+        return ("transformer",)
+    return tuple(name for name, expert in EXPERTS.items() if spec.expert in (expert, "both"))

@@ -26,6 +26,8 @@ FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
 PREFIX = "transformer"
 EXPERT_KEY = "sage_grpo_expert"
+SECOND = "transformer_2"
+"""The component of the expert for low noise, and the subfolder of its LoRA beside the other's."""
 STORED = ("F32", "BF16", "F16", "F64")
 """What weights of a LoRA may be stored as, by safetensors' names."""
 ELSEWHERE = "Give the folder that a run saved, or that diffusers' save_lora_weights wrote for this model."
@@ -109,8 +111,24 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
     _compute_in_input_dtype(network)
     if lora.path is not None:
         folder = pinned_folder(lora.path, option="model.lora.path")
+        folder = _start_of(folder, expert)
         _check_expert(read_header(folder), folder, expert)
         _start_from(network, folder, dead)
+
+
+def folder_of(folder: str | Path, component: str) -> Path:
+    """Where the LoRA of one of two experts lies, whose folder has one for each."""
+    return Path(folder) / SECOND if component == SECOND else Path(folder)
+
+
+def has_both(folder: str | Path) -> bool:
+    """Whether a folder holds a LoRA for each of two experts."""
+    return (Path(folder) / SECOND / FILE).is_file()
+
+
+def _start_of(folder: Path, expert: Expert) -> Path:
+    """The folder of an expert's LoRA: its own, or that of both experts."""
+    return folder_of(folder, SECOND) if expert == "low" and has_both(folder) else folder
 
 
 def is_lora(name: str) -> bool:
@@ -170,6 +188,10 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
     """
     folder = pinned_folder(str(folder), option="LoRA")
     two = getattr(pipe, "transformer_2", None) is not None
+    if two and component is None and has_both(folder):
+        for name in ("transformer", SECOND):
+            load_lora(pipe, folder_of(folder, name), component=name, adapter=adapter)
+        return
     if component is None:
         component = "transformer_2" if two and read_header(folder).expert == "low" else "transformer"
     experts: dict[str, Expert] = {"transformer": "high", "transformer_2": "low"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sage_grpo.models.base import VelocityModel
 
-FAMILIES = ("hunyuan15", "wan", "ltx", "ltx2", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
+FAMILIES = ("hunyuan15", "wan", "ltx", "ltx2", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image")
 """Families that ship with the package; each is the module of this name beside this file."""
 
 
@@ -124,8 +124,9 @@ class ModelSpec:
     compile: Speed[bool | None] = None
     """Compile the repeated transformer blocks. None does so on CUDA in bfloat16 when the run is long enough to win the minute back
     that it costs; what was compiled once is found again by later runs."""
-    expert: Training[Literal["high", "low"]] = "high"
-    """Wan 2.2 with two experts: train the one for high or for low noise; rollouts use both."""
+    expert: Training[Literal["high", "low", "both"]] = "high"
+    """Wan 2.2 with two experts: train the one for high noise, the one for low noise, or both, each with the gradient of its own noise levels;
+    rollouts use both."""
     vae_slicing: Speed[bool] = True
     """Decode one clip at a time; False decodes a batch at once (faster for small clips)."""
     vae_tiling: bool = False

@@ -62,7 +62,9 @@ class Network:
     unread_parameters: int = 0
     """Parameters that text-to-video never reads, and that are not trained."""
     frozen_parameters: int = 0
-    """Parameters of another expert, which runs but is never trained."""
+    """Parameters of another expert, which runs but is not trained."""
+    trained_networks: int = 1
+    """2 where both experts are trained, of which a pass runs one."""
     positions: int = 1
     """Latent positions of a token."""
     text_stream: bool = True
@@ -202,8 +204,8 @@ def tokens(network: Network, job: Job) -> int:
 def trainable(network: Network, job: Job) -> int:
     """Parameters that training changes."""
     if job.lora_rank is None:
-        return network.parameters - network.unread_parameters
-    return network.blocks * network.lora_width * job.lora_rank
+        return network.trained_networks * (network.parameters - network.unread_parameters)
+    return network.trained_networks * network.blocks * network.lora_width * job.lora_rank
 
 
 def memory(network: Network, job: Job) -> Memory:
@@ -211,7 +213,8 @@ def memory(network: Network, job: Job) -> Memory:
     layout, train = job.layout, trainable(network, job)
     full = job.lora_rank is None
     kept = 0 if job.cpu_offload else 1 / layout.weight_shards
-    stored = MASTER * network.parameters if full else job.compute * network.parameters + MASTER * train
+    bases = network.trained_networks * network.parameters
+    stored = MASTER * bases if full else job.compute * bases + MASTER * train
     stored += job.compute * network.frozen_parameters
     copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema + job.max_kl)
     whole_gradients = layout.processes > 1 and not job.sync_every_pass

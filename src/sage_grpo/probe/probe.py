@@ -23,7 +23,7 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.folder.saved import Choice
-from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.base import VelocityModel, network_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
@@ -121,7 +121,7 @@ class Prober:
                 group_size=1,
                 equalizer={},
                 shares=shares,
-                trains=self.model.trains,
+                network=network_of(self.model),
             )
             for number, prompt in enumerate(self.prompts)
         ]
@@ -155,7 +155,8 @@ class Prober:
             rollout=replace(rollout, window=window),
             update=UpdateConfig(updates_per_rollout=1),
         )
-        return Planner(config=config, grid=self.grid, kernel=kernel.build(self.grid), trains=self.model.trains)
+        law, trains = kernel.build(self.grid), self.model.trains
+        return Planner(config=config, grid=self.grid, kernel=law, trains=trains, network=network_of(self.model))
 
     def run(self, plans: Sequence[Plan], eta: float) -> ProbeScores:
         """Sample, decode and score, prompt by prompt."""

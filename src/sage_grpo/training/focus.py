@@ -78,6 +78,7 @@ def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[Part, ...]:
         )
     reasons = {
         "objective.kind gradient differentiates by the whole clip": config.objective.by_gradient,
+        f"objective.kind {config.objective.kind} learns whole clips, which are chosen": config.objective.by_choice,
         "batch.trained_fraction chooses clips by one advantage": bool(judged) and config.batch.trained_fraction < 1,
         f"objective.kind {config.objective.kind} samples with the ODE, so that no part explores": bool(explore)
         and config.objective.fresh,

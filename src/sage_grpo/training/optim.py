@@ -46,6 +46,7 @@ class Optimizer:
             for group in part.param_groups:
                 group["lr"] = lr
             part.step()
+        self.materialize()  # an expert that has had no gradient yet has a state, too: checkpoints then always hold all of it
         # Muon computes in bfloat16. On a CPU without it PyTorch turns oneDNN off for good: rollouts would have other last digits from the
         # second iteration on, and a run that is continued would not be the same run.
         onednn.enabled = enabled

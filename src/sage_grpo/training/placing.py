@@ -37,7 +37,10 @@ def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine
     dtype = getattr(torch, model.spec.dtype)
     # A LoRA's base is frozen and large, so it is sharded too. Without one, what is frozen are a few parameters that nothing
     # reads; they stay whole, so that an export finds them.
-    frozen = [parameter for parameter in model.network.parameters() if not parameter.requires_grad] if full else []
+    trained = (
+        [network for network, _ in networks if any(one.requires_grad for one in network.parameters())] if full else []
+    )
+    frozen = [one for network in trained for one in network.parameters() if not one.requires_grad]
     return shard(networks, spec, world, compute=dtype if full and dtype != torch.float32 else None, keep=frozen)
 
 

@@ -6,7 +6,7 @@ Rollout and update execute it, the terminal prints it, tests count it. It holds 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -75,9 +75,14 @@ class Group:
         """A trained step's index in the run's own grid."""
         return step + self.offset if self.levels is None else self.levels.labels[step]
 
+    @property
+    def replayed(self) -> Schedule:
+        """The schedule whose steps updates replay: its own, or that of fresh noise levels."""
+        return self.schedule if self.levels is None else self.levels.schedule
+
     def sigma(self, step: int) -> float:
         """Where a trained step is replayed."""
-        return float((self.schedule if self.levels is None else self.levels.schedule).sigmas[step])
+        return float(self.replayed.sigmas[step])
 
     def reach(self, step: int) -> float:
         """How far a trained step of the ODE goes, in sigma: x_next = x + reach v."""
@@ -139,6 +144,19 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One of the passes that all ranks make at once, because sharded networks take all of them to run one."""
+
+    replay: Replay
+    """What is run: the rank's own replay, or another's."""
+    states: Replay
+    """The rank's own replay whose states go through the network."""
+    network: int
+    counts: bool = True
+    """False only keeps ranks in step."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One iteration."""
 
@@ -149,8 +167,8 @@ class Plan:
     """Weight of every trained step, by its label."""
     shares: tuple[tuple[MicroBatch, ...], ...]
     """Micro-batches of every data-parallel rank."""
-    trains: Callable[[float], bool] = field(default=lambda sigma: True, compare=False)
-    """Whether the trained network runs at sigma; another expert may run elsewhere."""
+    network: Callable[[float], int] = field(default=lambda sigma: 0, compare=False)
+    """Which network runs at sigma: 0 the one for the highest noise, 1 the other expert of a model that has two."""
     abreast: int = 1
     """Up to so many groups that go the same way run what their members share in one pass."""
     chosen: tuple[frozenset[Member], ...] | None = None
@@ -225,18 +243,17 @@ class Plan:
             for step, sigma in enumerate(group.schedule.sigmas[group.branch : -1].tolist(), group.branch):
                 yield Pass(sigma, rows=len(batch.members), shared=False, guide=group.guide(step))
 
-    def rollout_passes(self, rank: int) -> Counter[bool]:
-        """Passes of a rank's rollout, by whether the trained network runs."""
-        return Counter(self.trains(one.sigma) for one in self.sampled(rank))
+    def rollout_passes(self, rank: int) -> Counter[int]:
+        """Passes of a rank's rollout, by network."""
+        return Counter(self.network(one.sigma) for one in self.sampled(rank))
 
-    def idle_passes(self, rank: int) -> Counter[bool]:
+    def idle_passes(self, rank: int) -> Counter[int]:
         """Passes that a rank makes for nothing, because sharded networks take all ranks to run one."""
         return self._most_passes - self.rollout_passes(rank)
 
     @cached_property
-    def _most_passes(self) -> Counter[bool]:
-        counts = [self.rollout_passes(rank) for rank in range(len(self.shares))]
-        return Counter({kind: max(count[kind] for count in counts) for kind in (True, False)})
+    def _most_passes(self) -> Counter[int]:
+        return _most([self.rollout_passes(rank) for rank in range(len(self.shares))])
 
     @cached_property
     def rivals(self) -> dict[Member, tuple[int, Member]]:
@@ -289,17 +306,70 @@ class Plan:
                     found.setdefault(replay, []).append((row, gauge.weight))
         return found
 
+    def turns(self, rank: int, update: int) -> list[Turn]:
+        """What a rank runs in an update, in step with all others: one network after another, as often as the rank that has most of it."""
+        return self._in_step(rank, self.replays(rank, update), self._most_replays[update], [update])
+
+    def gauge_turns(self, rank: int) -> list[Turn]:
+        """The same for measuring how far the updates moved the policy."""
+        return self._in_step(rank, list(self.gauged(rank)), self._most_gauged, range(self.updates))
+
+    def _in_step(self, rank: int, own: Sequence[Replay], most: Counter[int], updates: Sequence[int]) -> list[Turn]:
+        result: list[Turn] = []
+        for network in self.order:
+            mine = [Turn(replay, replay, network) for replay in own if self.network_of(replay) == network]
+            lacking = most[network] - len(mine)
+            result += mine + ([self.spare(rank, network, updates)] * lacking if lacking else [])
+        return result
+
+    def spare(self, rank: int, network: int, updates: Sequence[int]) -> Turn:
+        """What a rank runs to keep in step where it has fewer replays of a network than another: its first, or another rank's on own states."""
+        for replays in (self.replays, self.replayable):
+            for replay in (one for update in updates for one in replays(rank, update)):
+                if self.network_of(replay) == network:
+                    return Turn(replay, replay, network, counts=False)
+        states = next(one for update in updates for one in self.replayable(rank, update))
+        everywhere = (one for other in range(len(self.shares)) for u in updates for one in self.replayable(other, u))
+        borrowed = next(one for one in everywhere if self.network_of(one) == network)
+        return Turn(borrowed, states, network, counts=False)
+
+    def network_of(self, replay: Replay) -> int:
+        """The network that a replay runs."""
+        return self.network(self.groups[replay.members[0].group].sigma(replay.step))
+
     @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The networks as an update runs them; a gradient that is carried back from the clip comes to the one for low noise first."""
+        backwards = any(group.levels is not None and group.levels.visited for group in self.groups)
+        return (1, 0) if backwards else (0, 1)
+
+    @cached_property
+    def _most_replays(self) -> list[Counter[int]]:
+        ranks = range(len(self.shares))
+        return [
+            _most([Counter(map(self.network_of, self.replays(rank, update))) for rank in ranks])
+            for update in range(self.updates)
+        ]
+
+    @cached_property
+    def _most_gauged(self) -> Counter[int]:
+        return _most([Counter(map(self.network_of, self.gauged(rank))) for rank in range(len(self.shares))])
+
+    @property
     def gauge_rounds(self) -> int:
-        """Passes that measuring takes on the rank that has most; the others fill up."""
-        return max(len(self.gauged(rank)) for rank in range(len(self.shares)))
+        """Passes that measuring takes on every rank."""
+        return self._most_gauged.total()
 
     def labels(self, update: int) -> list[int]:
         """The steps that an update trains, over all groups, in order."""
         return list(dict.fromkeys(group.label(step) for group in self.groups for step in group.trained[update]))
 
-    @cached_property
+    @property
     def rounds(self) -> list[int]:
-        """Replays of every update on the rank that has most; the others fill up with passes of weight 0."""
-        ranks = range(len(self.shares))
-        return [max(len(self.replays(rank, update)) for rank in ranks) for update in range(self.updates)]
+        """Replays of every update on every rank; those that have fewer of their own fill up with passes of weight 0."""
+        return [most.total() for most in self._most_replays]
+
+
+def _most(counts: Sequence[Counter[int]]) -> Counter[int]:
+    """Of every network as much as the rank with most of it has."""
+    return Counter({network: max(count[network] for count in counts) for network in (0, 1)})

@@ -47,6 +47,8 @@ class Planner:
     trains: Callable[[float], bool]
     ranks: int = 1
     """Data-parallel ranks."""
+    network: Callable[[float], int] = field(default=lambda sigma: 0)
+    """Which network runs at sigma (models/base.py)."""
     _trainable: dict[tuple[bool, ...], list[int]] = field(default_factory=dict, init=False, repr=False)
     """Trainable steps of the windows asked for so far: every group of every iteration asks for one of a few."""
     _schedules: dict[tuple[bool, ...], tuple[Schedule, int]] = field(default_factory=dict, init=False, repr=False)
@@ -78,7 +80,7 @@ class Planner:
             group_size=config.batch.group_size,
             equalizer=self._weights(sorted(set(weighted))),
             shares=self._side_by_side(groups) if self._abreast > 1 else self.shares,
-            trains=self.trains,
+            network=self.network,
             abreast=self._abreast,
         )
 
@@ -114,7 +116,7 @@ class Planner:
             guides = self._guides(schedule)
             groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels, guides=guides))
         ones, given = dict.fromkeys(range(self.grid.num_steps), 1.0), config.data.clips is not None
-        return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.trains, examples=given)
+        return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.network, examples=given)
 
     def _credited(self, index: int, prompt: Prompt, draw: random.Random) -> Group:
         """A group whose clips are differentiated: its way, perhaps cut short by a prediction, and the steps of it that are trained."""
@@ -246,7 +248,7 @@ class Planner:
     def _guides(self, schedule: Schedule) -> tuple[Guide, ...]:
         """How the steps of a schedule run, where those that do not explore are cheap."""
         cheap = self.config.rollout.cheap
-        return cheap.guides(schedule.sigmas[:-1].tolist(), schedule.stochastic, self.trains) if cheap.on else ()
+        return cheap.guides(schedule.sigmas[:-1].tolist(), schedule.stochastic, self.network) if cheap.on else ()
 
     def _why(self) -> str:
         """What may have left too few steps."""
@@ -450,5 +452,5 @@ def _in_step(planner: Planner) -> bool:
     return all(other == first for other in others)
 
 
-def _often(plan: Plan, rank: int) -> Counter[tuple[bool, Guide]]:
-    return Counter((plan.trains(one.sigma), one.guide) for one in plan.sampled(rank))
+def _often(plan: Plan, rank: int) -> Counter[tuple[int, Guide]]:
+    return Counter((plan.network(one.sigma), one.guide) for one in plan.sampled(rank))

@@ -16,7 +16,7 @@ from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.given import Passes
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.training.placing import settle, to_device, to_storage
-from sage_grpo.training.plan import Group, Plan, Replay
+from sage_grpo.training.plan import Group, Plan, Replay, Turn
 from sage_grpo.types import Conditioning
 
 
@@ -44,6 +44,14 @@ class Rollout:
 
     latents: list[tuple[MicroBatch, Tensor]] = field(default_factory=list)
     records: dict[Replay, Record] = field(default_factory=dict)
+
+    def record(self, plan: Plan, turn: Turn) -> Record:
+        """What is replayed in a turn. Another rank's step on own states is nobody's: its ratio is 1, whatever the network says."""
+        own = self.records[turn.states]
+        if turn.replay == turn.states:
+            return own
+        schedule = plan.groups[turn.replay.members[0].group].replayed
+        return replace(own, policy=replace(own.policy, schedule=schedule), v_old=None, log_prob_old=None)
 
 
 @dataclass(frozen=True)
@@ -152,9 +160,9 @@ class Sampler:
         idle = self.plan.idle_passes(self.rank)
         walks: list[_Trunk | _Members] = [*trunks, *paths]
         try:
-            for network in dict.fromkeys((self.plan.trains(1.0), not self.plan.trains(1.0))):
+            for network in (0, 1):
                 for walk in walks:
-                    while walk.ready() and self.plan.trains(walk.sigma()) == network:
+                    while walk.ready() and self.plan.network(walk.sigma()) == network:
                         walk.step()
                 self.passes.exact()
                 if idle[network]:
@@ -184,12 +192,12 @@ class Sampler:
                 log_prob_old=None,
             )
 
-    def _idle(self, network: bool, passes: int) -> None:
+    def _idle(self, network: int, passes: int) -> None:
         """Keep ranks in step with passes whose result nobody reads."""
         batch = self.plan.batches(self.rank)[0]
         group = self.plan.group_of(batch)
         policy = self.policies(group)
-        steps = [s for s in range(policy.schedule.num_steps) if self.plan.trains(policy.sigma(s)) == network]
+        steps = [s for s in range(policy.schedule.num_steps) if self.plan.network(policy.sigma(s)) == network]
         x = self.start(group, batch.members[:1])
         for _ in range(passes):
             policy.step(steps[0], x, (self.conditions[group.index],))

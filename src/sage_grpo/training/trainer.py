@@ -19,6 +19,7 @@ from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.costs import fit_memory
+from sage_grpo.models.base import network_of
 from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
@@ -94,7 +95,9 @@ class Trainer:
         self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
         self.state.sentinel = Sentinel.of(config, self.reward, self.objective.clip)
         grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
-        self.planner = Planner(config, grid, config.kernel.build(grid), self.model.trains, self.world.size)
+        self.planner = Planner(
+            config, grid, config.kernel.build(grid), self.model.trains, self.world.size, network_of(self.model)
+        )
         self.planner.check()
         self._check_groups()
         if spec.by_gradient:
@@ -327,7 +330,6 @@ class Trainer:
             if plan.pairs:
                 clips = len(plan.groups) * plan.group_size
                 items = with_rivals(self.objective, items, needs[update], clips, self.world, device, tick)
-            self.engine.begin()
             tally = accumulate(
                 self.objective,
                 items,
@@ -335,6 +337,7 @@ class Trainer:
                 kl_lambda=state.kl.value,
                 scale=self.engine.scale,
                 deterministic=self.config.model.deterministic,
+                before_first=self.engine.begin,
                 before_last=self.engine.synchronize,
                 progress=tick,
                 parts=self.parts,
@@ -365,28 +368,27 @@ class Trainer:
             )
         share = counts.float() / counts.sum().clamp(min=1)
         items = []
-        replays = plan.replays(self.world.rank, update)
-        # A rank none of whose clips are trained keeps in step on one of them, of weight 0.
-        for replay in replays or plan.replayable(self.world.rank, update)[:1]:
-            group = plan.groups[replay.members[0].group]
-            rows = torch.tensor([m.group * plan.group_size + m.index for m in replay.members])
-            label = group.label(replay.step)
+        for turn in plan.turns(self.world.rank, update):
+            step, members = turn.replay.step, turn.states.members
+            group = plan.groups[turn.replay.members[0].group]
+            rows = torch.tensor([m.group * plan.group_size + m.index for m in members])
+            label = group.label(step)
             items.append(
                 Item(
-                    record=rollout.records[replay],
-                    step=replay.step,
+                    record=rollout.record(plan, turn),
+                    step=step,
                     label=label,
                     advantage=advantages[rows],
                     # Losses of steps are averaged; parts of one gradient are not.
-                    weight=share[rows] / (1 if pushes else len(group.trained[update])),
+                    weight=share[rows] / (1 if pushes else len(group.trained[update])) * turn.counts,
                     equalizer=plan.equalizer[label],
-                    push=pushes[replay.members] if pushes else None,
-                    reach=group.reach(replay.step) if pushes else 0.0,
-                    duel=self._duel(plan, replay.members, rows) if self.config.objective.kind == "dpo" else None,
+                    network=turn.network,
+                    push=pushes[members] if pushes else None,
+                    reach=group.reach(step) if pushes else 0.0,
+                    duel=self._duel(plan, members, rows) if self.config.objective.kind == "dpo" else None,
                 )
             )
-        idle = dataclasses.replace(items[0], weight=torch.zeros_like(items[0].weight))
-        return items + [idle] * (plan.rounds[update] - len(items))
+        return items
 
     def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> Duel:
         """Where the members of a replay stand in the plan's pairs."""

@@ -165,6 +165,8 @@ class Item:
     weight: Tensor
     """Share of each member in the update's mean; 0 for masked members, and for passes that only keep ranks in step."""
     equalizer: float
+    network: int = 0
+    """Which of the model's networks runs."""
     v_anchor: Tensor | None = None
     at_anchor: bool = False
     """The live velocities stand for the anchor's: the KL to it is 0 and has no gradient."""
@@ -413,18 +415,22 @@ def accumulate(
     kl_lambda: float,
     scale: float = 1.0,
     deterministic: bool = False,
+    before_first: Callable[[], None] = lambda: None,
     before_last: Callable[[], None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
     parts: Sequence[Part] = (),
 ) -> Tally:
     """Replay the items of one optimizer update and add up their gradients; `parts` have each a loss of their own.
 
-    `scale` makes up for an engine that averages gradients over ranks. `before_last` is called before the last backward pass: engines that
-    synchronise gradients do so only there.
+    `scale` makes up for an engine that averages gradients over ranks. `before_first` and `before_last` are called before the first and the
+    last backward pass of every network: engines that synchronise gradients do so only at the last.
     """
     tally = Tally(device)
+    networks = [item.network for item in items]
     for number, item in enumerate(items):
-        if number == len(items) - 1:
+        if item.network not in networks[:number]:
+            before_first()
+        if item.network not in networks[number + 1 :]:
             before_last()
         placed = dataclasses.replace(
             item,
@@ -506,11 +512,10 @@ def path_kl(
     the rollout has been. Each group measures it at the step that its gauge names. One pass forward per group.
     """
     gauged = plan.gauged(world.rank)
-    idle = next(iter(rollout.records))  # sharded networks take all ranks to run
-    passes = [*gauged.items(), *[(idle, [])] * (plan.gauge_rounds - len(gauged))]
     total = 0.0
-    for replay, rows in passes:
-        record = rollout.records[replay]
+    for turn in plan.gauge_turns(world.rank):
+        record, replay = rollout.record(plan, turn), turn.replay
+        rows = gauged[replay] if turn.counts else []
         x = record.x.to(device=device, dtype=torch.float32)
         v = record.policy.step(replay.step, x, record.conditions).velocity
         if rows and record.v_old is not None:

@@ -41,6 +41,7 @@ PIPELINES: Mapping[str, str] = {
     "HunyuanVideoPipeline": "hunyuan",
     "SanaVideoPipeline": "sana_video",
     "FluxPipeline": "flux",
+    "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
 }

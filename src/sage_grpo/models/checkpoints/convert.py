@@ -229,7 +229,7 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
     fault = weights_fault(wanted.keys() - weights.keys(), weights.keys() - wanted.keys(), wrong)
     if fault is not None:
         raise ModelError(f'"{source}" is no checkpoint of the size of "{base}": it {fault}.')
-    save_folder(folder, out, "transformer", weights, dtype or _common(weights.values()))
+    save_folder(folder, out, {"transformer": weights}, dtype or _common(weights.values()))
     return len(found)
 
 

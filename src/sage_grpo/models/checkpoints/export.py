@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,18 @@ from sage_grpo.inside import replace_text, replacing
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import has_component, left_out, read_index
 from sage_grpo.models.checkpoints.files import WEIGHTS
+from sage_grpo.models.lora import FILE, SECOND
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""
 SHARD = "10GB"
+LOAD = 'pipe.load_lora_weights("path/to/this/folder")'
 LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
 """Ends of names that downloads and interrupted writes leave behind."""
 
 
-def save_folder(source: Path, target: Path, component: str, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """A copy of the checkpoint `source` with the weights of one component replaced.
+def save_folder(source: Path, target: Path, states: Mapping[str, Mapping[str, Tensor]], dtype: torch.dtype) -> None:
+    """A copy of the checkpoint `source` with the weights of some components replaced.
 
     They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
     """
@@ -36,10 +38,16 @@ def save_folder(source: Path, target: Path, component: str, state: Mapping[str, 
     target.mkdir(parents=True, exist_ok=True)
     for file in _parts(source):
         relative = file.relative_to(source)
-        if relative.parts[0] != component or relative.name == "config.json":
+        if relative.parts[0] not in states or relative.name == "config.json":
             copy_file(file, target / relative)
-    kept = getattr(diffusers, read_index(source)[component][1])._keep_in_fp32_modules or ()
+    for component, state in states.items():
+        kept = getattr(diffusers, read_index(source)[component][1])._keep_in_fp32_modules or ()
+        _replace_weights(target, component, state, dtype, kept)
 
+
+def _replace_weights(
+    target: Path, component: str, state: Mapping[str, Tensor], dtype: torch.dtype, kept: Sequence[str]
+) -> None:
     def stored(name: str, tensor: Tensor) -> Tensor:
         kind = torch.float32 if any(part in kept for part in name.split(".")) else dtype
         return tensor.detach().to("cpu", kind if tensor.is_floating_point() else tensor.dtype).contiguous()
@@ -148,8 +156,11 @@ def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
             f"{into}.fuse_lora(lora_scale={adapter.scale:g})",
             f"{into}.{'unload_lora_weights' if into == 'pipe' else 'unload_lora'}()",
         ]
-    if model.component == "transformer_2":
-        return [*lines, 'pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)']
+    second = 'pipe.load_lora_weights("path/to/this/folder"{}, load_into_transformer_2=True)'
+    if model.components == ("transformer_2",):
+        return [*lines, second.format("")]
+    if len(model.components) > 1:
+        return [*lines, LOAD, second.format(f', weight_name="{SECOND}/{FILE}"')]
     if "HunyuanVideo15" in pipeline:
         lines.insert(1, "from sage_grpo.models.lora import load_lora")
         return [
@@ -157,4 +168,4 @@ def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
             "# diffusers' HunyuanVideo-1.5 pipelines have no load_lora_weights",
             'load_lora(pipe, "path/to/this/folder")',
         ]
-    return [*lines, 'pipe.load_lora_weights("path/to/this/folder")']
+    return [*lines, LOAD]

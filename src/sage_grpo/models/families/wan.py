@@ -26,7 +26,7 @@ TEXT_TOKENS = 512
 
 
 class Wan(FamilyModel):
-    """Wan as a VelocityModel. With two experts the spec's `expert` is trained and both are used."""
+    """Wan as a VelocityModel. With two experts the spec's `expert` is trained, or both are, and both are used."""
 
     traits = Traits(
         pipelines=("WanPipeline", "WanImageToVideoPipeline"),
@@ -166,8 +166,7 @@ class Wan(FamilyModel):
         if timestep.ndim == 2 and self._sequence is not None:
             timestep = self._sequence.split(timestep)
         image = inputs.get("image")
-        network = self.network if self.trains(sigma) else self.others[0]
-        return network(
+        return self._running(sigma)(
             hidden_states=x.to(self._input_dtype),
             timestep=timestep,
             encoder_hidden_states=inputs["text"].to(self._input_dtype),

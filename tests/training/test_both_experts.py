@@ -1,0 +1,98 @@
+"""Runs that train both experts of Wan 2.2: one optimizer, one checkpoint, and steps that move one expert each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.windows import Window
+from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.hardware import find
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
+
+EXPERTS = ("transformer.", "transformer_2.")
+
+
+@pytest.fixture
+def both(make_config):
+    """A run whose window covers steps of the first expert, of the second, or of both."""
+
+    def make(steps: tuple[int, int], **fields):
+        start, stop = steps
+        config = make_config(
+            kind="wan22_t2v",
+            model={"expert": "both", "lora": LoraSpec(rank=2)},
+            rollout={"steps": 6, "window": Window(kind="fixed", start=start, length=stop - start)},
+            batch=BatchConfig(prompts=1, group_size=2, micro_batch=2),
+            update=UpdateConfig(updates_per_rollout=1),
+            **{"optimizer": OptimizerConfig(lr=1e-2), **fields},
+        )
+        return replace(config, kernel=KernelSpec(name="sage_exact", eta=1.0))
+
+    return make
+
+
+def moved(trainer) -> set[str]:
+    before = {name: p.detach().clone() for name, p in trainer.state.params.items()}
+    metrics = trainer.step()
+    assert metrics["ratio/first_log"] == 0.0
+    return {
+        e
+        for e in EXPERTS
+        for name, p in trainer.state.params.items()
+        if name.startswith(e) and not torch.equal(p, before[name])
+    }
+
+
+def test_a_step_moves_the_expert_of_its_noise(both, make_trainer) -> None:
+    """Sigmas of the grid and the boundary (0.8) say which steps are whose."""
+    trainer = make_trainer(both((0, 6)))
+    networks = [trainer.planner.network(sigma) for sigma in trainer.planner.grid.sigmas[:-1].tolist()]
+    first = networks.index(1)
+    assert networks == [0] * first + [1] * (6 - first)
+    assert first >= 2
+    assert moved(make_trainer(both((0, first)))) == {"transformer."}
+    assert moved(make_trainer(both((first, 6)))) == {"transformer_2."}
+    assert moved(trainer) == set(EXPERTS)
+
+
+@pytest.mark.slow
+def test_a_run_is_continued_to_the_bit(both, make_trainer, tmp_path) -> None:
+    """Also where an expert had no gradient before the checkpoint: its optimizer's state is there, and empty."""
+    config = replace(
+        both((0, 6)), rollout=replace(both((0, 6)).rollout, window=Window(kind="sliding", length=2, every=1))
+    )
+    whole = make_trainer(config)
+    whole.step()
+    state = whole.state.optimizer.tensors()
+    assert {name.split("/")[1] for name in state} == set(whole.state.params)
+    assert any(float(t.abs().max()) == 0 for name, t in state.items() if name.endswith("exp_avg"))
+    folder = whole.save(tmp_path / "checkpoints")
+    expected = [told(whole) for _ in range(2)]
+    weights = {name: p.detach().clone() for name, p in whole.state.params.items()}
+    again = make_trainer(config)  # on the same model, as it was loaded
+    again.state.load(folder, again.world)
+    assert [told(again) for _ in range(2)] == expected
+    for name, parameter in again.state.params.items():
+        assert torch.equal(parameter, weights[name])
+
+
+def told(trainer) -> dict[str, float]:
+    own = ("time/", "weights/")  # how far weights went since this trainer was made
+    return {name: value for name, value in trainer.step().items() if not name.startswith(own)}
+
+
+def test_a_plan_knows_both(both, make_trainer) -> None:
+    """Twice the adapters, their optimizer and copies; the other expert's weights were there before."""
+    config = both((0, 6))
+    two = forecast(config, find("cpu"))
+    one = forecast(replace(config, model=replace(config.model, expert="high")), find("cpu"))
+    trainer = make_trainer(config)
+    assert two.phases[-1].memory.optimizer == 2 * one.phases[-1].memory.optimizer
+    assert two.phases[-1].memory.optimizer == 2 * 4 * trainer.state.size
+    extra = two.phases[-1].memory.weights - one.phases[-1].memory.weights
+    assert extra == 4 * trainer.state.size / 2
