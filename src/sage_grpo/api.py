@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sage_grpo.training.config import EvalConfig, TrainConfig
     from sage_grpo.training.evaluate import Evaluation
     from sage_grpo.training.inputs import Given
+    from sage_grpo.types import Sound
 
 
 class WeightsSettings(TypedDict, total=False):
@@ -99,14 +100,16 @@ class Clips:
     fps: float
     names: list[str]
     """File names, as `sage-grpo generate` gives them."""
+    sound: Sound | None = None
+    """What they sound like, where the model makes a sound."""
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write mp4 files and a contact sheet; returns the mp4 files."""
         from sage_grpo.video import contact_sheet, write_mp4
 
         files = [Path(folder) / name for name in self.names]
-        for file, video in zip(files, self.videos):
-            write_mp4(file, video, self.fps)
+        for place, (file, video) in enumerate(zip(files, self.videos)):
+            write_mp4(file, video, self.fps, sound=None if self.sound is None else self.sound[place])
         contact_sheet(Path(folder) / "contact_sheet.png", list(self.videos), self.prompts)
         return files
 
@@ -241,6 +244,7 @@ def generate(
     from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
     from sage_grpo.data.prompts import prompts_of
     from sage_grpo.training.inputs import check_model
+    from sage_grpo.types import Sound
 
     _check_names("generate", options, GenerateSettings.__annotations__)
     spec, thing = _either(model)
@@ -254,9 +258,11 @@ def generate(
     chosen = replace(start, prompts=prompts if isinstance(prompts, str) else "", **options)
     clips = clips_of(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
     loaded = chosen.find(chosen.model).load(thing)
-    videos = torch.cat([batch for _, batch in sample(chosen, loaded, clips)])
+    made = [(videos, sound) for _, videos, sound in sample(chosen, loaded, clips)]
+    heard = [sound for _, sound in made if sound is not None]
     return Clips(
-        videos=videos,
+        videos=torch.cat([videos for videos, _ in made]),
+        sound=Sound(torch.cat([sound.waves for sound in heard]), heard[0].rate) if heard else None,
         prompts=[clip.prompt for clip in clips],
         seeds=[clip.seed for clip in clips],
         fps=loaded.video.fps,

@@ -33,6 +33,22 @@ class VideoSpec:
 
 
 @dataclass(frozen=True)
+class Sound:
+    """What clips sound like."""
+
+    waves: Tensor
+    """Clips x channels x samples (of one clip: channels x samples), float32 within -1 and 1, on the CPU."""
+    rate: int
+    """Samples per second."""
+
+    def __len__(self) -> int:
+        return len(self.waves)
+
+    def __getitem__(self, rows: int | slice | list[int]) -> Sound:
+        return Sound(self.waves[rows], self.rate)
+
+
+@dataclass(frozen=True)
 class Conditioning:
     """What a model needs to know about ONE sample besides x and sigma.
 

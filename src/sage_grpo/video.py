@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.inside import replacing
-from sage_grpo.types import VideoSpec
+from sage_grpo.types import Sound, VideoSpec
 
 Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
 GUTTER, CAPTION = 3, 24
@@ -33,8 +33,8 @@ LIKELY = (
 """Parts of the names of faces that are worth a look first."""
 
 
-def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18) -> Path:
-    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; `quality` is the CRF, lower is better."""
+def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, sound: Sound | None = None) -> Path:
+    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; `quality` is the CRF, lower is better. Its sound becomes AAC."""
     import av
 
     path = Path(path)
@@ -58,11 +58,60 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18) 
                 else {"deadline": "good", "cpu-used": "5", "b": "0"}
             )
             stream.options = {"crf": str(quality), **speed}
+        heard = (
+            None if sound is None else container.add_stream("aac", rate=sound.rate, layout=LAYOUTS[len(sound.waves)])
+        )
         for index in range(frames):
             frame = av.VideoFrame.from_ndarray(clip[index].cpu().contiguous().numpy(), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+        if sound is not None and heard is not None:
+            _mux(container, heard, sound)
     return path
+
+
+LAYOUTS = {1: "mono", 2: "stereo"}
+"""By the number of channels."""
+
+
+def _mux(container: Any, stream: Any, sound: Sound) -> None:
+    import av
+
+    samples = sound.waves.to(torch.float32).clamp(-1, 1).contiguous().numpy()
+    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=LAYOUTS[len(samples)])
+    frame.sample_rate, frame.pts, frame.time_base = sound.rate, 0, Fraction(1, sound.rate)
+    container.mux(stream.encode(frame))
+    container.mux(stream.encode())
+
+
+def resampled(sound: Sound, rate: int) -> Sound:
+    """The sound of one clip at another rate."""
+    import av
+
+    if sound.rate == rate:
+        return sound
+    samples = sound.waves.to(torch.float32).contiguous().numpy()
+    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=LAYOUTS[len(samples)])
+    frame.sample_rate, frame.pts = sound.rate, 0
+    resampler = av.AudioResampler(format="fltp", layout=LAYOUTS[len(samples)], rate=rate)
+    pieces = [*resampler.resample(frame), *resampler.resample(None)]
+    return Sound(torch.cat([torch.from_numpy(piece.to_ndarray()) for piece in pieces], dim=1), rate)
+
+
+def read_sound(path: str | Path) -> Sound | None:
+    """The sound of a video file, of one clip; None where it has none."""
+    import av
+
+    with av.open(str(path)) as container:
+        if not container.streams.audio:
+            return None
+        stream = container.streams.audio[0]
+        channels = 2 if stream.channels > 1 else 1
+        resampler = av.AudioResampler(format="fltp", layout=LAYOUTS[channels], rate=stream.rate)
+        frames = [own for frame in container.decode(stream) for own in resampler.resample(frame)]
+        frames += resampler.resample(None)
+    waves = torch.cat([torch.from_numpy(frame.to_ndarray()) for frame in frames], dim=1)
+    return Sound(waves.clamp(-1, 1), int(stream.rate))
 
 
 def read_video(path: str | Path) -> tuple[Tensor, float]:

@@ -280,9 +280,9 @@ def _make(
     record["video"] = {"frames": video.frames, "height": video.height, "width": video.width}
     _write_record(out, record)
     for first in range(0, len(clips), AT_ONCE):
-        for some, videos in sample(options, model, clips[first : first + AT_ONCE]):
-            for clip, one in zip(some, videos):
-                write_mp4(folder / clip.file, one, video.fps)
+        for some, videos, sound in sample(options, model, clips[first : first + AT_ONCE]):
+            for place, (clip, one) in enumerate(zip(some, videos)):
+                write_mp4(folder / clip.file, one, video.fps, sound=None if sound is None else sound[place])
     del model
     gc.collect()  # the next model needs its memory
 

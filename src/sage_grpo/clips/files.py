@@ -21,7 +21,8 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.scoring import metadata_of
-from sage_grpo.video import read_video
+from sage_grpo.types import Sound
+from sage_grpo.video import read_sound, read_video
 
 SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
 
@@ -138,8 +139,12 @@ def score_videos(
         raise RewardConfigError(problem)
     for row in rows:
         row.scores = dict.fromkeys(columns, math.nan)
-    for batch, clips in _batches(paths, rows, batch_size):
-        _score_batch(composite, batch, clips)
+    for batch, clips in _batches(paths, rows, 1 if composite.hears else batch_size):  # sounds differ in length
+        sound = read_sound(videos / batch[0].video) if composite.hears else None
+        if composite.hears and sound is None:
+            batch[0].reason = "it has no sound, and a reward listens"
+            continue
+        _score_batch(composite, batch, clips, None if sound is None else Sound(sound.waves[None], sound.rate))
     if output is not None:
         _write(output, rows, columns)
     return rows
@@ -175,10 +180,9 @@ def _batches(
         yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
 
 
-def _score_batch(composite: CompositeReward, rows: list[ScoredVideo], clips: Tensor) -> None:
-    scores, report = composite.score(
-        clips, [row.prompt for row in rows], rows[0].fps, metadata=[row.metadata for row in rows]
-    )
+def _score_batch(composite: CompositeReward, rows: list[ScoredVideo], clips: Tensor, sound: Sound | None) -> None:
+    texts, metadata = [row.prompt for row in rows], [row.metadata for row in rows]
+    scores, report = composite.score(clips, texts, rows[0].fps, metadata=metadata, sound=sound)
     for index, row in enumerate(rows):
         row.scores.update({part: value[index].item() for part, value in scores.parts.items()})
         if "total" in row.scores:

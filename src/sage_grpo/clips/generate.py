@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sage_grpo.data.prompts import Prompt
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.policy import Policy
-    from sage_grpo.types import Conditioning
+    from sage_grpo.types import Conditioning, Sound
 
 
 BenchName = Literal["vbench", "vbench2", "evalcrafter", "t2v_compbench", "phygenbench", "videophy"]
@@ -94,8 +94,9 @@ class Clip:
 
 def sample(
     options: GenerateSpec, model: VelocityModel, clips: Sequence[Clip]
-) -> Iterator[tuple[Sequence[Clip], Tensor]]:
-    """Batches of clips and their videos, uint8 B x F x H x W x 3."""
+) -> Iterator[tuple[Sequence[Clip], Tensor, Sound | None]]:
+    """Batches of clips, their videos, uint8 B x F x H x W x 3, and their sound where the model makes one."""
+    from sage_grpo.models.parts import sound_of
     from sage_grpo.video import read_image
 
     images = {path: read_image(path) for path in {clip.image for clip in clips} if path is not None}
@@ -107,7 +108,8 @@ def sample(
     with progress_bar("sampling", len(clips) * options.steps, shown=options.progress) as advance:
         for first in range(0, len(clips), options.batch):
             some = clips[first : first + options.batch]
-            yield some, _sample(options, model, some, conditions[first : first + options.batch], advance)
+            latents = _sample(options, model, some, conditions[first : first + options.batch], advance)
+            yield some, model.decode(latents), sound_of(model, latents)
 
 
 def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
@@ -159,7 +161,7 @@ def _sample(
     conditions: Sequence[Conditioning],
     advance: Callable[[], None],
 ) -> Tensor:
-    """Sample and decode a batch; each clip's noise depends on its own seed alone."""
+    """The latents of a batch; each clip's noise depends on its own seed alone."""
     import torch
 
     from sage_grpo.flow.noise import keyed_noise
@@ -176,8 +178,6 @@ def _sample(
 
     start = noise("start")
     if options.kernel.name == "ode":
-        latents = solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
-    else:
-        policy = _policy(options, model)
-        latents = integrate(policy, start, conditions, lambda step: noise("step", step), progress)
-    return model.decode(latents)
+        return solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
+    policy = _policy(options, model)
+    return integrate(policy, start, conditions, lambda step: noise("step", step), progress)

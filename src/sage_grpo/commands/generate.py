@@ -45,9 +45,9 @@ def run(options: Options) -> int:
     if options.run is not None:
         refuse_own(out, Path(options.run))
     model = options.find(options.model).load()
-    for some, batch in sample(options, model, clips):
-        for clip, video in zip(some, batch):
-            write_mp4(out / clip.file, video, model.video.fps)
+    for some, batch, sound in sample(options, model, clips):
+        for place, (clip, video) in enumerate(zip(some, batch)):
+            write_mp4(out / clip.file, video, model.video.fps, sound=None if sound is None else sound[place])
             videos.append(video)
     sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
     print(f"{len(clips)} clips and {sheet.name} in {out}")

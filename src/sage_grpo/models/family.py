@@ -571,12 +571,13 @@ class FamilyModel(ABC):
         Only `frames`, in order, need be right; others may be black.
         """
         self._check_latents(latents, part=True)
-        vae, stride = self.pipe.vae, (self.video.frames - 1) // max(1, self.latent_shape()[1] - 1)
+        vae = self.pipe.vae
         # Decoders that are not cut into chunks here do it themselves; one that draws noise would draw other noise the second time.
         if vae._supports_gradient_checkpointing and not any(vae.config.get("decoder_inject_noise") or ()):
             vae.enable_gradient_checkpointing()
         z = self._to_vae(latents.to(device=self._places["vae"], dtype=vae.dtype))
-        return to_floats(self._pixels(z), 1 + stride * (latents.shape[2] - 1), frames)
+        stride = (self.video.frames - 1) // max(1, self.grid.latents(self.video)[1] - 1)
+        return to_floats(self._pixels(z), 1 + stride * (z.shape[2] - 1), frames)
 
     # ---- video to latents
 

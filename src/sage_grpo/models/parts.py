@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
+from sage_grpo.types import Sound
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class HasParts(Protocol):
     @property
     def parts(self) -> Parts:
         """Where they lie; `latent_shape()` is (parts.size,)."""
+
+
+def sound_of(model: object, latents: Tensor) -> Sound | None:
+    """What clips sound like; None where the model makes silent ones."""
+    return Sound(model.sound(latents), model.sound_rate) if isinstance(model, Sounds) else None
 
 
 @runtime_checkable

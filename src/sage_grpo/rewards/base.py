@@ -15,7 +15,7 @@ from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome, without_latents
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.types import Reward, Scores, VideoSpec
+from sage_grpo.types import Reward, Scores, Sound, VideoSpec
 
 
 class Early:
@@ -163,6 +163,11 @@ class CompositeReward:
         return f"{member.spec.title}/{part}" if shared else part
 
     @property
+    def hears(self) -> bool:
+        """Whether any of the rewards listens."""
+        return any(member.hears for member in self._members)
+
+    @property
     def compares(self) -> bool:
         """Whether any of the rewards compares the clips of a group with one another."""
         return any(member.compares for member in self._members)
@@ -215,19 +220,21 @@ class CompositeReward:
         early: Early | None = None,
         latents: Tensor | None = None,
         groups: Sequence[int] = (),
+        sound: Sound | None = None,
     ) -> tuple[Scores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells.
 
         metadata: for every clip what is known of its prompt besides the text; rewards with a parameter of this name get it.
         early: where rewards that compute elsewhere have got these same clips already. latents: what the clips were decoded from. groups: for
         every clip the number of those that it is compared with by rewards that compare; without them these are the clips of its prompt.
+        sound: what the clips sound like; rewards with a parameter of this name get it.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
         if len(rows) != len(prompts):
             raise ValueError(f"One row of metadata a clip is needed: got {len(rows)} for {len(prompts)} clips.")
         self.onload()
-        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, latents, groups), early)
+        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, latents, groups, sound), early)
         count = videos.shape[0]
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
@@ -280,6 +287,7 @@ class CompositeReward:
             if member.spec.overlap
             and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
             and not member.compares  # a micro-batch may hold a part of a group
+            and not member.hears
         ]
         return Early(elsewhere, fps)
 
@@ -332,7 +340,9 @@ class CompositeReward:
 def _try(member: Member, video: VideoSpec, *, prompt: str, metadata: Mapping[str, Any] | None, gradient: bool) -> str:
     picture = _moving_picture(video)
     videos = torch.cat([picture, picture.flip(3)]) if member.compares else picture
-    clips = ClipBatch(videos, [prompt] * len(videos), video.fps, [metadata or {}] * len(videos))
+    clips = ClipBatch(
+        videos, [prompt] * len(videos), video.fps, [metadata or {}] * len(videos), sound=_noise(video, len(videos))
+    )
     try:
         outcome = member.score(clips)
         if gradient and member.weights and not outcome.failures:
@@ -343,6 +353,13 @@ def _try(member: Member, video: VideoSpec, *, prompt: str, metadata: Mapping[str
     raised = [failure.reason for failure in outcome.failures if failure.raised or member.asks_others]
     size = f"{video.frames} frames of {video.height} x {video.width} at {video.fps:g} fps"
     return f"{raised[0]} (a clip of {size}, prompt {prompt[:120]!r})" if raised else ""
+
+
+def _noise(video: VideoSpec, count: int) -> Sound:
+    """Something to hear, as long as the clip."""
+    rate = 16_000
+    waves = torch.rand(count, 2, int(rate * video.frames / video.fps), generator=torch.Generator().manual_seed(0))
+    return Sound(waves - 0.5, rate)
 
 
 def _moving_picture(video: VideoSpec) -> Tensor:

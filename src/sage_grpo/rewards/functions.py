@@ -19,7 +19,7 @@ from torch import Tensor
 from sage_grpo.hints import did_you_mean
 from sage_grpo.rewards.comparing import ordered_pairs, win_rates
 from sage_grpo.rewards.frames import sample_indices, stretch
-from sage_grpo.types import PartScores
+from sage_grpo.types import PartScores, Sound
 
 REASONS = "reasons"
 """Key of a returned mapping under which a reward may say why: one text (or None) a clip, or index -> text."""
@@ -167,16 +167,25 @@ class FunctionReward:
         self._frame_weights = _check_weights(frame_weights, per_frame=per_frame)
         self._arguments = arguments
         positional = {"pairs": 4}.get(takes, 2 if per_frame else 3)
-        self._takes_metadata = _check_arguments(function, arguments, positional=positional)
+        taken = _check_arguments(function, arguments, positional=positional)
+        self._takes_metadata, self.hears = "metadata" in taken, "sound" in taken
+        if self.hears and (per_frame or takes == "pairs"):
+            raise RewardConfigError("A function of frames or of pairs gets no `sound`: let it take clips.")
 
     def __call__(
-        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
+        self,
+        videos: Tensor,
+        prompts: Sequence[str],
+        fps: float,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        sound: Sound | None = None,
     ) -> Mapping[str, Tensor]:
         """Score the clips."""
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
         if self._per_frame:
             return self._score_frames(videos, prompts, fps, rows)
-        extra = {"metadata": rows} if self._takes_metadata else {}
+        extra: dict[str, Any] = {"metadata": rows} if self._takes_metadata else {}
+        extra |= {"sound": sound} if self.hears else {}
         result = finish(self.function(videos, list(prompts), fps, **self._arguments, **extra))
         return check_return(result, self.names, len(prompts))
 
@@ -254,7 +263,12 @@ class PairFunction(FunctionReward):
         self._pairs_per_call = pairs_per_call
 
     def __call__(
-        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
+        self,
+        videos: Tensor,
+        prompts: Sequence[str],
+        fps: float,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        sound: Sound | None = None,
     ) -> Mapping[str, Tensor]:
         """Score the clips of one group."""
         count = len(prompts)
@@ -298,17 +312,17 @@ def _check_weights(weights: Sequence[float], *, per_frame: bool) -> tuple[float,
     return values or EVEN
 
 
-def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> bool:
-    """Whether the function takes metadata; RewardConfigError when it cannot be called."""
+def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> set[str]:
+    """What the function takes besides (metadata, sound); RewardConfigError when it cannot be called."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some C functions have no signature: the first call will tell
-        return False
+        return set()
     title = f"{function.__module__}:{getattr(function, '__name__', type(function).__name__)}"
-    takes_metadata = "metadata" in signature.parameters
-    if takes_metadata and "metadata" in arguments:
-        raise RewardConfigError(f"{title}: `metadata` is what the run hands over, not an option.")
-    given = {**arguments, **({"metadata": None} if takes_metadata else {})}
+    taken = {"metadata", "sound"} & signature.parameters.keys()
+    for name in sorted(taken & arguments.keys()):
+        raise RewardConfigError(f"{title}: `{name}` is what the run hands over, not an option.")
+    given = {**arguments, **dict.fromkeys(taken)}
     try:
         signature.bind(*[None] * positional, **given)
     except TypeError as error:
@@ -316,4 +330,4 @@ def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any],
             f"{title}{signature} cannot be called with {positional} "
             f"positional arguments and options {sorted(given)}: {error}."
         ) from error
-    return takes_metadata
+    return taken

@@ -26,7 +26,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import ComparesClips, DifferentiableReward, PartScores, Reads, ReadsFrames, Reward
+from sage_grpo.types import ComparesClips, DifferentiableReward, PartScores, Reads, ReadsFrames, Reward, Sound
 
 SHOWN = 5
 """Failures of an iteration that are told one by one."""
@@ -121,6 +121,8 @@ class ClipBatch:
     """What the clips were decoded from, where that is known."""
     groups: Sequence[int] = ()
     """One a clip; rewards that compare clips compare those of one group. Nothing: clips of one prompt are a group."""
+    sound: Sound | None = None
+    """What the clips sound like, where they do."""
 
     def grouped(self) -> list[list[int]]:
         """The places of every group's clips."""
@@ -157,6 +159,11 @@ class Member:
         self._defined = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
         asynchronous = inspect.iscoroutinefunction(function)
         self._takes_metadata = "metadata" in inspect.signature(reward.__call__).parameters
+        self.hears = (
+            reward.hears
+            if isinstance(reward, FunctionReward)
+            else "sound" in inspect.signature(reward.__call__).parameters
+        )
         self._is_users = ":" in spec.name
         facts = facts_of(spec.name)
         self.asks_others = facts is not None and bool(facts.network)
@@ -279,9 +286,16 @@ class Member:
             if self._is_users and own.device == given.device:
                 own = own.clone()  # users' code may write through numpy, which nothing notices
             version = own._version
-            extra = (
+            extra: dict[str, Any] = (
                 {"metadata": copy.deepcopy([dict(clips.metadata[i]) for i in chunk])} if self._takes_metadata else {}
             )
+            if self.hears:
+                if clips.sound is None:
+                    raise RewardConfigError(
+                        f"Reward {self.spec.title!r} listens to clips (it has a parameter `sound`), and these are silent. Use it with a model that makes sound, "
+                        "as LTX-2 does."
+                    )
+                extra["sound"] = clips.sound[list(chunk)]
             result = finish(self.reward(own, [clips.prompts[index] for index in chunk], clips.fps, **extra))
             if own._version != version:
                 raise RewardConfigError(f"Reward {self.spec.title!r} changed the clips in place: copy them first.")

@@ -35,6 +35,8 @@ BUILT_IN: Mapping[str, str] = {
     "subject_consistency": "sage_grpo.rewards.built_in.consistency:SubjectConsistency",
     "background_consistency": "sage_grpo.rewards.built_in.consistency:BackgroundConsistency",
     "video_stats": "sage_grpo.rewards.built_in.video_stats:VideoStats",
+    "sound_stats": "sage_grpo.rewards.built_in.sound:SoundStats",
+    "clap": "sage_grpo.rewards.built_in.sound:Clap",
     "ocr": "sage_grpo.rewards.built_in.ocr:OcrReward",
     "remote": "sage_grpo.rewards.serving.remote:RemoteReward",
     "vlm_judge": "sage_grpo.rewards.judge.vlm:VlmJudge",

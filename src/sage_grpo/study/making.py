@@ -270,7 +270,7 @@ def spoil_clip(source: Path, folder: Path) -> str:
     """A copy that anybody who looks finds worse: coarse blocks, and a third of the frames, each held."""
     import torch
 
-    from sage_grpo.video import read_video, write_mp4
+    from sage_grpo.video import read_sound, read_video, write_mp4
 
     clip, fps = read_video(source)
     frames, height, width, _ = clip.shape
@@ -278,7 +278,7 @@ def spoil_clip(source: Path, folder: Path) -> str:
     rows, columns = (torch.arange(size) // block * block for size in (height, width))
     held = torch.arange(frames) // 3 * 3
     spoilt = clip[held][:, rows][:, :, columns]
-    target = write_mp4(folder / f"{secrets.token_hex(16)}.mp4", spoilt, fps)
+    target = write_mp4(folder / f"{secrets.token_hex(16)}.mp4", spoilt, fps, sound=read_sound(source))
     return _settled(target)
 
 

@@ -33,6 +33,7 @@ from sage_grpo.telling.metrics import Metrics, ShownClips, attempt
 from sage_grpo.telling.terminal import Terminal
 from sage_grpo.training.loop import Evaluated, Observer, Saver
 from sage_grpo.training.trainer import Trainer
+from sage_grpo.types import Sound
 from sage_grpo.video import write_mp4
 
 WRITTEN = re.compile(r"(rollout|heldout)-\d{6,}(-\d{2,}\.mp4|\.txt|\.json)")
@@ -46,7 +47,13 @@ class Samples:
         self.folder, self.budget = folder, megabytes * 1e6
 
     def save(
-        self, name: str, clips: Tensor, captions: Sequence[str], fps: float, rows: Sequence[Mapping[str, Any]] = ()
+        self,
+        name: str,
+        clips: Tensor,
+        captions: Sequence[str],
+        fps: float,
+        rows: Sequence[Mapping[str, Any]] = (),
+        sound: Sound | None = None,
     ) -> list[Path]:
         """Write clips as <name>-<index>.mp4 with their prompts in <name>.txt; returns the clips' files.
 
@@ -54,8 +61,8 @@ class Samples:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         files = [self.folder / f"{name}-{index:02d}.mp4" for index in range(len(clips))]
-        for file, clip in zip(files, clips):
-            write_mp4(file, clip, fps)
+        for place, (file, clip) in enumerate(zip(files, clips)):
+            write_mp4(file, clip, fps, sound=None if sound is None else sound[place])
         text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # a line for each, whatever is in it
         replace_text(self.folder / f"{name}.txt", text)
         if rows:
@@ -147,24 +154,31 @@ class Videos(Observer):
         trainer, keep = self.trainer, self.trainer.config.keep
         number = trainer.state.iteration
         if self._due(number) and len(trainer.videos):
-            self._save(f"rollout-{number:06d}", trainer.videos[: keep.videos], trainer.captions[: keep.videos])
+            heard = None if trainer.sound is None else trainer.sound[: keep.videos]
+            clips, captions = trainer.videos[: keep.videos], trainer.captions[: keep.videos]
+            self._save(f"rollout-{number:06d}", clips, captions, sound=heard)
 
     def evaluated(self, found: Evaluated) -> None:
         trainer, result, number = self.trainer, found.result, self.trainer.state.iteration
         if trainer.world.is_main and len(result.clips):
-            files = self._save(f"heldout-{number:06d}", result.clips, result.captions, result.rows)
+            files = self._save(f"heldout-{number:06d}", result.clips, result.captions, result.rows, result.sound)
             shown = ShownClips("held_out", result.clips, result.captions, trainer.model.video.fps, files)
             self.metrics.show(number, shown)
 
     def _save(
-        self, name: str, clips: Tensor, captions: Sequence[str], rows: Sequence[dict[str, Any]] = ()
+        self,
+        name: str,
+        clips: Tensor,
+        captions: Sequence[str],
+        rows: Sequence[dict[str, Any]] = (),
+        sound: Sound | None = None,
     ) -> list[Path]:
         """Save clips as videos; a full disk is only named."""
         files: list[Path] = []
         fps = self.trainer.model.video.fps
         attempt(
             f"Saving videos to {self.samples.folder}",
-            lambda: files.extend(self.samples.save(name, clips, captions, fps, rows)),
+            lambda: files.extend(self.samples.save(name, clips, captions, fps, rows, sound)),
         )
         return files
 

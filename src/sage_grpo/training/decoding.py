@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable
+from sage_grpo.models.parts import HasParts
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.sentinel.figures import frames_seen
 from sage_grpo.training.scoring import no_clips
@@ -40,6 +41,10 @@ def check_differentiable(model: VelocityModel, reward: CompositeReward, frames: 
         raise ValueError(
             f"objective.frames {frames}: every reward that counts reads latents, and nothing is decoded; leave it out."
         )
+    if frames is not None and isinstance(model, HasParts):
+        raise ValueError(
+            f"objective.frames {frames}: clips of this model have several parts, and are decoded whole; leave it out."
+        )
     if frames is not None and model.latent_shape()[1] == 1:
         raise ValueError(
             f"objective.frames {frames}: clips of this model are one latent frame, and have no excerpts; leave it out."
@@ -61,7 +66,10 @@ def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor, 
 
     excerpt: latent frames that become a clip of their own, the only ones with a gradient.
     """
-    first, stop = (0, latents.shape[2]) if excerpt is None else (excerpt.start, excerpt.stop)
+    if excerpt is None:
+        read = reward.frames_read(model.video.frames, model.video.fps, counting=True)
+        return differentiable(model).pixels(latents, read)
+    first, stop = excerpt.start, excerpt.stop
     before, own = latents[:, :, max(0, first - CONTEXT) : first].detach(), latents[:, :, first:stop]
     skipped = 1 + _stride(model) * (before.shape[2] - 1) if first else 0
     count = 1 + _stride(model) * (before.shape[2] + own.shape[2] - 1) - skipped

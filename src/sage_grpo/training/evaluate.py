@@ -14,13 +14,14 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.parts import sound_of
 from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.inputs import first_frame
 from sage_grpo.training.scoring import Scored, check_groups, no_clips, score_everywhere
-from sage_grpo.types import Conditioning
+from sage_grpo.types import Conditioning, Sound
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Evaluation:
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Every clip of all ranks: `prompt`, `noise` (equal text is equal initial noise), `scores` by part (None where a reward
     failed), and `clip`, its place in `clips` (None where it is not among them)."""
+    sound: Sound | None = None
+    """What `clips` sound like, where they do."""
 
 
 def evaluate(
@@ -76,10 +79,12 @@ def evaluate(
     videos = torch.stack([clip for _, clip, _ in made]) if made else no_clips(model.video)
     mine = [member for member, _, _ in made]
     sampled = torch.stack([latents for _, _, latents in made]) if made else None
-    scored = score_everywhere(reward, videos, mine, shown, model.video.fps, world, latents=sampled)
+    sound = None if sampled is None else sound_of(model, sampled)
+    scored = score_everywhere(reward, videos, mine, shown, model.video.fps, world, latents=sampled, sound=sound)
     rows = _rows(scored, prompts, config.seed, mine[: config.show])
     captions = [prompt.text for prompt in shown[: config.show]]
-    return Evaluation(_means(scored), videos[: config.show], captions, scored.report, rows)
+    heard = None if sound is None else sound[: config.show]
+    return Evaluation(_means(scored), videos[: config.show], captions, scored.report, rows, heard)
 
 
 def check_evaluation(reward: CompositeReward, prompts: int, config: EvalConfig, micro_batch: int, world: World) -> None:

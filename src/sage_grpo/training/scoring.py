@@ -16,7 +16,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward, Early
 from sage_grpo.rewards.member import SHOWN, check_failures, describe_failures
 from sage_grpo.sentinel.figures import agreements
-from sage_grpo.types import VideoSpec
+from sage_grpo.types import Sound, VideoSpec
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def score_everywhere(
     early: Early | None = None,
     dtype: torch.dtype = torch.float64,
     latents: Tensor | None = None,
+    sound: Sound | None = None,
 ) -> Scored:
     """Score this rank's clips and gather all ranks'; RewardFailure on all of them when too many clips have no total.
 
@@ -89,7 +90,7 @@ def score_everywhere(
     """
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
     groups = [member.group for member in members]
-    scores, report = reward.score(videos, texts, fps, metadata, early, latents, groups)
+    scores, report = reward.score(videos, texts, fps, metadata, early, latents, groups, sound)
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
     columns = torch.stack([scores.total, *(scores.parts[name] for name in reward.names)], 1)
     rows = world.gather(torch.cat([places, columns.double().cpu()], 1))

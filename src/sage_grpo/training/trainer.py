@@ -21,6 +21,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.costs import fit_memory
 from sage_grpo.models.base import network_of
 from sage_grpo.models.decoders import load_decoder
+from sage_grpo.models.parts import Sounds, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
@@ -65,7 +66,7 @@ from sage_grpo.training.update import (
     with_old,
     with_rivals,
 )
-from sage_grpo.types import Conditioning
+from sage_grpo.types import Conditioning, Sound
 
 
 class Trainer:
@@ -116,6 +117,8 @@ class Trainer:
         """What decodes in the VAE's place."""
         self.whole = True
         """Whether somebody else than rewards and sentinel looks at the clips of the coming iteration: else only their frames are decoded."""
+        self.sound: Sound | None = None
+        """Of the last iteration's clips."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
 
@@ -162,8 +165,9 @@ class Trainer:
         with self.reward.early(self.model.video.fps) as early:
             with self.clock("decode"):
                 videos = self.decode(rollout, early, plan.prompts)
+                self.sound = self.listen(rollout)
             with self.clock("reward"):
-                return videos, self.score(videos, plan, early, self.latents(rollout))
+                return videos, self.score(videos, plan, early, self.latents(rollout), self.sound)
 
     def encode_prompts(self) -> None:
         """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
@@ -254,12 +258,27 @@ class Trainer:
     def _mine(self, rollout: Rollout) -> list[tuple[MicroBatch, Tensor]]:
         return [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
 
-    def score(self, videos: Tensor, plan: Plan, early: Early | None = None, latents: Tensor | None = None) -> Scored:
+    def listen(self, rollout: Rollout) -> Sound | None:
+        """What the clips that this process scores sound like, where they do and somebody listens."""
+        latents = self.latents(rollout) if self.whole or self.reward.hears else None
+        with self.vae.decoding() if isinstance(self.model, Sounds) else nullcontext():
+            return None if latents is None else sound_of(self.model, latents)
+
+    def score(
+        self,
+        videos: Tensor,
+        plan: Plan,
+        early: Early | None = None,
+        latents: Tensor | None = None,
+        sound: Sound | None = None,
+    ) -> Scored:
         """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
         members = self._scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         fps = self.model.video.fps
-        return score_everywhere(self.reward, videos, members, shown, fps, self.world, early, torch.float32, latents)
+        return score_everywhere(
+            self.reward, videos, members, shown, fps, self.world, early, torch.float32, latents, sound
+        )
 
     def advantages(self, scored: Scored) -> Tensor:
         """Group-relative advantages of all rollouts; with a column for each part where rewards judge parts."""

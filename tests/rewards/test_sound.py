@@ -1,0 +1,154 @@
+"""Rewards that listen: what they hear is what was made, and what they measure is what it is called."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.built_in.sound import Clap, SoundStats
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.types import Sound
+from sage_grpo.video import read_sound, read_video, resampled, write_mp4
+
+RATE, FPS, FRAMES = 16_000, 8.0, 24
+
+
+def tone(seconds: float = 3.0, hertz: float = 440.0, level: float = 0.5) -> torch.Tensor:
+    return level * torch.sin(2 * math.pi * hertz * torch.arange(int(seconds * RATE)) / RATE)
+
+
+def clicks(frames: list[int]) -> torch.Tensor:
+    wave = torch.zeros(FRAMES * RATE // int(FPS))
+    for frame in frames:
+        start = frame * RATE // int(FPS)
+        wave[start : start + 400] = 0.8
+    return wave
+
+
+def flashes(frames: list[int]) -> torch.Tensor:
+    clip = torch.zeros(FRAMES, 8, 8, 3, dtype=torch.uint8)
+    for frame in frames:
+        clip[frame:] = 255 - clip[frame:]
+    return clip
+
+
+def test_statistics_of_known_sounds() -> None:
+    waves = torch.stack([tone(), torch.zeros(3 * RATE), torch.cat([tone(1.5), torch.zeros(3 * RATE // 2)])])[:, None]
+    videos = flashes([5, 12])[None].expand(3, -1, -1, -1, -1)
+    scores = SoundStats(parts=["loudness", "silence"])(videos, [""] * 3, FPS, sound=Sound(waves, RATE))
+    assert scores["loudness"][0] == pytest.approx(20 * math.log10(0.5 / math.sqrt(2)), abs=0.05)
+    assert scores["loudness"][1] == -100
+    assert scores["silence"].tolist() == pytest.approx([0.0, 1.0, 0.5], abs=0.02)
+
+
+def test_synchrony_is_for_moments_that_coincide() -> None:
+    moments, others = [4, 9, 11, 18], [1, 7, 14, 21]
+    videos = torch.stack([flashes(moments)] * 4)
+    waves = torch.stack([clicks(moments), clicks([m + 1 for m in moments]), clicks(others), torch.zeros(3 * RATE)])[
+        :, None
+    ]
+    scores = SoundStats(parts=["synchrony"])(videos, [""] * 4, FPS, sound=Sound(waves, RATE))
+    together, near, apart, never = scores["synchrony"].tolist()
+    assert together > 0.95
+    assert near > 0.9  # an eighth of a second late
+    assert apart < 0.5
+    assert math.isnan(never)
+    assert "never changes" in scores.reasons[3]
+
+
+def heard(videos, prompts, fps, sound):
+    assert sound.rate == RATE
+    return sound.waves.square().mean((1, 2))
+
+
+def test_a_function_hears_its_own_clips() -> None:
+    levels = [0.1, 0.4, 0.2, 0.8, 0.3]
+    waves = torch.stack([tone(level=level) for level in levels])[:, None]
+    reward = CompositeReward([RewardSpec(name=f"{__name__}:heard", batch_size=2)])
+    videos = torch.zeros(5, 4, 8, 8, 3, dtype=torch.uint8)
+    scores, report = reward.score(videos, ["a"] * 5, FPS, sound=Sound(waves, RATE))
+    assert not report.failures
+    torch.testing.assert_close(scores.total, torch.tensor([level**2 / 2 for level in levels]), rtol=1e-3, atol=0)
+    with pytest.raises(RewardConfigError, match=r"listens to clips .* and these are silent"):
+        reward.score(videos, ["a"] * 5, FPS)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_sound_survives_a_file(channels: int, tmp_path) -> None:
+    waves = torch.stack([tone(hertz=440), tone(hertz=880)])[:channels]
+    file = write_mp4(tmp_path / "clip.mp4", flashes([5]), FPS, sound=Sound(waves, RATE))
+    clip, fps = read_video(file)
+    assert (len(clip), fps) == (FRAMES, FPS)
+    back = read_sound(file)
+    assert (back.rate, len(back.waves)) == (RATE, channels)
+    length = min(back.waves.shape[1], waves.shape[1])
+    assert length >= waves.shape[1] - 1024
+    spectrum = torch.fft.rfft(back.waves[:, :length]).abs()
+    peaks = spectrum.argmax(1) * RATE / length
+    assert peaks.tolist() == pytest.approx([440, 880][:channels], abs=2)
+    error = (back.waves[:, 2000 : length - 2000] - waves[:, 2000 : length - 2000]).square().mean().sqrt()
+    assert error < 0.05
+    assert read_sound(write_mp4(tmp_path / "silent.mp4", flashes([5]), FPS)) is None
+
+
+def test_another_rate_keeps_the_tone() -> None:
+    other = resampled(Sound(tone()[None], RATE), 48_000)
+    assert other.waves.shape[1] == pytest.approx(3 * 48_000, abs=100)
+    spectrum = torch.fft.rfft(other.waves[0]).abs()
+    assert float(spectrum.argmax() * 48_000 / other.waves.shape[1]) == pytest.approx(440, abs=1)
+
+
+@pytest.fixture(scope="module")
+def tiny_clap(tmp_path_factory):
+    from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, RobertaTokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    folder = tmp_path_factory.mktemp("clap")
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    audio = {"patch_embeds_hidden_size": 16, "depths": [1, 1], "num_attention_heads": [2, 2], "num_hidden_layers": 2}
+    audio |= {
+        "hidden_size": 32,
+        "spec_size": 64,
+        "num_mel_bins": 16,
+        "window_size": 4,
+        "patch_size": 4,
+        "patch_stride": [4, 4],
+    }
+    config = ClapConfig(
+        text_config={**text, "projection_dim": 16}, audio_config={**audio, "projection_dim": 16}, projection_dim=16
+    )
+    ClapModel(config).save_pretrained(folder)
+    ClapFeatureExtractor(feature_size=16, max_length_s=1, truncation="rand_trunc", padding="repeatpad").save_pretrained(
+        folder
+    )
+    symbols = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *bytes_to_unicode().values()]
+    RobertaTokenizer(vocab={symbol: index for index, symbol in enumerate(symbols)}, merges=[]).save_pretrained(folder)
+    return folder
+
+
+def test_clap_is_transformers_own(tiny_clap) -> None:
+    from transformers import AutoTokenizer, ClapFeatureExtractor, ClapModel
+
+    reward = Clap(model=str(tiny_clap))
+    waves = torch.stack([tone(0.9, 440), tone(0.9, 3000)])[:, None].expand(-1, 2, -1)
+    prompts = ["a low tone", "a high tone whistles"]
+    found = reward(torch.zeros(2, 4, 8, 8, 3), prompts, FPS, sound=Sound(waves, RATE))["CLAP"]
+    model, features = ClapModel.from_pretrained(tiny_clap).eval(), ClapFeatureExtractor.from_pretrained(tiny_clap)
+    tokens = AutoTokenizer.from_pretrained(tiny_clap)(prompts, padding=True, return_tensors="pt")
+    sounds = [resampled(Sound(wave[:1], RATE), 48_000).waves[0].numpy() for wave in waves]
+    with torch.no_grad():
+        output = model(**tokens, **features(sounds, sampling_rate=48_000, return_tensors="pt"))
+    expected = (output.audio_embeds * output.text_embeds).sum(-1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert abs(float(found[0] - found[1])) > 1e-4
