@@ -14,6 +14,7 @@ import yaml
 from sage_grpo.folder import identity, journal
 from sage_grpo.recipes import recipe
 from sage_grpo.telling.observers import Samples
+from sage_grpo.types import Sound
 
 PROMPTS = (
     "a red circle moves left",
@@ -64,7 +65,15 @@ def write_metrics(folder: Path, iterations: int, every: int, *, failed: int = 0)
                 stream.write(json.dumps(row) + "\n")
 
 
-def fake_run(folder: Path, *, seed: int = 0, iterations: int = 4, every: int = 2, lr: float = 5e-5) -> Path:
+def hum(count: int) -> Sound:
+    """A tone as long as each of so many clips."""
+    waves = 0.3 * torch.sin(2 * torch.pi * 440 * torch.arange(16_000 * FRAMES // int(FPS)) / 16_000)
+    return Sound(waves.expand(count, 1, -1), 16_000)
+
+
+def fake_run(
+    folder: Path, *, seed: int = 0, iterations: int = 4, every: int = 2, lr: float = 5e-5, sound: bool = False
+) -> Path:
     """A finished run with evaluations at 0, every, ..., iterations."""
     folder.mkdir(parents=True)
     start = recipe("shapes/sage")
@@ -77,7 +86,8 @@ def fake_run(folder: Path, *, seed: int = 0, iterations: int = 4, every: int = 2
     for number in range(0, iterations + 1, every):
         shades = [40 + 20 * seed + 30 * number + place for place in range(len(PROMPTS))]
         clips = torch.stack([clip(min(255, shade) if number else 30 + place) for place, shade in enumerate(shades)])
-        samples.save(f"heldout-{number:06d}", clips, PROMPTS, FPS, rows(number, iterations))
+        heard = hum(len(clips)) if sound else None
+        samples.save(f"heldout-{number:06d}", clips, PROMPTS, FPS, rows(number, iterations), heard)
     sigmas = [1.0, 0.9, 0.75, 0.5, 0.0]
     (folder / "schedule.json").write_text(
         json.dumps({"sigmas": sigmas, "stochastic": [True, True, True, False], "offset": 0})

@@ -84,6 +84,15 @@ def _mux(container: Any, stream: Any, sound: Sound) -> None:
     container.mux(stream.encode())
 
 
+@cache
+def has_sound(path: Path) -> bool:
+    """Whether a video file has a sound."""
+    import av
+
+    with av.open(str(path)) as container:
+        return bool(container.streams.audio)
+
+
 def resampled(sound: Sound, rate: int) -> Sound:
     """The sound of one clip at another rate."""
     import av

@@ -234,3 +234,19 @@ def test_two_thousand_clips_stay_light(open_page: OpenPage, tmp_path: Path) -> N
     page.fill("#filter", "number 1234 ")
     assert cards(page) == [1234]
     assert page.locator("video").count() == 2
+
+
+def test_clips_with_a_sound_are_muted_until_one_is_asked_for(open_page: OpenPage, tmp_path: Path, report: Path) -> None:
+    page = gallery(open_page, write_report([fake_run(tmp_path / "run", sound=True)], tmp_path / "report.html"))
+    muted = "() => [...document.querySelectorAll('video')].map(video => video.muted)"
+    count = 2 * len(PROMPTS)
+    assert page.evaluate(muted) == [True] * count
+    page.locator(".hear").nth(1).click()
+    assert page.evaluate(muted) == [place != 1 for place in range(count)]
+    # There is something to hear: the browser decodes it.
+    page.wait_for_function("() => document.querySelectorAll('video')[1].webkitAudioDecodedByteCount > 0")
+    page.locator(".hear").nth(3).click()
+    assert page.evaluate(muted) == [place != 3 for place in range(count)]
+    page.locator(".hear").nth(3).click()
+    assert page.evaluate(muted) == [True] * count
+    assert gallery(open_page, report).locator(".hear").count() == 0  # these runs are silent

@@ -53,7 +53,7 @@ class RunData:
     clips: Mapping[int, Sequence[Clip]]
     """By iteration."""
     size: Mapping[str, float]
-    """Of its clips: width, height, frames, fps; empty where nothing says so."""
+    """Of its clips: width, height, frames, fps, and sound where they have one; empty where nothing says so."""
     events: Sequence[Mapping[str, Any]]
     schedule: Mapping[str, Any] | None
     """Noise levels and exploring steps; None where the run did not write them down."""
@@ -205,6 +205,7 @@ def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
             clips[_iteration(file)] = [_clip(row, file, there) for row in index["rows"]]
             demand(index, dict.fromkeys(("width", "height", "frames", "fps"), (int, float)), str(file))
             size = {name: index[name] for name in ("width", "height", "frames", "fps")}
+            size |= {"sound": 1} if index.get("sound") is True else {}
     return {iteration: rows for iteration, rows in sorted(clips.items()) if iteration >= 0}, size
 
 

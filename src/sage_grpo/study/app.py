@@ -21,6 +21,7 @@ from sage_grpo.ranges import Count, Positive, Seconds, checked
 from sage_grpo.study.making import clip_file
 from sage_grpo.study.results import results, to_csv
 from sage_grpo.study.store import ANSWERS, NoSuchTask, OtherVote, Store
+from sage_grpo.video import has_sound
 from sage_grpo.web import Refused, check_installed
 
 if TYPE_CHECKING:
@@ -151,9 +152,16 @@ class StudyServer:
                 "done": done,
                 "total": total,
                 "task": asdict(asked[0]) if asked else None,
+                "sound": bool(asked) and await asyncio.to_thread(self._sounds, asked[0].left),
                 "next": [one for later in asked[1:] for one in (later.left, later.right)],
             }
         )
+
+    def _sounds(self, clip: str) -> bool:
+        """Whether there is something to hear: of both clips of a comparison or of none."""
+        file = self.store.clip(clip)
+        path = None if file is None else clip_file(self.clips, file)
+        return path is not None and has_sound(path)
 
     def _token(self, request: Request) -> str:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -33,7 +33,8 @@ PAPER_PROMPTS = 32
 LONGEST_NAME, LONGEST_PROMPT = 80, 8000
 SUFFIXES = (".mp4", ".webm")
 PLAYED = {".mp4": ("h264", "vp9", "av1"), ".webm": ("vp8", "vp9", "av1")}
-"""What every browser plays."""
+HEARD = {".mp4": ("aac", "mp3"), ".webm": ("opus", "vorbis")}
+"""What every browser plays, of pictures and of sounds."""
 NAMED_AT_ONCE = 10
 """Missing clips that an error names."""
 
@@ -176,6 +177,7 @@ class Kind:
     width: int
     height: int
     seconds: float
+    sound: bool = False
 
 
 def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[str, list[Path]]:
@@ -235,7 +237,7 @@ def clip_file(folder: Path, name: str) -> Path | None:
 
 
 def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
-    """Copy a video's pictures as they are into the folder, under a random name; StudyError when browsers cannot play it."""
+    """Copy a video's pictures and sound as they are into the folder, under a random name; StudyError when browsers cannot play it."""
     import av
 
     suffix = source.suffix.lower()
@@ -253,14 +255,20 @@ def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
                     f"{source} is {codec} with {pixels} pixels, which not every browser plays: write it as H.264 with "
                     "yuv420p (even width and height)."
                 )
-            copy = new.add_stream_from_template(stream)
-            copy.metadata.clear()
-            for packet in old.demux(stream):
+            heard = old.streams.audio[:1]
+            if heard and heard[0].codec_context.name not in HEARD[suffix]:
+                raise StudyError(
+                    f"The sound of {source} is {heard[0].codec_context.name}, which not every browser plays: write it as {HEARD[suffix][0]}, or leave it out."
+                )
+            copies = {one: new.add_stream_from_template(one) for one in (stream, *heard)}
+            for copy in copies.values():
+                copy.metadata.clear()
+            for packet in old.demux(*copies):
                 if packet.dts is not None:
-                    packet.stream = copy
+                    packet.stream = copies[packet.stream]
                     new.mux(packet)
             seconds = float((stream.duration or 0) * stream.time_base) if stream.time_base else 0.0
-            kind = Kind(stream.width, stream.height, round(seconds, 2))
+            kind = Kind(stream.width, stream.height, round(seconds, 2), bool(heard))
     except av.error.FFmpegError as error:
         raise StudyError(f"{source} cannot be read as a video: {error}.") from error
     return _settled(target), kind
@@ -294,13 +302,14 @@ def _settled(file: Path) -> str:
 
 
 def unequal(kinds: Mapping[tuple[int, str], Kind], prompts: int) -> list[str]:
-    """What tells methods apart without a look at the picture: sizes or lengths that differ for one prompt."""
+    """What tells methods apart without a look at the picture: sizes, lengths or a sound that differ for one prompt."""
     told = []
     for place in range(prompts):
         here = {method: kind for (prompt, method), kind in kinds.items() if prompt == place}
         if len(set(here.values())) > 1:
             looks = ", ".join(
-                f"{method} {kind.width} x {kind.height}, {kind.seconds:g} s" for method, kind in here.items()
+                f"{method} {kind.width} x {kind.height}, {kind.seconds:g} s{', sound' if kind.sound else ''}"
+                for method, kind in here.items()
             )
             told.append(f"prompt {place + 1}: {looks}")
     return told

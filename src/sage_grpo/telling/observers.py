@@ -66,7 +66,7 @@ class Samples:
         text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # a line for each, whatever is in it
         replace_text(self.folder / f"{name}.txt", text)
         if rows:
-            index = json.dumps(_index(files, clips, fps, rows), ensure_ascii=False)
+            index = json.dumps({**_index(files, clips, fps, rows), "sound": sound is not None}, ensure_ascii=False)
             replace_text(self.folder / f"{name}.json", index)
         self.prune()
         return files

@@ -33,7 +33,7 @@ function filmstrip(entry) {
   const all = base && base[1] !== null ? [base, ...picks] : picks;
   const buttons = all.map((cell) => {
     const name = cell[0] ? `iteration ${cell[0]}` : "base";
-    const figure = cellNode({ name, paint: cell[0] ? colour(G.run) : "var(--base)", cell, gain: null }, `aspect-ratio:${D.gallery.size.width}/${D.gallery.size.height}`);
+    const figure = cellNode({ name, paint: cell[0] ? colour(G.run) : "var(--base)", cell, gain: null }, `aspect-ratio:${D.gallery.size.width}/${D.gallery.size.height}`, false);
     figure.show({ name, paint: cell[0] ? colour(G.run) : "var(--base)", cell, gain: null });
     detail.film.push(figure);
     return make("button", { type: "button", title: name, onclick: () => { if (cell[0]) setIteration(iterations().indexOf(cell[0])); } }, figure);

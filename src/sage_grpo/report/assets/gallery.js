@@ -74,7 +74,18 @@ function measure() {
   list.style.height = `${Math.ceil(G.order.length / perRow) * (height + GAP)}px`;
 }
 
-function cellNode(column, size) {
+// Clips are muted until one is asked for: several at once would be noise.
+function hearNode(video) {
+  return make("button", { type: "button", class: "hear", title: "Sound", "aria-label": "Sound of this clip", "aria-pressed": "false", onclick({ currentTarget }) {
+    const wanted = video.muted;
+    for (const other of document.querySelectorAll("video")) other.muted = true;
+    for (const other of document.querySelectorAll(".hear")) other.setAttribute("aria-pressed", "false");
+    video.muted = !wanted;
+    currentTarget.setAttribute("aria-pressed", String(wanted));
+  } }, "♪");
+}
+
+function cellNode(column, size, hear = true) {
   const caption = make("figcaption");
   const holder = make("div");
   const figure = make("figure", { class: "cell" }, holder, caption);
@@ -89,7 +100,7 @@ function cellNode(column, size) {
         video = make("video", { playsinline: true, preload: "auto", style: size, "aria-label": `clip of ${next.name}`, class: D.gallery.size.width < 160 ? "small" : "" });
         video.muted = true;
         video.disablePictureInPicture = true;
-        holder.replaceChildren(video);
+        holder.replaceChildren(video, ...(hear && D.gallery.size.sound ? [hearNode(video)] : []));
       }
       if (load) setClip(video, clip);
     }

@@ -17,6 +17,7 @@ let nonce = "";
 let sending = false;
 let playing = true;
 let speed = 1;
+let hearing = 0;
 
 const sleep = (ms) => new Promise((wake) => setTimeout(wake, ms));
 
@@ -101,6 +102,15 @@ function ready() {
   }
   if (loaded()) play(playing);
   offer();
+}
+
+/** Which of the two is heard: none, A or B; both at once would be noise. */
+function hear(which) {
+  hearing = which;
+  shown().forEach((video, place) => { video.muted = place !== which - 1; });
+  const name = ["off", "A", "B"][which];
+  $("sound").textContent = `♪ ${name}`;
+  $("sound").setAttribute("aria-label", `Sound: ${name}`);
 }
 
 function play(on) {
@@ -219,6 +229,8 @@ function show(next) {
     $(side).replaceChildren(clip(state.task[side]));
   }
   $("hint").textContent = "";
+  $("sound").hidden = !state.sound;
+  hear(0);
   for (const name of state.next) clip(name);
   answers = {};
   nonce = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -282,6 +294,7 @@ $("speed").addEventListener("click", () => {
   $("speed").setAttribute("aria-label", `Playback speed: ${speed}`);
   for (const video of shown()) video.playbackRate = speed;
 });
+$("sound").addEventListener("click", () => hear((hearing + 1) % 3));
 addEventListener("hashchange", () => location.reload());
 
 requestAnimationFrame(follow);
