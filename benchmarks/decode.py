@@ -17,6 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +132,18 @@ def gradient_rows(family: str, options: argparse.Namespace) -> list[dict[str, An
     for dtype in options.dtypes:
         vae.to(dtype=getattr(torch, dtype))
         given, count = z.to(getattr(torch, dtype)), 4 * z.shape[2] - 3
-        ways: dict[str, Callable[[Tensor], Iterable[Tensor]]] = {"stock": lambda x: [vae.decode(x, return_dict=False)[0]]}
+        ways: dict[str, Callable[[Tensor], Iterable[Tensor]]] = {
+            "stock": lambda x: [vae.decode(x, return_dict=False)[0]]
+        }
         if family == "wan":
             ways["frames"] = lambda x: wan_pixels(vae, x)
         else:
             ways["chunks, default"] = lambda x: hunyuan15_pixels(vae, x)
-            ways |= {f"chunks of {size}": lambda x, size=size: hunyuan15_pixels(vae, x, size) for size in options.chunks}
+            ways |= {
+                f"chunks of {size}": lambda x, size=size: hunyuan15_pixels(vae, x, size) for size in options.chunks
+            }
         for name, pixels in ways.items():
-            figures, _ = measure(lambda pixels=pixels: back(pixels, given, count), device, options.repeat)
+            figures, _ = measure(partial(back, pixels, given, count), device, options.repeat)
             rows.append({"family": family, "dtype": dtype, "way": f"gradient, {name}", **figures})
             print(json.dumps(rows[-1]), flush=True)
     return rows

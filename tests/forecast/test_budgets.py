@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sage_grpo.cli import main
 from sage_grpo.forecast import costs, hardware, show
+from sage_grpo.forecast.architecture import WAN
 from sage_grpo.forecast.budgets import SIZES, outcome, over_memory
 from sage_grpo.forecast.costs import choose_levels, forecast
 from sage_grpo.models import ModelError
@@ -20,6 +21,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.formulas import GIB
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training import placing
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
@@ -175,3 +177,60 @@ def test_a_plan_prices_guided_training_without_the_negatives_gradient() -> None:
     unguided = replace(whole.config, model=replace(whole.config.model, guidance_in_training=False))
     without = [replace(unguided, model=replace(unguided.model, negative_gradient=one)) for one in (True, False)]
     assert len({forecast(one, H200).iteration_seconds for one in without}) == 1
+
+
+@pytest.mark.parametrize("name", ["hunyuan15_lora", "wan"])
+def test_a_plan_prices_the_rewards_gradient(name: str) -> None:
+    """Decoding with a graph takes more time and memory than without, an excerpt less; a reward of latents takes neither."""
+    config = recipe(f"{name}/draft")
+    plain, whole = forecast(recipe(f"{name}/branch"), H200), forecast(config, H200)
+    assert "gradient" not in [phase.name for phase in plain.phases]
+    phases = {phase.name: phase for phase in whole.phases}
+    assert 4 * phases["decode"].seconds < phases["gradient"].seconds < 7 * phases["decode"].seconds
+    assert 2 * phases["decode"].memory.total < phases["gradient"].memory.total < 60 * GIB
+    part = forecast(replace(config, objective=replace(config.objective, frames=8)), H200)
+    excerpt = {phase.name: phase for phase in part.phases}["gradient"]
+    assert excerpt.seconds < 0.4 * phases["gradient"].seconds
+    assert excerpt.memory.total < phases["gradient"].memory.total
+    spec = RewardSpec(name="somewhere:else", options={"reads": "latents", "differentiable": True})
+    latents = {phase.name: phase.seconds for phase in forecast(replace(config, rewards=[spec]), H200).phases}
+    assert "gradient" not in latents
+    assert latents["decode"] == 0
+    text = "\n".join(show.verdict(whole))
+    assert "gradient is computed, not measured" in text
+    assert whole.fits
+
+
+@pytest.mark.slow
+def test_what_is_priced_is_what_a_decoder_keeps() -> None:
+    """Counted on the meta device at the published sizes, in bfloat16: the graph of a chunk, and what goes from one to the next."""
+    from diffusers import AutoencoderKLWan
+
+    from sage_grpo.models.network import decoding
+
+    with torch.device("meta"):
+        vae = AutoencoderKLWan().to(torch.bfloat16).eval().requires_grad_(False)
+    z = torch.empty((1, 16, 4, 8, 8), dtype=torch.bfloat16, device="meta", requires_grad=True)
+    area, inputs = 64 * 64, []
+
+    def graph(chunks: int) -> int:
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            kept[id(x.untyped_storage())] = x.untyped_storage()
+            return x
+
+        def plain(step, *given):
+            inputs.append(sum(x.nbytes for x in given if isinstance(x, torch.Tensor)))
+            return step(*given)
+
+        with pytest.MonkeyPatch.context() as patch, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            patch.setattr(decoding, "_kept_small", plain)
+            patch.setattr(decoding.math, "isqrt", lambda number: 1)
+            for _, _ in zip(range(chunks), decoding.wan_pixels(vae, z)):
+                pass
+        return sum(storage.nbytes() for storage in kept.values())
+
+    assert WAN.vae is not None
+    assert (graph(3) - graph(2)) / (4 * area) == pytest.approx(WAN.vae.graph, rel=0.05)
+    assert max(inputs) / area == pytest.approx(WAN.vae.past, rel=0.05)

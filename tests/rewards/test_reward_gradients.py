@@ -182,7 +182,9 @@ def test_a_gradient_passes_rounding_as_if_there_were_none(resize) -> None:
     for size in ((12, 10), (8, 10)) if resize is resize_as_pillow else ((8, 10),):
         plain = torch.nn.functional.interpolate(plain, size, mode="bicubic", antialias=True).clamp(0, 255)
     (wanted,) = torch.autograd.grad((plain * weights).sum(), images)
-    torch.testing.assert_close(gradient, wanted, rtol=0, atol=0.05)  # rounding moves a few values over the edge of the range
+    torch.testing.assert_close(
+        gradient, wanted, rtol=0, atol=0.05
+    )  # rounding moves a few values over the edge of the range
     assert float((gradient - wanted).norm()) < 0.02 * float(wanted.norm())
 
 
@@ -205,7 +207,11 @@ def mean_latent(latents, prompts, fps):
 def test_a_reward_of_latents_reads_them_and_is_refused_where_there_are_none() -> None:
     spec = RewardSpec(name=f"{__name__}:mean_latent", options={"reads": "latents", "differentiable": True})
     level = RewardSpec(name="video_stats", weights={"brightness": 1.0})
-    reward, clips, latents = CompositeReward([spec]), torch.zeros(3, 4, 8, 8, 3, dtype=torch.uint8), torch.randn(3, 2, 5)
+    reward, clips, latents = (
+        CompositeReward([spec]),
+        torch.zeros(3, 4, 8, 8, 3, dtype=torch.uint8),
+        torch.randn(3, 2, 5),
+    )
     assert not reward.reads_clips
     assert CompositeReward([spec, level]).reads_clips
     scores, _ = reward.score(clips, ["a"] * 3, 8.0, latents=latents)

@@ -71,7 +71,7 @@ class ToyModel:
     def decode(self, latents: Tensor, progress: object = None) -> Tensor:
         return self.pixels(latents).round().to(torch.uint8).contiguous()
 
-    def pixels(self, latents: Tensor) -> Tensor:
+    def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
         pixels = (torch.sigmoid(latents) * 255).permute(0, 2, 3, 4, 1)
         return pixels.repeat_interleave(2, 2).repeat_interleave(2, 3)
 

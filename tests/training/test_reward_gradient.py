@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import sage_grpo as sage
+from sage_grpo.cli import main
 from sage_grpo.data.groups import Member
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training.decoding import draw_excerpt, pixels_read
-from sage_grpo.training.inputs import build
+from sage_grpo.training.inputs import build, check_gradients
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import assert_resumes_to_the_bit
@@ -265,3 +266,15 @@ def _differences(spec: RewardSpec, clips: torch.Tensor, prompt: str) -> None:
 @pytest.mark.parametrize("method", ["refl", "draft", "adjoint"])
 def test_a_resumed_run_is_the_same_run(method: str, tmp_path) -> None:
     assert_resumes_to_the_bit(lambda config: Trainer(config, build(config)), small(method), tmp_path)
+
+
+@pytest.mark.parametrize("target", ["hunyuan15_lora", "wan"])
+def test_the_rewards_of_recipes_that_differentiate_them_have_a_gradient(target: str, capsys, monkeypatch) -> None:
+    """And what the doctor asks for is what is not on this machine."""
+    for method in ("refl", "draft", "adjoint"):
+        check_gradients(sage.recipe(f"{target}/{method}").rewards, {})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["doctor", "--recipe", f"{target}/draft"]) == 1
+    said = capsys.readouterr().out
+    assert "rewards videoalign: checkpoint" in said
+    assert "cannot be: it has no method" not in said

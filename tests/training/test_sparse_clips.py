@@ -89,7 +89,7 @@ def test_all_frames_are_needed_where_one_does_not_say_or_the_model_cannot() -> N
             raise AssertionError
 
     def needed(model, read):
-        return frames_needed(model, SimpleNamespace(frames_read=lambda count, fps: read))
+        return frames_needed(model, SimpleNamespace(reads_clips=True, frames_read=lambda count, fps: read))
 
     assert needed(Model(), [2, 6]) == sorted({2, 6, *frames_seen(FRAMES)})
     assert needed(Model(), None) is None

@@ -128,6 +128,7 @@ RUN = {
     "objective.saturation": Row(3.0, "gradient", base=NFT),
     "objective.credit": Row("exact", "gradient", base=BY_GRADIENT),
     "objective.predict": Row(0.6, "rollout", base={**BY_GRADIENT, "objective.levels": 1}),
+    "objective.frames": Row(1, "gradient", base=BY_GRADIENT),
     "objective.old_decay": Row(0.5, "gradient", base=NFT),
     "objective.old_ramp": Row(5, "gradient", base={**NFT, "objective.old_decay": 0.5}),
     "objective.old_samples": Row(False, "gradient", base={**NFT, "objective.old_decay": 0.5}),

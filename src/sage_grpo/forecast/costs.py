@@ -22,12 +22,14 @@ from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.parallel import formulas
 from sage_grpo.parallel.formulas import (
     COMPUTE,
+    DIFFERENTIATED,
     GIB,
     MASTER,
     Job,
     Memory,
     Network,
     decoding_memory,
+    differentiating_memory,
     levels_within,
     memory,
     sampling_memory,
@@ -38,6 +40,7 @@ from sage_grpo.parallel.spec import Layout, lay_out
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import facts_of
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.decoding import CONTEXT
 from sage_grpo.training.inputs import compiles
 from sage_grpo.training.placing import SHARE as STAYS
 from sage_grpo.training.plan import Plan
@@ -253,7 +256,12 @@ class Forecast:
         reward = dataclasses.replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
         decoding, decoded = decoding_memory(network, job), self._decoded()
         vae = float(job.vae_bytes * network.vae.parameters) if network.vae else 0.0
-        peak = max(decoding.total, *(one.total + vae for one in (sampling, reward, update)))
+        gradient = self._gradient
+        peak = max(
+            decoding.total,
+            *(one.memory.total for one in gradient),
+            *(m.total + vae for m in (sampling, reward, update)),
+        )
         if not self.hardware.is_cpu and peak <= STAYS * self.gib * GIB:  # then the VAE stays between decodings
             sampling, reward, update = (
                 dataclasses.replace(one, visitor=one.visitor + vae) for one in (sampling, reward, update)
@@ -262,8 +270,25 @@ class Forecast:
             Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
             Phase("decode", decoded * self._decode_seconds, decoding),
             Phase("reward", decoded * self._reward_seconds, reward),
+            *gradient,
             Phase("update", statistics.fmean(s["update"] for s in seconds), update),
         ]
+
+    @property
+    def _gradient(self) -> list[Phase]:
+        """Where the reward is differentiated: decoding every clip, or an excerpt, with a graph, and the way back to its latents."""
+        spec, network, job = self.config.objective, self.network, self.job
+        assert network is not None
+        if not spec.by_gradient or all(one.reads_latents for one in self.config.rewards if one.counts):
+            return []
+        before = CONTEXT * (network.vae.frames if network.vae else 1)
+        job = job if spec.frames is None else dataclasses.replace(job, frames=min(job.frames, spec.frames + before))
+        clips = max(sum(len(batch.members) for batch in self.plan.batches(rank)) for rank in range(self.layout.data))
+        decode = DIFFERENTIATED * formulas.decode_seconds(network, job, self.hardware.rates)
+        # The reward runs twice forward, because its blocks run again, and once backward to the pixels alone.
+        seconds = clips * (decode + 3 * self._reward_seconds)
+        held = differentiating_memory(network, job)
+        return [Phase("gradient", seconds, dataclasses.replace(held, visitor=held.visitor + self._reward_bytes))]
 
     def _seconds(self, counts: list[dict[str, Passes]]) -> dict[str, float]:
         """Of an iteration's sampling and updates, on the rank with most of each."""
@@ -302,8 +327,9 @@ class Forecast:
         return max(passes.clips * seconds, gather) + exchange
 
     def _decoded(self) -> int:
-        """Clips that the busiest process decodes and scores: ranks that share clips share that work. Given clips nobody does."""
-        if self.plan.examples:
+        """Clips that the busiest process decodes and scores: ranks that share clips share that work. Given clips nobody does, nor those of which
+        only latents are read."""
+        if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
             return 0
         batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
         return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)

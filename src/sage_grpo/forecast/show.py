@@ -228,8 +228,8 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     hours = forecast.gpu_hours / gpus
     kind = _kind(forecast)
     yield f"{_time(seconds)} an iteration; the run: {_time(3600 * hours)} on {gpus} {kind}(s) = {forecast.gpu_hours:,.1f} {kind}-hours"
-    if forecast.config.objective.by_gradient:
-        yield "not counted: the second decoding of every clip and the backward pass through decoder and reward (objective.kind gradient)"
+    if any(phase.name == "gradient" for phase in forecast.phases):
+        yield "gradient is computed, not measured, and does not hold what the rewards keep for their own way back"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
     need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:

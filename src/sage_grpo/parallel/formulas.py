@@ -36,6 +36,12 @@ class Vae:
     """Frames of a latent frame, the fewest that are decoded together."""
     pixels_at_once: int = 0
     """Pixels of a chunk of frames, rounded down to whole latent frames; 0 is one latent frame."""
+    graph: float = 0.0
+    """Bytes in bfloat16 per pixel of the graph of what is decoded at once for a gradient; 0 is not known. Counted on the meta device, as `past` is."""
+    past: float = 0.0
+    """Bytes in bfloat16 per pixel of a frame that go from one chunk to the next."""
+    graph_pixels: int = 0
+    """Pixels of a chunk that is decoded for a gradient, rounded down to whole latent frames; 0 is one latent frame."""
     tile: int = 256
     """Side of a tile in pixels, with tiling."""
     efficiency: float = 0.32
@@ -108,7 +114,16 @@ HUNYUAN15 = Network(
     patch=(4, 16, 16),
     channels=32,
     saved_compiled=41.0,  # 38.6 measured at 81 frames, 42.9 at 33
-    vae=Vae(parameters=1_260_634_115, flops=25.3e6, working=1808.0, pixels_at_once=4 * 2**20, efficiency=0.36),
+    vae=Vae(
+        parameters=1_260_634_115,
+        flops=25.3e6,
+        working=1808.0,
+        pixels_at_once=4 * 2**20,
+        graph=11_200.0,
+        past=6830.0,
+        graph_pixels=2 * 2**20,
+        efficiency=0.36,
+    ),
 )
 
 
@@ -270,6 +285,25 @@ def decoding_memory(network: Network, job: Job) -> Memory:
     return dataclasses.replace(idle, activations=working, visitor=float(job.vae_bytes * vae.parameters))
 
 
+def differentiating_memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU while a clip is decoded with a graph and differentiated, without what the reward itself keeps.
+
+    Of n chunks in runs of sqrt(n) the pasts of all runs are kept, those of the chunks of the run at work, and the graph of one chunk.
+    """
+    decoding, vae = decoding_memory(network, job), network.vae
+    if vae is None:
+        return decoding
+    area, latents = job.height * job.width, 1 + (job.frames - 1) // vae.frames
+    chunk = (
+        latents if job.vae_tiling else max(1, vae.graph_pixels // (vae.frames * area))
+    )  # tiles are not cut into chunks
+    chunks = math.ceil(latents / chunk)
+    pasts = math.ceil(chunks / math.isqrt(chunks)) + math.isqrt(chunks) if chunks > 1 else 0
+    graph = (vae.graph * min(job.frames, chunk * vae.frames) + vae.past * pasts) * area
+    clip = 2 * 3 * MASTER * job.frames * area  # and its gradient
+    return dataclasses.replace(decoding, activations=graph * job.vae_bytes / COMPUTE + clip)
+
+
 def _numbers(network: Network, job: Job) -> float:
     """Tokens of this rank's part of a micro-batch, times the width."""
     layout = job.layout
@@ -404,6 +438,10 @@ def decode_seconds(network: Network, job: Job, rates: Rates) -> float:
     overlap = 1.45 if job.vae_tiling else 1.0  # neighbouring tiles share a quarter of their sides
     pixels = job.frames * job.height * job.width
     return rates.decode * overlap * vae.flops * pixels / (efficiency * rates.products)
+
+
+DIFFERENTIATED = 5.0
+"""What the gradient of a clip takes, in decodings: three of them, because chunks run again twice, and the way back."""
 
 
 def _forward(one: Operations, job: Job, rates: Rates) -> float:

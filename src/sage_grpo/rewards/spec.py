@@ -92,6 +92,11 @@ class RewardSpec:
         return not self.metric_only and (not self.weights or any(self.weights.values()))
 
     @property
+    def reads_latents(self) -> bool:
+        """Whether its options say that it needs no clips; of a class only the object knows."""
+        return self.options.get("reads") == "latents"
+
+    @property
     def title(self) -> str:
         """The label, or the name without its module."""
         return self.label or self.name.rsplit(":", 1)[-1]
@@ -106,14 +111,6 @@ def has_gradient(spec: RewardSpec) -> bool:
     """Whether a reward that is named can be differentiated; nothing of it is loaded."""
     target = find_reward(spec)
     return hasattr(target, "differentiable") if inspect.isclass(target) else bool(spec.options.get("differentiable"))
-
-
-def reads_latents(spec: RewardSpec) -> bool:
-    """Whether a reward that is named needs no clips; nothing of it is loaded."""
-    if spec.name not in BUILT_IN and ":" not in spec.name:  # an object of the Python API
-        return False
-    target = find_reward(spec)
-    return bool((getattr(target, "reads", "") if inspect.isclass(target) else spec.options.get("reads")) == "latents")
 
 
 def load_reward(spec: RewardSpec) -> Reward:
