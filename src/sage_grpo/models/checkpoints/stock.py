@@ -78,7 +78,9 @@ def our_latents(model: FamilyModel, condition: Conditioning, x: Tensor, steps: i
     shift = scheduler_shift(model.pipe.scheduler.config, model.tokens)
     if "Euler" in type(model.pipe.scheduler).__name__:
         return integrate(Policy(model, Ode(), Schedule(model.stock_sigmas(steps, shift))), x, [condition])
-    return solve(model, SchedulerSolver(model._scheduler(steps, model.shift if shift is None else shift)), x, [condition])
+    return solve(
+        model, SchedulerSolver(model._scheduler(steps, model.shift if shift is None else shift)), x, [condition]
+    )
 
 
 @torch.no_grad()
