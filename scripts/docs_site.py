@@ -30,6 +30,7 @@ CONTENTS = {
     "Guides": [
         "guides/README",
         "guides/wan-one-gpu",
+        "guides/few-steps",
         "guides/hunyuan15-one-gpu",
         "guides/eight-gpus",
         "guides/slurm-64-gpus",

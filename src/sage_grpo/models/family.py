@@ -134,12 +134,14 @@ class FamilyModel(ABC):
                 end = "" if most == math.inf else f" to {most}"
                 raise ModelError(f"model.options {option} is a whole number from {least}{end}, got {value:g}.")
         cls._check(folder, index)
+        experts = index.get("boundary_ratio") is not None
+        adapters = [lora.find_adapter(adapter, experts=experts) for adapter in spec.adapters]
         encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=_trained(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
         pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
-        for adapter in spec.adapters:
-            lora.fuse_adapter(pipe, adapter)
+        for adapter, place in zip(spec.adapters, adapters):
+            lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)
 
     def __init__(

@@ -221,15 +221,19 @@ FROZEN = "frozen"
 """What a frozen adapter is called while it is loaded."""
 
 
-def fuse_adapter(pipe: Any, spec: AdapterSpec) -> None:
-    """Add a frozen LoRA to the weights of a stock pipeline's network; it leaves no layers of its own behind."""
+def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
+    """The folder of a frozen adapter, if it can be one of this model (with two experts or not); nothing of it is read."""
     folder = pinned_folder(spec.path, option="model.adapters")
     if not (folder / spec.file).is_file():
         raise ModelError(f'model.adapters: there is no {spec.file} in "{spec.path}".')
-    two = getattr(pipe, "transformer_2", None) is not None
-    if two != (spec.expert is not None):
-        need = "expert: high or low, for the model has two" if two else "no expert, for the model has one network"
+    if experts != (spec.expert is not None):
+        need = "expert: high or low, for the model has two" if experts else "no expert, for the model has one network"
         raise ModelError(f'model.adapters "{spec.path}" needs {need}.')
+    return folder
+
+
+def fuse_adapter(pipe: Any, spec: AdapterSpec, folder: Path) -> None:
+    """Add a frozen LoRA to the weights of a stock pipeline's network; it leaves no layers of its own behind."""
     network = pipe.transformer_2 if spec.expert == "low" else pipe.transformer
     options: dict[str, Any] = {"weight_name": spec.file, "adapter_name": FROZEN}
     try:
