@@ -42,6 +42,7 @@ CONTENTS = {
         "doctor",
         "report",
         "study",
+        "preferences",
         "probe",
         "compare",
         "scale",

@@ -57,7 +57,7 @@ SECOND = (
     *("scenes_headline", "scenes_tuning", "scenes_hacking", "scenes_sentinel"),
     *("scenes_equaliser", "scenes_prompts", "scenes_lora"),
 )
-NOT_MEASURED = ("witness", "after", *SECOND)
+NOT_MEASURED = ("witness", "after", "preferences", *SECOND)
 """Suites without rows yet (docs/log.md says why)."""
 
 
