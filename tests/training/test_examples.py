@@ -11,16 +11,17 @@ import torch
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.examples import load_examples
+from sage_grpo.data.formats import CARD, fitted, frames_at
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.session import run as train
-from sage_grpo.training import examples
 from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.decoding import LATENTS
 from sage_grpo.training.inputs import Given, build, load_sources
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec
-from sage_grpo.video import fitted, frames_at, read_video, video_length, write_mp4
+from sage_grpo.video import read_video, video_length, write_mp4
 from trainer_helpers import assert_resumes_to_the_bit, rows, same, weights_of
 
 WORDS = ("a cat", "a red dog", "a bird", "the sea")
@@ -126,7 +127,7 @@ def test_latents_are_encoded_once_and_by_content(offline, pairs, monkeypatch) ->
     for _ in range(4):
         first.step()
     weights = weights_of(first)
-    files = sorted((Path(config.out) / examples.LATENTS).rglob("*.safetensors"))
+    files = sorted((Path(config.out) / LATENTS).rglob("*.safetensors"))
     assert len(files) == 8
     again = made(config)
     with monkeypatch.context() as patch:
@@ -160,7 +161,7 @@ def test_rows_that_are_too_short_or_broken_are_left_out_and_named(offline, pairs
 def test_a_run_without_rewards_trains_saves_and_says_what_it_used(offline, pairs) -> None:
     config = offline(iterations=2)
     train(config)
-    card = json.loads((Path(config.out) / examples.CARD).read_text())
+    card = json.loads((Path(config.out) / CARD).read_text())
     assert (card["file"], card["rows"], card["skipped"]) == (str(pairs), 4, [])
     assert len(rows(config)) == 2
     assert (Path(config.out) / "final").is_dir()

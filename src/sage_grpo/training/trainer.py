@@ -31,9 +31,8 @@ from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import Clips, frames_needed
+from sage_grpo.training.decoding import LATENTS, Clips, Encoder, frames_needed
 from sage_grpo.training.evaluate import Evaluation, evaluate
-from sage_grpo.training.examples import LATENTS, Encoder
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
