@@ -43,6 +43,7 @@ CONTENTS = {
         "doctor",
         "report",
         "study",
+        "preferences",
         "probe",
         "compare",
         "scale",

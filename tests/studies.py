@@ -41,12 +41,12 @@ def folders(root: Path, prompts: int, methods: Mapping[str, int] = BRIGHTNESS) -
 
 def study(prompts: int = 3, methods: int = 3, **more: object) -> Study:
     """What a study of a few prompts asks; it needs no videos."""
-    settings = {"against": None, "per_rater": None, "checks": 0, "max_failed": 0.25, "pool": [], "seed": 5, **more}
+    settings = {"against": None, "per_rater": None, "checks": 0, "max_failed": 0.25, "pool": [], "seed": 5}
+    settings |= {"dimensions": {"quality": "Which?"}, **more}
     return Study(
         title="t",
         methods=[f"m{number}" for number in range(methods)],
         prompts=[f"p{number}" for number in range(prompts)],
-        dimensions={"quality": "Which?"},
         **settings,  # type: ignore[arg-type]
     )
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.inside import replacing
-from sage_grpo.types import Sound, VideoSpec
+from sage_grpo.types import Sound
 
 Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
 GUTTER, CAPTION = 3, 24
@@ -38,7 +38,7 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, 
     import av
 
     path = Path(path)
-    _check(clip)
+    check_clip(clip)
     frames, height, width, _ = clip.shape
     # Browsers play the first two.
     liked: tuple[Codec, ...] = ("libx264", "libvpx-vp9")
@@ -159,31 +159,6 @@ def video_length(path: str | Path) -> tuple[int, float]:
     return len(clip), fps
 
 
-def frames_at(fps: float, video: VideoSpec) -> list[int]:
-    """The frames of a clip with this frame rate that a clip of a format consists of: from the first one on, in the format's own rhythm."""
-    return [int(frame * fps / video.fps + 0.5) for frame in range(video.frames)]
-
-
-def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
-    """A clip in another format: its first frames in that rhythm, scaled until they cover the size, and cut at equal margins. A clip that has the
-    format is returned as it is."""
-    _check(clip)
-    chosen = frames_at(fps, video)
-    if chosen[-1] >= len(clip):
-        raise ValueError(
-            f"too short: {len(clip)} frames at {fps:g} fps, but {video.frames} at {video.fps:g} fps take {chosen[-1] + 1}"
-        )
-    clip, (height, width) = clip[chosen], (video.height, video.width)
-    scale = max(height / clip.shape[1], width / clip.shape[2])
-    size = max(height, round(clip.shape[1] * scale)), max(width, round(clip.shape[2] * scale))
-    if size != tuple(clip.shape[1:3]):
-        frames = clip.permute(0, 3, 1, 2).to(torch.float32)
-        scaled = torch.nn.functional.interpolate(frames, size, mode="bicubic", antialias=True)
-        clip = scaled.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-    top, left = (size[0] - height) // 2, (size[1] - width) // 2
-    return clip[:, top : top + height, left : left + width].contiguous()
-
-
 def video_size(path: str | Path) -> tuple[int, int, int] | None:
     """Frames, height and width by the header of a file, which is written last; None where it cannot be read."""
     import av
@@ -231,7 +206,7 @@ def contact_sheet(
         raise ValueError("A contact sheet needs at least one clip.")
     rows = []
     for clip in clips:
-        _check(clip)
+        check_clip(clip)
         picks = torch.linspace(0, len(clip) - 1, min(columns, len(clip))).round().long()
         frames = clip[picks].cpu()
         zoom = max(1, round(cell / frames.shape[1]))
@@ -282,7 +257,8 @@ def _writer(captions: Sequence[str], width: int) -> Callable[[Any, int, str], No
     return write
 
 
-def _check(clip: Tensor) -> None:
+def check_clip(clip: Tensor) -> None:
+    """Refuse what is not a clip."""
     if clip.dtype != torch.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
         raise ValueError(f"A clip is uint8 F x H x W x 3, got {clip.dtype} of shape {tuple(clip.shape)}.")
 

@@ -381,3 +381,27 @@ def test_sd3_needs_the_third_tokenizer_with_the_third_encoder(checkpoint, tmp_pa
     tiny.write(folder / "model_index.json", index)
     ours = ModelSpec(path=str(folder), cache=None, train=False, guidance_scale=1.0).load("cpu")
     assert not ours.encode(["a cat"])[0].tensors["text"][77:].any()
+
+
+ENCODING = [kind for kind in (*tiny.KINDS, *tiny.OTHERS) if kind not in ("ltx_condition", "sana_720p")]
+"""Not those whose tiny VAE has an encoder that does not divide clips as its decoder does."""
+
+
+@pytest.mark.parametrize("kind", slow_but(ENCODING, "hunyuan15_t2v", "wan_t2v", "ltx", "sd3"))
+def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) -> None:
+    """What goes to the decoder of the latents is what the encoder gave; clips of another size are refused."""
+    ours = ModelSpec(path=str(checkpoint(kind)), cache=None, vae_slicing=False, **size_of(kind)).load("cpu")
+    video = ours.video
+    shape = (2, video.frames, video.height, video.width, 3)
+    clips = torch.randint(0, 256, shape, generator=seeded(), dtype=torch.uint8)
+    latents = ours.to_latents(clips)
+    assert tuple(latents.shape) == (2, *ours.latent_shape())
+    pixels = (clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1).split(1)
+    with torch.no_grad():
+        still = kind in tiny.IMAGES and kind != "qwen_image"
+        own = [ours.pipe.vae.encode(one[:, :, 0] if still else one).latent_dist.mode() for one in pixels]
+    z = torch.cat(own)[:, :, None] if still else torch.cat(own)
+    torch.testing.assert_close(ours._to_vae(latents), z, atol=1e-5, rtol=1e-4)
+    assert ours.latents_key() == ours.latents_key()
+    with pytest.raises(ModelError, match="Clips have shape"):
+        ours.to_latents(clips[:, :, :16])

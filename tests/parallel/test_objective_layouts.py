@@ -19,6 +19,7 @@ from sage_grpo.training import config as c
 
 pytestmark = pytest.mark.slow
 
+ANCHORED = {"trust_region": TrustRegion(mode="fixed")}
 RUNS = [
     # checkpoint, LoRA, processes, sp, objective
     ("wan22_t2v", True, 2, 1, ObjectiveSpec(kind="nft", levels=2, draw="uniform", old_decay=0.5)),
@@ -27,6 +28,8 @@ RUNS = [
     ("hunyuan15_t2v", False, 2, 2, ObjectiveSpec(kind="awm", levels=2)),
     ("wan_t2v", True, 2, 1, ObjectiveSpec(kind="gradient", levels=2, draw="last", credit="exact")),
     ("hunyuan15_t2v", False, 2, 2, ObjectiveSpec(kind="gradient", levels=2)),
+    ("wan_t2v", True, 2, 1, ObjectiveSpec(kind="dpo", levels=2, beta=50.0)),
+    ("hunyuan15_t2v", False, 2, 2, ObjectiveSpec(kind="sft", levels=2)),
 ]
 
 
@@ -50,7 +53,7 @@ def test_objectives_are_the_same_run_in_every_layout(kind, lora, ranks, sp, obje
         batch=c.BatchConfig(prompts=3, group_size=3, micro_batch=2),
         rollout=c.RolloutConfig(steps=6),
         optimizer=c.OptimizerConfig(lr=1e-3, eps=1e-4),
-        **(only if objective.by_gradient else {}),
+        **(only if objective.by_gradient else only | ANCHORED if objective.by_choice else {}),
     )
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, expert=expert or "high"))
     alone = processes.alone(workers.train, config)

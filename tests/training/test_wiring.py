@@ -28,6 +28,7 @@ from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
 from sage_grpo.training import inputs, placing, state, trainer
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.video import write_mp4
 from slowly import slow_but
 
 _KNOWN: dict[str, Any] = {}
@@ -59,6 +60,12 @@ def _value(value: Any, prompts: Path, folder: Path) -> Any:
     if value == "OTHER_PROMPTS":
         file = folder / "other.txt"
         file.write_text("a fox\na house\nrain\n")
+        return str(file)
+    if value == "EXAMPLES":
+        for name, grey in (("win", 200), ("lose", 50)):
+            write_mp4(folder / f"{name}.mp4", torch.full((2, 8, 8, 3), grey, dtype=torch.uint8), 8.0)
+        file = folder / "pairs.jsonl"
+        file.write_text('{"prompt": "a cat", "win": "win.mp4", "lose": "lose.mp4"}')
         return str(file)
     return str(folder / value) if value in ("elsewhere", "OWN_CACHE") else value
 

@@ -44,6 +44,7 @@ GIVEN = {**WINDOW, "rollout.steps": 10}
 FIRST_BLOCK = GIVEN | {"rollout.cheap.cache": "first_block", "rollout.cheap.cache_threshold": 10.0}
 FEEDBACK = {"kl.kind": "ppo", "kl.warmup_updates": 0, "kl.lambda_min": 1e-3}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
+DPO = {"trust_region.mode": "fixed", **NFT, "objective.kind": "dpo"}
 BY_GRADIENT = {
     "kernel.name": "ode",
     "surrogate.equalize": False,
@@ -80,6 +81,7 @@ RUN = {
     "rewards[].isolate_failures": Seen(False, look="calls_after_a_failure", why="how often a reward that fails is called"),
     "rewards[].try_out": Seen(False, look="tried_out", why="a call before the run"),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
+    "data.clips": Row("EXAMPLES", "rollout", base=DPO),
     "data.eval_prompts": Row("OTHER_PROMPTS", evaluation=True),
     "data.encode_ahead": Seen(1, look="encoded"),
     "batch.prompts": Row(3, "rollout"),

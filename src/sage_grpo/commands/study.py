@@ -1,7 +1,7 @@
 """A blind study in the browser: people compare videos of two methods, side by side.
 
 `create` checks and copies the videos, `links` invites raters, `serve` runs the server, `results` prints what was found, `export` writes every
-vote as CSV.
+vote as CSV, or the preferred and the other clip of every pair for training (docs/preferences.md).
 """
 
 from __future__ import annotations
@@ -66,11 +66,15 @@ class Options:
     limits: StudyLimits = field(default_factory=StudyLimits)
     """serve: sizes and rates."""
     exclude_flagged: bool = False
-    """results: leave out the votes of raters who failed the attention checks."""
+    """results, export for training: leave out the votes of raters who failed the attention checks."""
     json: bool = False
     """results: print JSON."""
-    out: Path = Path("votes.csv")
-    """export: file to write."""
+    out: Path | None = None
+    """export: file to write; null is votes.csv, or for training pairs.jsonl in the folder of the study."""
+    for_training: bool = False
+    """export: write pairs of clips to learn from (data.clips) in place of votes: the majority of each, without those that nobody decided."""
+    dimension: str | None = None
+    """export for training: the question whose answers count; null counts those to all questions together."""
 
 
 def run(options: Options) -> int:
@@ -185,7 +189,27 @@ def _results(options: Options) -> None:
 def _export(options: Options) -> None:
     from sage_grpo.study.results import to_csv
 
+    if options.for_training:
+        _export_pairs(options)
+        return
+    if options.dimension is not None or options.exclude_flagged:
+        raise StudyError("study export writes all votes: --dimension and --exclude_flagged need --for_training.")
+    out = options.out or Path("votes.csv")
     with contextlib.closing(open_study(options.study)) as store:
         text, rows = to_csv(store), len(store.votes()) * len(store.study.dimensions)
-    replace_text(options.out, text, newline="")
-    print(f"{rows} rows in {options.out}")
+    replace_text(out, text, newline="")
+    print(f"{rows} rows in {out}")
+
+
+def _export_pairs(options: Options) -> None:
+    from sage_grpo.study.preferences import preferences
+
+    out = options.out or options.study / "pairs.jsonl"
+    with contextlib.closing(open_study(options.study)) as store:
+        found = preferences(store, dimension=options.dimension, exclude_flagged=options.exclude_flagged)
+    if not found.rows:
+        raise StudyError(f"{options.study} has no pair that its {found.votes} votes decide: nothing to learn from yet.")
+    replace_text(out, found.to_jsonl(options.study / CLIPS, out.parent))
+    left = f"; {found.undecided} pairs are left out, which are tied" if found.undecided else ""
+    print(f"{len(found.rows)} pairs of {found.votes} votes in {out}{left}.")
+    print(f"Next: sage-grpo train wan/dpo --data.clips {out}")

@@ -37,9 +37,9 @@ def deal(
     num_groups: int, group_size: int, micro_batch: int, *, world_size: int = 1, apart: bool = False
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """The micro-batches of every data-parallel rank; `apart` keeps groups out of one another's."""
-    if num_groups < 1 or group_size < 2 or micro_batch < 1:
+    if min(num_groups, group_size, micro_batch) < 1:
         raise ValueError(
-            f"Need at least 1 prompt, groups of at least 2 and micro-batches of at least 1, got {num_groups} prompts, "
+            f"Need at least 1 prompt, groups of at least 1 and micro-batches of at least 1, got {num_groups} prompts, "
             f"group size {group_size}, micro-batch {micro_batch}."
         )
     total = num_groups * group_size

@@ -216,7 +216,8 @@ def awm(config: TrainConfig) -> TrainConfig:
 
 
 def dpo(config: TrainConfig) -> TrainConfig:
-    """Diffusion-DPO on velocities (arXiv 2311.12908, 2501.13918): the best clip of a group is preferred to the worst; or pairs of data.clips."""
+    """DPO: a group's best clip against its worst; or data.clips."""
+    # Diffusion-DPO (arXiv 2311.12908) on velocities, as Flow-DPO (arXiv 2501.13918).
     config = replace(
         config,
         batch=replace(config.batch, trained_fraction=round(2 / config.batch.group_size, 4)),
@@ -230,7 +231,7 @@ def dpo(config: TrainConfig) -> TrainConfig:
 
 
 def rft(config: TrainConfig) -> TrainConfig:
-    """Rejection-sampling fine-tuning: flow matching of the best quarter of every group; or plain fine-tuning on the clips of data.clips."""
+    """Fine-tuning on the best of each group; or on data.clips."""
     config = replace(
         config,
         batch=replace(config.batch, trained_fraction=0.25),

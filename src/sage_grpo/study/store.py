@@ -271,6 +271,13 @@ class Store:
         )
         return found[0][0] if found else None
 
+    def clip_of(self, prompt: int, method: int) -> str:
+        """The file of a method's clip of a prompt."""
+        ((file,),) = self._read(
+            "SELECT file FROM clips WHERE prompt = ? AND method = ? AND degraded = 0", (prompt, method)
+        )
+        return str(file)
+
     def files(self) -> list[str]:
         """The names of all clips' files."""
         return [file for (file,) in self._read("SELECT file FROM clips ORDER BY file")]

@@ -33,7 +33,7 @@ class BatchConfig:
     trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of a group's clips that updates train: the best of them and the worst, half each, at least one of both (DanceGRPO's 8 of 24 is
     1/3). Advantages are relative to the whole group. A micro-batch without any is not replayed: with micro_batch 1 updates cost this share.
-    objective.kind dpo: the best is preferred to the worst, the second best to the second worst, and so on. sft: the best alone, at least one."""
+    objective.kind dpo: pairs of best and worst. sft: the best alone, at least one."""
 
     @property
     def trained(self) -> int:
@@ -233,9 +233,8 @@ class DataConfig:
     """"shapes" or "scenes" (the training split of a world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
     .jsonl file."""
     clips: Content[str | None] = None
-    """Clips to learn from in place of rollouts (objective.kind dpo and sft): a .jsonl or .csv with the columns prompt, win and lose, or prompt
-    and clip (paths relative to it), or a folder with such a pairs.jsonl or clips.jsonl. Its prompts then stand in place of those of
-    data.prompts, whose held-out part is evaluated on all the same. batch.prompts is how many rows an iteration learns. docs/preferences.md."""
+    """Clips to learn from in place of rollouts (objective.kind dpo, sft): a .jsonl or .csv with prompt, win and lose, or prompt and clip, or its
+    folder. Its prompts stand in place of data.prompts. docs/preferences.md."""
     eval_prompts: Content[str | None] = None
     """Held-out prompts: a file, "shapes", "scenes" or "starter_eval". None is the held-out part of a world or of "starter", or for files
     no evaluation."""

@@ -1,20 +1,26 @@
-"""From latents to the clips that rewards see: whole, or only the frames that somebody looks at; with a graph, where rewards are differentiated."""
+"""From latents to the clips that rewards see, whole or only the frames that somebody looks at, with a graph where rewards are differentiated; and
+from clips that are given to latents."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable
+from sage_grpo.data.formats import content_hash, fitted
+from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable, encodes_clips
+from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.parts import HasParts
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.sentinel.figures import frames_seen
 from sage_grpo.training.scoring import no_clips
 from sage_grpo.types import VideoSpec
+from sage_grpo.video import read_video
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
@@ -114,3 +120,31 @@ class Clips:
 def black_clips(count: int, video: VideoSpec) -> Tensor:
     """Clips to write frames into. Frames that nobody writes take no memory: NumPy asks the system for zeros, PyTorch would write them."""
     return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))
+
+
+LATENTS = "latents"
+"""Folder of a run's encoded clips."""
+
+
+class Encoder:
+    """Latents of clips by their files. What was encoded is found again by the content of the file, the format and the VAE."""
+
+    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
+        """placed: inside, the VAE is where the model computes."""
+        self.video, self.model, self.placed = model.video, encodes_clips(model), placed
+        self._cache = EncodingCache(folder, self.model.latents_key(), "Encoded clips")
+
+    def __call__(self, file: Path) -> Tensor:
+        """One clip's latents, on the CPU."""
+        return self._cache.get((content_hash(file), str(self.video)), lambda: {"latents": self._encode(file)})[
+            "latents"
+        ]
+
+    def _encode(self, file: Path) -> Tensor:
+        clip, fps = read_video(file)
+        try:
+            clip = fitted(clip, fps, self.video)
+        except ValueError as error:  # the header promised more
+            raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
+        with self.placed():
+            return self.model.to_latents(clip[None])[0]

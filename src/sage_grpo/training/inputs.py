@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.examples import load_examples
+from sage_grpo.data.formats import Examples, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.models.base import Explains, VelocityModel, encodes_clips
 from sage_grpo.models.devices import choose_device
@@ -23,7 +24,6 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.examples import Examples, usable
 from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import DifferentiableReward, Reward

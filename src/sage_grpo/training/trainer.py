@@ -33,9 +33,16 @@ from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
+from sage_grpo.training.decoding import (
+    LATENTS,
+    Clips,
+    Encoder,
+    check_differentiable,
+    draw_excerpt,
+    frames_needed,
+    pixels_read,
+)
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
-from sage_grpo.training.examples import LATENTS, Encoder
 from sage_grpo.training.focus import parts_of
 from sage_grpo.training.inputs import Inputs, first_frame
 from sage_grpo.training.placing import VaeMover, distribute

@@ -20,7 +20,7 @@ from sage_grpo.lab.suites.leash import (
     taken,
     witness,
 )
-from sage_grpo.lab.suites.methods import distance, scaling, table2, table2_a
+from sage_grpo.lab.suites.methods import distance, preferences, scaling, table2, table2_a
 from sage_grpo.lab.suites.samplers import equaliser, noise, regime
 from sage_grpo.lab.suites.second import (
     scenes_equaliser,
@@ -38,7 +38,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps),
+        *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps, preferences),
         *(
             scenes_headline,
             scenes_tuning,

@@ -103,6 +103,36 @@ def table2_a(size: Size) -> Suite:
     return sized(suite, size, brief=("sage/a + dual", "sage/a", "branch/a"), smoke=("sage/a + dual", "branch/a"))
 
 
+def preferences(size: Size) -> Suite:
+    """What learning from which clip of a group is best gives, beside learning from all of them by how much they differ."""
+    arms = (
+        Arm(name="branch", recipe="shapes/branch"),
+        Arm(name="dpo", recipe="shapes/dpo"),
+        Arm(name="dpo, half of the group", recipe="shapes/dpo", options={"batch.trained_fraction": 0.5}),
+        Arm(
+            name="dpo, moving anchor", recipe="shapes/dpo", options={"trust_region.mode": "moving", "anchor.every": 10}
+        ),
+        Arm(name="dpo, beta 50", recipe="shapes/dpo", options={"objective.beta": 50.0}),
+        Arm(name="rft", recipe="shapes/rft"),
+        Arm(name="rft, best of the group", recipe="shapes/rft", options={"batch.trained_fraction": 0.05}),
+    )
+    suite = Suite(
+        name="preferences",
+        title="Preferences and rejection sampling against a policy gradient",
+        question="DPO learns only which clip of a group is best and which one worst, rejection-sampling fine-tuning only from the best. How much of a policy "
+        "gradient's gain is left at equal iterations, passes and rewards, and do clips stay sharp?",
+        arms=arms,
+        baseline="branch",
+        options={**MEASURED, "rewards": judged()},
+        iterations=45,
+        points=(0, 15, 45),
+        columns=COLUMNS,
+        figures=("bars", "curves"),
+        notes="Offline arms (data.clips) need clips on disk, which a suite does not make: they are a comparison of their own.",
+    )
+    return sized(suite, size, brief=("branch", "dpo", "rft"), smoke=("branch", "dpo"))
+
+
 def scaling(size: Size) -> Suite:
     """How to spend equal clips: many prompts or large groups, few or many trained steps."""
     clips = 8 if size == "smoke" else 48

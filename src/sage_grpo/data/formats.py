@@ -1,27 +1,25 @@
-"""Given clips as latents: brought into the run's format, encoded once by the model's VAE, and kept in the run's folder."""
+"""Clips in the format of a run: which rows of a list of examples can be used, and what was."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sage_grpo.data.examples import list_of
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.inside import replace_text
-from sage_grpo.models.base import VelocityModel, encodes_clips
-from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.types import VideoSpec
-from sage_grpo.video import fitted, frames_at, read_video, video_length
+from sage_grpo.video import check_clip, video_length
 
-LATENTS, CARD = "latents", "examples.json"
-"""In the run's folder: what is encoded, and what was learned from."""
+CARD = "examples.json"
+"""In the run's folder: what was learned from."""
 NAMED = 3
 """Rows that are left out are named up to here in a message; the card has all."""
 
@@ -50,9 +48,9 @@ class Examples:
         files = dict.fromkeys(file for prompt in self.prompts for file in prompt.clips)
         return {
             "file": str(self.source),
-            "sha256": _sha256(self.source),
+            "sha256": content_hash(self.source),
             "rows": len(self.prompts),
-            "clips": {str(file): _sha256(file) for file in files},
+            "clips": {str(file): content_hash(file) for file in files},
             "skipped": [{"prompt": prompt, "why": why} for prompt, why in self.skipped],
             "format": asdict(video),
         }
@@ -91,28 +89,32 @@ def _fault(file: Path, video: VideoSpec) -> str:
     return f"{file} is too short: {frames} frames at {fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
 
 
-class Encoder:
-    """Latents of clips by their files. What was encoded is found again by the content of the file, the format and the VAE."""
-
-    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
-        """placed: inside, the VAE is where the model computes."""
-        self.video, self.model, self.placed = model.video, encodes_clips(model), placed
-        self._cache = EncodingCache(folder, self.model.latents_key(), "Encoded clips")
-
-    def __call__(self, file: Path) -> Tensor:
-        """One clip's latents, on the CPU."""
-        return self._cache.get((_sha256(file), str(self.video)), lambda: {"latents": self._encode(file)})["latents"]
-
-    def _encode(self, file: Path) -> Tensor:
-        clip, fps = read_video(file)
-        try:
-            clip = fitted(clip, fps, self.video)
-        except ValueError as error:  # the header promised more
-            raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
-        with self.placed():
-            return self.model.to_latents(clip[None])[0]
+def frames_at(fps: float, video: VideoSpec) -> list[int]:
+    """The frames of a clip with this frame rate that a clip of a format consists of: from the first one on, in the format's own rhythm."""
+    return [int(frame * fps / video.fps + 0.5) for frame in range(video.frames)]
 
 
-def _sha256(file: Path) -> str:
+def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
+    """A clip in another format: its first frames in that rhythm, scaled until they cover the size, and cut at equal margins. A clip that has the
+    format is returned as it is."""
+    check_clip(clip)
+    chosen = frames_at(fps, video)
+    if chosen[-1] >= len(clip):
+        raise ValueError(
+            f"too short: {len(clip)} frames at {fps:g} fps, but {video.frames} at {video.fps:g} fps take {chosen[-1] + 1}"
+        )
+    clip, (height, width) = clip[chosen], (video.height, video.width)
+    scale = max(height / clip.shape[1], width / clip.shape[2])
+    size = max(height, round(clip.shape[1] * scale)), max(width, round(clip.shape[2] * scale))
+    if size != tuple(clip.shape[1:3]):
+        frames = clip.permute(0, 3, 1, 2).to(torch.float32)
+        scaled = torch.nn.functional.interpolate(frames, size, mode="bicubic", antialias=True)
+        clip = scaled.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return clip[:, top : top + height, left : left + width].contiguous()
+
+
+def content_hash(file: Path) -> str:
+    """By which a file is known whatever its name."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,243 @@
+"""Clips that are given: read, brought into the run's format, encoded once, and learned in place of rollouts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_grpo.configure import ConfigError
+from sage_grpo.data.examples import load_examples
+from sage_grpo.data.formats import CARD, fitted, frames_at
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.models import ModelError
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.session import run as train
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.decoding import LATENTS
+from sage_grpo.training.inputs import Given, build, load_sources
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.types import VideoSpec
+from sage_grpo.video import read_video, video_length, write_mp4
+from trainer_helpers import assert_resumes_to_the_bit, rows, same, weights_of
+
+WORDS = ("a cat", "a red dog", "a bird", "the sea")
+FORMAT = VideoSpec(frames=2, height=8, width=8, fps=8.0)
+
+
+def clip(grey: int, frames: int = 3) -> torch.Tensor:
+    noise = torch.randint(-8, 8, (frames, 8, 8, 3), generator=torch.Generator().manual_seed(grey))
+    return (grey + noise).to(torch.uint8)
+
+
+@pytest.fixture
+def pairs(tmp_path) -> Path:
+    """Four prompts, each with a bright clip that is preferred and a dark one."""
+    lines = []
+    for place, words in enumerate(WORDS):
+        for name, grey in (("win", 200 - place), ("lose", 60 + place)):
+            write_mp4(tmp_path / f"{name}{place}.mp4", clip(grey), 8.0)
+        lines.append({"prompt": words, "win": f"win{place}.mp4", "lose": f"lose{place}.mp4"})
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path / "pairs.jsonl"
+
+
+@pytest.fixture
+def offline(make_config, pairs):
+    """Makes the configuration of a run on these clips."""
+
+    def make(method: str = "dpo", **fields):
+        config = METHODS[method](make_config(batch=BatchConfig(prompts=2, group_size=4, micro_batch=1)))
+        data = replace(config.data, clips=str(pairs))
+        objective = replace(config.objective, levels=2, draw="schedule", beta=50.0)
+        return replace(config, **{"data": data, "objective": objective, "rewards": [], **fields})
+
+    return make
+
+
+def made(config) -> Trainer:
+    return Trainer(config, build(config))
+
+
+def test_the_better_clip_is_predicted_ever_better_than_the_worse(offline) -> None:
+    trainer = made(offline())
+    found = [trainer.step() for _ in range(12)]
+    assert found[0]["loss/policy"] == pytest.approx(0.6931, abs=1e-3)
+    assert found[-1]["preference/lead"] > 0.05
+    assert found[-1]["loss/policy"] < found[0]["loss/policy"]
+    assert not [name for row in found for name in row if name.startswith(("reward/", "video/", "advantage/"))]
+
+
+def test_fine_tuning_lowers_the_error_on_the_better_clips(offline) -> None:
+    config = offline("rft")
+    trainer = made(replace(config, optimizer=replace(config.optimizer, lr=1e-2)))
+    assert trainer.planner.plan(0, trainer.state.stream.peek(2)).group_size == 1
+    found = [trainer.step()["matching/error"] for _ in range(12)]
+    assert sum(found[-4:]) < 0.9 * sum(found[:4])
+
+
+@pytest.mark.parametrize("method", ["dpo", "rft"])
+def test_what_is_sent_is_the_gradient_of_the_given_clips(method: str, offline, pairs) -> None:
+    """The records of an iteration are the clips of the files, noised by the keys of the run; a pair has one noise."""
+    trainer = made(offline(method))
+    plan = trainer.planner.plan(0, trainer.state.stream.take(2))
+    rollout = trainer.roll_out(plan)
+    size = plan.group_size
+    assert not list(plan.sampled(0))
+    for replay, record in rollout.records.items():
+        (member,) = replay.members
+        prompt = plan.groups[member.group].prompt
+        file = pairs.parent / f"{('win', 'lose')[member.index]}{WORDS.index(prompt.text)}.mp4"
+        x0 = trainer.model.to_latents(read_video(file)[0][None, :2])
+        sigma = record.policy.sigma(replay.step)
+        # x = x0 + sigma u for the target u = eps - x0
+        torch.testing.assert_close(record.x, x0 + sigma * record.x_next, atol=1e-5, rtol=1e-4)
+        if member.index:
+            other = next(
+                r for r in rollout.records if r.step == replay.step and r.members[0] == replace(member, index=0)
+            )
+            noise = record.x_next + x0
+            win = trainer.model.to_latents(read_video(str(file).replace("lose", "win"))[0][None, :2])
+            torch.testing.assert_close(noise, rollout.records[other].x_next + win, atol=1e-5, rtol=1e-4)
+    assert len(rollout.records) == 2 * size * 2
+
+
+def test_clips_that_the_model_made_are_those_of_the_rollout(offline, pairs, tmp_path) -> None:
+    """What is learned of decoded clips is what is learned of their latents, up to the round trip through the VAE and the file."""
+    trainer = made(offline())
+    x0 = torch.randn(1, 3, 1, 1, 1, generator=torch.Generator().manual_seed(3)).expand(1, *trainer.model.latent_shape())
+    decoded = trainer.model.decode(x0)[0]
+    write_mp4(tmp_path / "own.mp4", decoded, 8.0, quality=0)
+    gap = trainer.encoder(tmp_path / "own.mp4") - x0[0]
+    assert float(gap.abs().mean()) < 0.05
+    torch.testing.assert_close(trainer.model.to_latents(decoded[None]), x0, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("method", ["dpo", "rft"])
+def test_a_resumed_run_is_the_same_run(method: str, offline, tmp_path) -> None:
+    assert_resumes_to_the_bit(made, offline(method), tmp_path / "saved")
+
+
+def test_latents_are_encoded_once_and_by_content(offline, pairs, monkeypatch) -> None:
+    config = offline()
+    first = made(config)
+    for _ in range(4):
+        first.step()
+    weights = weights_of(first)
+    files = sorted((Path(config.out) / LATENTS).rglob("*.safetensors"))
+    assert len(files) == 8
+    again = made(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(again.model), "to_latents", lambda *_: pytest.fail("encoded again"))
+        for _ in range(4):
+            again.step()
+    assert same(weights, weights_of(again))
+    write_mp4(pairs.parent / "win0.mp4", clip(150), 8.0)  # other content under the same name
+    other = made(config)
+    for _ in range(4):
+        other.step()
+    assert not same(weights, weights_of(other))
+
+
+def test_rows_that_are_too_short_or_broken_are_left_out_and_named(offline, pairs) -> None:
+    write_mp4(pairs.parent / "lose1.mp4", clip(60, frames=1), 8.0)
+    (pairs.parent / "win2.mp4").write_bytes(b"no video")
+    inputs = build(offline())
+    assert [prompt.text for prompt in inputs.prompts] == ["a cat", "the sea"]
+    found = inputs.examples
+    assert [prompt for prompt, _ in found.skipped] == ["a red dog", "a bird"]
+    assert "lose1.mp4 is too short: 1 frames at 8 fps, 2 at 8 fps take 2" in found.summary
+    card = found.card(FORMAT)
+    assert (card["rows"], len(card["clips"]), len(card["skipped"])) == (2, 4, 2)
+    for name in ("lose0", "win3"):
+        (pairs.parent / f"{name}.mp4").write_bytes(b"no video")
+    with pytest.raises(ValueError, match="none of the 4 rows can be used"):
+        build(offline())
+
+
+def test_a_run_without_rewards_trains_saves_and_says_what_it_used(offline, pairs) -> None:
+    config = offline(iterations=2)
+    train(config)
+    card = json.loads((Path(config.out) / CARD).read_text())
+    assert (card["file"], card["rows"], card["skipped"]) == (str(pairs), 4, [])
+    assert len(rows(config)) == 2
+    assert (Path(config.out) / "final").is_dir()
+
+
+def test_rewards_that_are_given_are_evaluated(offline, make_config) -> None:
+    config = offline(iterations=2, rewards=make_config().rewards)
+    train(config)
+    assert [row["iteration"] for row in rows(config) if "eval/total" in row] == [0, 2]
+
+
+def test_another_clip_under_the_same_name_does_not_continue_the_run(offline, pairs) -> None:
+    train(offline(iterations=1))
+    write_mp4(pairs.parent / "win0.mp4", clip(150), 8.0)
+    with pytest.raises(ConfigError, match=r"prompts: the content of data\.prompts, or of data\.clips"):
+        train(offline(iterations=2))
+
+
+def test_a_model_without_an_encoder_is_refused(offline) -> None:
+    toy = build(offline()).model
+    without = type("Without", (), {name: value for name, value in vars(type(toy)).items() if name != "to_latents"})
+    with pytest.raises(ModelError, match=r"Without has no methods `to_latents\(clips\)`"):
+        build(offline(), given=Given(model=without(toy.spec)))
+
+
+def test_prompts_are_not_given_twice(offline) -> None:
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        load_sources(offline(), Given(prompts=[Prompt("a cat")]))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "a", "win": "win0.mp4"}, "win and lose, or clip"),
+        ({"prompt": "a", "winner": "win0.mp4", "loser": "lose0.mp4"}, "win and lose, or clip"),
+        ({"prompt": "a", "clip": "win0.mp4"}, "learns from pairs"),
+        ({"prompt": "a", "win": "win0.mp4", "lose": "none.mp4"}, "there is no clip"),
+        ({"win": "win0.mp4", "lose": "lose0.mp4"}, "no column prompt"),
+        ({"prompt": "a", "win": 3, "lose": "lose0.mp4"}, "must be the path of a clip"),
+    ],
+)
+def test_rows_that_cannot_be_meant_are_refused(row: dict, words: str, pairs) -> None:
+    pairs.write_text(json.dumps(row))
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        load_examples(pairs, pairs=True)
+
+
+def test_a_folder_has_one_list_and_sft_takes_either_kind(pairs) -> None:
+    (found,) = {len(prompt.clips) for prompt in load_examples(pairs.parent, pairs=True)}
+    assert found == 2
+    assert [prompt.clips[0].name for prompt in load_examples(pairs.parent, pairs=False)][:2] == ["win0.mp4", "win1.mp4"]
+    (pairs.parent / "clips.csv").write_text("prompt,clip,mood\na cat,lose0.mp4,glad\n")
+    (one,) = load_examples(pairs.parent / "clips.csv", pairs=False)
+    assert (one.clips[0].name, dict(one.metadata)) == ("lose0.mp4", {"mood": "glad"})
+    (pairs.parent / "clips.jsonl").write_text("")
+    with pytest.raises(ValueError, match="has both of"):
+        load_examples(pairs.parent, pairs=True)
+    with pytest.raises(ValueError, match=r"listed in a \.jsonl or \.csv"):
+        load_examples("clips.txt", pairs=True)
+
+
+def test_frames_follow_the_rhythm_of_the_format() -> None:
+    assert frames_at(8.0, FORMAT) == [0, 1]
+    assert frames_at(24.0, replace(FORMAT, frames=4)) == [0, 3, 6, 9]
+    assert frames_at(12.0, replace(FORMAT, frames=4)) == [0, 2, 3, 5]
+
+
+def test_a_clip_is_cut_from_its_middle_and_keeps_its_proportions() -> None:
+    wide = torch.zeros(2, 16, 64, 3, dtype=torch.uint8)
+    wide[:, :, 24:40] = 255  # the middle square is white
+    assert int(fitted(wide, 8.0, FORMAT)[:, :, 1:-1].min()) > 240
+    own = clip(120, frames=2)
+    assert torch.equal(fitted(own, 8.0, FORMAT), own)
+    with pytest.raises(ValueError, match="too short"):
+        fitted(own[:1], 8.0, FORMAT)
+
+
+def test_lengths_are_read_from_headers(tmp_path) -> None:
+    assert video_length(write_mp4(tmp_path / "a.mp4", clip(100, frames=5), 12.0)) == (5, 12.0)
