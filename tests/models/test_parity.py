@@ -111,6 +111,31 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     assert (off > 0).float().mean() < 1e-3
 
 
+@pytest.mark.parametrize("kind", ["wan_flf2v", "wan22_i2v"])
+@pytest.mark.usefixtures("in_double")
+def test_first_and_last_frame_are_the_pipelines(kind: str, checkpoint, model) -> None:
+    """Wan 2.1 FLF2V, and 2.2 I2V with a last image."""
+    ours = model(kind, train=False, negative_prompt=NEGATIVE, guidance_scale=4.0, **size_of(kind))
+    last = tiny.image(4, 48, 80)
+    x = torch.randn(2, *ours.latent_shape())
+    pictures = {"image": Image.fromarray(PICTURE.numpy()), "last_image": Image.fromarray(last.numpy())}
+    latents, _, _ = stock(checkpoint(kind), kind, x, 4.0, **pictures)
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, ours.encode(PROMPTS, [torch.stack([PICTURE, last])] * 2))
+    torch.testing.assert_close(y, latents, **CLOSE)
+    other = integrate(policy, x, ours.encode(PROMPTS, [torch.stack([PICTURE, PICTURE])] * 2))
+    assert (y - other).abs().max() > 1e-4
+
+
+def test_how_many_pictures_a_model_takes(model) -> None:
+    one, two = tiny.image(), torch.stack([tiny.image(), tiny.image(1)])
+    with pytest.raises(ModelError, match="give the prompt a last_image"):
+        model("wan_flf2v").encode(["a cat"], [one])
+    for kind in ("wan_i2v", "wan22_5b_t2v"):
+        with pytest.raises(ModelError, match="leave last_image out"):
+            model(kind).encode(["a cat"], [two])
+
+
 DPM = {
     "prediction_type": "flow_prediction",
     "use_flow_sigmas": True,

@@ -151,9 +151,10 @@ def _of_prompts(prompts: Sequence[Prompt]) -> str:
     sha = hashlib.sha256()
     for prompt in prompts:
         sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}".encode())
-        if prompt.image is not None:
-            with prompt.image.open("rb") as stream:
-                sha.update(f"{prompt.image.stat().st_size}/".encode() + stream.read(1 << 16))
+        for image in (prompt.image, prompt.last_image):
+            if image is not None:
+                with image.open("rb") as stream:
+                    sha.update(f"{image.stat().st_size}/".encode() + stream.read(1 << 16))
     return sha.hexdigest()
 
 

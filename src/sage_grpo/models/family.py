@@ -295,7 +295,7 @@ class FamilyModel(ABC):
         return [self._condition(prompt, picture) for prompt, picture in zip(prompts, pictures)]
 
     def _condition(self, prompt: str, image: Tensor | None) -> Conditioning:
-        check_image(image, needed=self.image_to_video, taken=self.takes_images)
+        check_image(image, needed=self.image_to_video, taken=self.takes_images, pictures=self.pictures)
         key, negative = image_digest(image), None
         guided = self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1
         if guided and not self.guidance.embedded:
@@ -327,6 +327,11 @@ class FamilyModel(ABC):
     def takes_images(self) -> bool:
         """Whether a sample may have an image."""
         return self.image_to_video
+
+    @property
+    def pictures(self) -> tuple[int, ...]:
+        """How many pictures an image may be: 1 the first frame, 2 the first and the last."""
+        return (1,)
 
     def _open_cache(self) -> EncodingCache:
         if self.spec.cache is None:

@@ -34,6 +34,7 @@ PIPELINES: Mapping[str, str] = {
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
+    "LTXImageToVideoPipeline": "ltx",
     "LTXConditionPipeline": "ltx",
     "HunyuanVideoPipeline": "hunyuan",
     "SanaVideoPipeline": "sana_video",
