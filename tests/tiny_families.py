@@ -33,7 +33,7 @@ LTX_095 = {
     "block_out_channels": (8, 16, 16, 16, 16),
     "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
     "spatio_temporal_scaling": (True, True, False, False),
-    "downsample_type": ("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
+    "downsample_type": ("spatiotemporal",) * 4,
     "decoder_inject_noise": (False, False, False, False),
     "spatial_compression_ratio": 8,
     "temporal_compression_ratio": 4,

@@ -7,6 +7,7 @@ import json
 import diffusers
 import pytest
 import torch
+from PIL import Image
 
 import double
 import tiny
@@ -133,6 +134,35 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     off = (clips.int() - expected.int()).abs()
     assert off.max() <= 1
     assert (off > 0).float().mean() < 2e-3
+
+
+@pytest.mark.parametrize("kind", ["ltx", "ltx_condition"])
+@pytest.mark.usefixtures("in_double")
+def test_a_first_frame_is_the_pipelines(kind: str, checkpoint, model) -> None:
+    """LTX-Video from a picture as in the stock pipelines, but that the mean is taken where they draw the picture's latents, and no noise is
+    added to them."""
+    ours = model(kind, guidance_scale=4.0, negative_prompt=NEGATIVE, train=False, **size_of(kind))
+    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
+    x, pipe = start(ours), tiny.shared_pipeline(checkpoint(kind))
+    conditions = ours.encode(PROMPTS, [picture] * 2)
+    options = {**options_of(kind, 4.0), "prompt": PROMPTS, "num_inference_steps": 3, "output_type": "latent"}
+    shown = Image.fromarray(picture.numpy())
+    options |= {"image": [shown] * 2} if kind == "ltx" else {"image": shown, "image_cond_noise_scale": 0.0}
+    own = diffusers.LTXImageToVideoPipeline(**pipe.components) if kind == "ltx" else pipe
+    own.set_progress_bar_config(disable=True)
+    distribution = type(pipe.vae.encode(torch.zeros(1, 3, 1, 32, 64)).latent_dist)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distribution, "sample", lambda self, generator=None: self.mode())
+        patch.setattr(f"{type(own).__module__}.randn_tensor", lambda *arguments, **kwargs: x.clone())
+        latents = own(**options).frames
+    latents = latents if latents.ndim == 5 else pipe._unpack_latents(latents, *x.shape[2:])
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, conditions)
+    frame = conditions[0].tensors["condition"].to(y)
+    torch.testing.assert_close(y[:, :, :1], frame.expand(2, -1, -1, -1, -1), **CLOSE)
+    torch.testing.assert_close(y, latents, **CLOSE)
+    changed = integrate(policy, x, ours.encode(PROMPTS, [other] * 2))
+    assert (y - changed)[:, :, 1:].abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", slow_but([*FAMILIES, "ltx_condition", "sd3_two"], *FAMILIES, "ltx_condition"))
