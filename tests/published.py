@@ -108,7 +108,7 @@ def _hunyuan15(variant: str, shift: float, guider: float, **more: Any) -> Publis
 
 
 def _wan(name: str, kind: str, shift: float, **more: Any) -> Published:
-    pipeline = "WanImageToVideoPipeline" if kind.endswith("i2v") else "WanPipeline"
+    pipeline = "WanImageToVideoPipeline" if kind.endswith(("i2v", "flf2v")) else "WanPipeline"
     return Published(**{"name": name, "pipeline": pipeline, "scheduler": _unipc(shift), "kind": kind, **more})
 
 
