@@ -39,8 +39,9 @@ OTHERS = {
     "sd3": tiny_families.sd3,
     "sd3_two": lambda: tiny_families.sd3(third=False),
     "qwen_image": tiny_families.qwen_image,
+    "z_image": tiny_families.z_image,
 }
-IMAGES = ("flux", "flux_plain", "flux2", "flux2_distilled", "sd3", "sd3_two", "qwen_image")
+IMAGES = ("flux", "flux_plain", "flux2", "flux2_distilled", "sd3", "sd3_two", "qwen_image", "z_image")
 """Those that make pictures: clips of one frame."""
 
 

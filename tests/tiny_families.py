@@ -322,6 +322,43 @@ def qwen_image() -> Any:
     return pipe
 
 
+def z_image() -> Any:
+    """Z-Image."""
+    from diffusers import ZImagePipeline, ZImageTransformer2DModel
+    from transformers import Qwen3Config, Qwen3Model
+
+    transformer = ZImageTransformer2DModel(
+        in_channels=4,
+        dim=24,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=16,
+        axes_dims=[4, 4, 4],
+        axes_lens=[600, 64, 64],
+    )
+    qwen = Qwen3Config(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=512,
+    )
+    tokenizer = _byte_level()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}."
+    return ZImagePipeline(
+        scheduler=_euler(**DYNAMIC),
+        vae=_image_vae(),
+        text_encoder=Qwen3Model(qwen).eval(),
+        tokenizer=tokenizer,
+        transformer=_wake(transformer),
+    )
+
+
 def _ltx2_vae(channels: int) -> Any:
     """Published: 8 frames and 32 pixels a side to a latent; here 4 and 16."""
     from diffusers import AutoencoderKLLTX2Video

@@ -24,7 +24,7 @@ NEGATIVE = "blurry"
 UNTOLD = ("flux2", "flux2_distilled")
 """Pipelines whose negative prompt is always empty."""
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
-FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image")
+FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")
 TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
 """Pipelines that call classifier-free guidance so, beside the scale that is an input."""
 PACKED = ("ltx", "flux", "qwen_image")
@@ -53,6 +53,8 @@ def options_of(kind: str, scale: float) -> dict:
     if kind.startswith("ltx"):
         options["frame_rate"] = 8
     options["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale
+    if kind == "z_image":
+        options["guidance_scale"] = scale - 1  # counted from the prompt's own velocity
     if kind == "flux_plain":
         options["max_sequence_length"] = 256  # as schnell's authors call it
     negative = kind not in ("flux", "hunyuan") and not kind.startswith("flux2")
@@ -101,7 +103,7 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipe.vae, "decode", spy_decode)
         patch.setattr(pipe.scheduler, "step", spy_step)
-        output = pipe(prompt=prompts, output_type="pt", **noise, **options)
+        output = pipe(prompt=list(prompts), output_type="pt", **noise, **options)
     video = output.images[:, None] if kind in tiny.IMAGES else output.frames
     return pipe.scheduler.sigmas, unpacked_by(pipe, kind, seen["latents"], x), seen["z"], video
 

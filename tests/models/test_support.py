@@ -16,7 +16,7 @@ KINDS = {
     "hunyuan15": ["hunyuan15_t2v", "hunyuan15_i2v"],
     "wan": ["wan_t2v", "wan_i2v", "wan22_t2v", "wan22_i2v", "wan_flf2v"],
     "ltx": ["ltx", "ltx_condition"],
-    **{name: [name] for name in ("hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image")},
+    **{name: [name] for name in ("hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")},
 }
 """Checkpoints that show what a family does."""
 

@@ -235,7 +235,7 @@ def of_learning(sample: Sample) -> Checks:
     """One update: the first ratio, gradients, weights, ranks, the trust region, and what is saved."""
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
-    yield learning.gradients(trainer)
+    yield learning.gradients(trainer, {item.network for item in items})
     before = learning.velocities(trainer, items)
     yield learning.update_moves(trainer)
     yield learning.step_size(trainer, items, before)

@@ -200,8 +200,7 @@ class FamilyModel(ABC):
             warnings.warn(advice, stacklevel=2)
 
     def _set_attention(self) -> None:
-        config = self.transformer.config
-        shape = Shape(self.tokens, config.num_attention_heads, config.attention_head_dim)
+        shape = Shape(self.tokens, *self.heads)
         asked, fixed = checked_backend(self.spec.attention, self.network), self.spec.deterministic
         backend, self.choices["attention"] = choose_backend(asked, self.device, self.dtype, shape, deterministic=fixed)
         for module in (self.network, *self.others):
@@ -279,6 +278,12 @@ class FamilyModel(ABC):
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, frames, height, width of one sample's latents."""
         return self.grid.latents(self.video)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Attention heads of the network, and the width of one."""
+        config = self.transformer.config
+        return config.num_attention_heads, config.attention_head_dim
 
     @property
     def tokens(self) -> int:

@@ -42,6 +42,7 @@ PIPELINES: Mapping[str, str] = {
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
+    "ZImagePipeline": "z_image",
 }
 """Which family serves which diffusers pipeline."""
 TOKENIZERS: Mapping[str, str] = {
