@@ -108,7 +108,7 @@ def _hunyuan15(variant: str, shift: float, guider: float, **more: Any) -> Publis
 
 
 def _wan(name: str, kind: str, shift: float, **more: Any) -> Published:
-    pipeline = "WanImageToVideoPipeline" if kind.endswith("i2v") else "WanPipeline"
+    pipeline = "WanImageToVideoPipeline" if kind.endswith(("i2v", "flf2v")) else "WanPipeline"
     return Published(**{"name": name, "pipeline": pipeline, "scheduler": _unipc(shift), "kind": kind, **more})
 
 
@@ -141,14 +141,7 @@ TABLE = (
     _wan("Wan2.1-T2V-14B-Diffusers", "wan_t2v", 3.0),
     _wan("Wan2.1-I2V-14B-480P-Diffusers", "wan_i2v", 3.0),
     _wan("Wan2.1-I2V-14B-720P-Diffusers", "wan_i2v", 3.0),
-    _wan(
-        "Wan2.1-FLF2V-14B-720P-diffusers",
-        "wan_i2v",
-        16.0,
-        verdict="refused",
-        words="first-and-last-frame",
-        transformer={"pos_embed_seq_len": 514},
-    ),
+    _wan("Wan2.1-FLF2V-14B-720P-diffusers", "wan_flf2v", 16.0),
     _refused("Wan2.1-VACE-1.3B-diffusers", "WanVACEPipeline"),
     _refused("Wan2.1-VACE-14B-diffusers", "WanVACEPipeline"),
     _wan("Wan2.2-T2V-A14B-Diffusers", "wan22_t2v", 3.0, index={"boundary_ratio": 0.875}),

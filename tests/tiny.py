@@ -39,10 +39,11 @@ OTHERS = {
     "sd3": tiny_families.sd3,
     "sd3_two": lambda: tiny_families.sd3(third=False),
     "qwen_image": tiny_families.qwen_image,
+    "z_image": tiny_families.z_image,
 }
 SOUND = {"ltx2": tiny_families.ltx2, "ltx2_3": lambda: tiny_families.ltx2(newer=True)}
 """Those whose clips have a sound."""
-IMAGES = ("flux", "flux_plain", "flux2", "flux2_distilled", "sd3", "sd3_two", "qwen_image")
+IMAGES = ("flux", "flux_plain", "flux2", "flux2_distilled", "sd3", "sd3_two", "qwen_image", "z_image")
 """Those that make pictures: clips of one frame."""
 
 
@@ -213,7 +214,7 @@ def _wan(kind: str, shift: float) -> Any:
         components |= {"transformer_2": _wan_transformer(kind, z_dim), "boundary_ratio": 0.8}
     if kind.endswith("t2v"):
         return diffusers.WanPipeline(**components, expand_timesteps="5b" in kind)
-    if kind == "wan_i2v":
+    if kind in ("wan_i2v", "wan_flf2v"):
         from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
         vision = CLIPVisionConfig(
@@ -230,7 +231,8 @@ def _wan(kind: str, shift: float) -> Any:
 def _wan_transformer(kind: str, z_dim: int) -> Any:
     from diffusers import WanTransformer3DModel
 
-    beside = kind.endswith("i2v") and "5b" not in kind  # the image goes into channels beside the latents
+    two, clip = kind == "wan_flf2v", kind in ("wan_i2v", "wan_flf2v")
+    beside = kind.endswith(("i2v", "flf2v")) and "5b" not in kind  # the image goes into channels beside the latents
     transformer = WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=2,
@@ -241,8 +243,9 @@ def _wan_transformer(kind: str, z_dim: int) -> Any:
         freq_dim=16,
         ffn_dim=32,
         num_layers=2,
-        image_dim=8 if kind == "wan_i2v" else None,
-        added_kv_proj_dim=24 if kind == "wan_i2v" else None,
+        image_dim=8 if clip else None,
+        added_kv_proj_dim=24 if clip else None,
+        pos_embed_seq_len=2 * 5 if two else None,
         rope_max_seq_len=32,
     )
     _wake(transformer)

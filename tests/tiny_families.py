@@ -33,7 +33,7 @@ LTX_095 = {
     "block_out_channels": (8, 16, 16, 16, 16),
     "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
     "spatio_temporal_scaling": (True, True, False, False),
-    "downsample_type": ("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
+    "downsample_type": ("spatiotemporal",) * 4,
     "decoder_inject_noise": (False, False, False, False),
     "spatial_compression_ratio": 8,
     "temporal_compression_ratio": 4,
@@ -402,6 +402,43 @@ def qwen_image() -> Any:
     )
     pipe.tokenizer = _template_tokenizer(pipe.prompt_template_encode.split("{}")[0], 34)
     return pipe
+
+
+def z_image() -> Any:
+    """Z-Image."""
+    from diffusers import ZImagePipeline, ZImageTransformer2DModel
+    from transformers import Qwen3Config, Qwen3Model
+
+    transformer = ZImageTransformer2DModel(
+        in_channels=4,
+        dim=24,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=16,
+        axes_dims=[4, 4, 4],
+        axes_lens=[600, 64, 64],
+    )
+    qwen = Qwen3Config(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=512,
+    )
+    tokenizer = _byte_level()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}."
+    return ZImagePipeline(
+        scheduler=_euler(**DYNAMIC),
+        vae=_image_vae(),
+        text_encoder=Qwen3Model(qwen).eval(),
+        tokenizer=tokenizer,
+        transformer=_wake(transformer),
+    )
 
 
 def _ltx2_vae(channels: int) -> Any:

@@ -188,6 +188,19 @@ def read_image(path: str | Path) -> Tensor:
         raise ValueError(f"{path} is not an image that Pillow can read.") from error
 
 
+def read_pictures(first: Path | None, last: Path | None = None) -> Tensor | None:
+    """A first frame, uint8 H x W x 3; with a last one both, 2 x H x W x 3, which are then of one size."""
+    if first is None or last is None:
+        return None if first is None else read_image(first)
+    pair = read_image(first), read_image(last)
+    if pair[0].shape != pair[1].shape:
+        sizes = " and ".join(f"{one.shape[1]} x {one.shape[0]}" for one in pair)
+        raise ValueError(
+            f"{first} and {last} are the first and the last frame of one clip, but their sizes are {sizes}: make them equal."
+        )
+    return torch.stack(pair)
+
+
 def contact_sheet(
     path: str | Path,
     clips: Sequence[Tensor],

@@ -62,6 +62,15 @@ def test_the_official_columns_are_read(tmp_path: Path) -> None:
         load_prompts(two)
 
 
+def test_a_last_image_goes_with_a_first(tmp_path: Path) -> None:
+    first, last = write(tmp_path, "first.png", ""), write(tmp_path, "last.png", "")
+    (prompt,) = load_prompts(write(tmp_path, "p.csv", "prompt,image,last_image\na cat,first.png,last.png\n"))
+    assert (prompt.image, prompt.last_image, dict(prompt.metadata)) == (first, last, {})
+    assert prompt != Prompt("a cat", image=first)
+    with pytest.raises(ValueError, match="no image for the first frame"):
+        load_prompts(write(tmp_path, "alone.csv", "prompt,last_image\na cat,last.png\n"))
+
+
 @pytest.mark.parametrize("name", ["p.csv", "p.jsonl"])
 def test_other_columns_are_metadata_and_prompts_stay_hashable(name: str, tmp_path: Path) -> None:
     text = "prompt,answer\na cat,4\n" if name == "p.csv" else '{"prompt": "a cat", "answer": ["4", {"x": 1}]}\n'

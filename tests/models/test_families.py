@@ -7,6 +7,7 @@ import json
 import diffusers
 import pytest
 import torch
+from PIL import Image
 
 import double
 import tiny
@@ -23,7 +24,7 @@ NEGATIVE = "blurry"
 UNTOLD = ("flux2", "flux2_distilled")
 """Pipelines whose negative prompt is always empty."""
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
-FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image")
+FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")
 TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
 """Pipelines that call classifier-free guidance so, beside the scale that is an input."""
 PACKED = ("ltx", "flux", "qwen_image")
@@ -52,6 +53,8 @@ def options_of(kind: str, scale: float) -> dict:
     if kind.startswith("ltx"):
         options["frame_rate"] = 8
     options["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale
+    if kind == "z_image":
+        options["guidance_scale"] = scale - 1  # counted from the prompt's own velocity
     if kind == "flux_plain":
         options["max_sequence_length"] = 256  # as schnell's authors call it
     negative = kind not in ("flux", "hunyuan") and not kind.startswith("flux2")
@@ -100,7 +103,7 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipe.vae, "decode", spy_decode)
         patch.setattr(pipe.scheduler, "step", spy_step)
-        output = pipe(prompt=prompts, output_type="pt", **noise, **options)
+        output = pipe(prompt=list(prompts), output_type="pt", **noise, **options)
     video = output.images[:, None] if kind in tiny.IMAGES else output.frames
     return pipe.scheduler.sigmas, unpacked_by(pipe, kind, seen["latents"], x), seen["z"], video
 
@@ -133,6 +136,35 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     off = (clips.int() - expected.int()).abs()
     assert off.max() <= 1
     assert (off > 0).float().mean() < 2e-3
+
+
+@pytest.mark.parametrize("kind", ["ltx", "ltx_condition"])
+@pytest.mark.usefixtures("in_double")
+def test_a_first_frame_is_the_pipelines(kind: str, checkpoint, model) -> None:
+    """LTX-Video from a picture as in the stock pipelines, but that the mean is taken where they draw the picture's latents, and no noise is
+    added to them."""
+    ours = model(kind, guidance_scale=4.0, negative_prompt=NEGATIVE, train=False, **size_of(kind))
+    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
+    x, pipe = start(ours), tiny.shared_pipeline(checkpoint(kind))
+    conditions = ours.encode(PROMPTS, [picture] * 2)
+    options = {**options_of(kind, 4.0), "prompt": PROMPTS, "num_inference_steps": 3, "output_type": "latent"}
+    shown = Image.fromarray(picture.numpy())
+    options |= {"image": [shown] * 2} if kind == "ltx" else {"image": shown, "image_cond_noise_scale": 0.0}
+    own = diffusers.LTXImageToVideoPipeline(**pipe.components) if kind == "ltx" else pipe
+    own.set_progress_bar_config(disable=True)
+    distribution = type(pipe.vae.encode(torch.zeros(1, 3, 1, 32, 64)).latent_dist)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distribution, "sample", lambda self, generator=None: self.mode())
+        patch.setattr(f"{type(own).__module__}.randn_tensor", lambda *arguments, **kwargs: x.clone())
+        latents = own(**options).frames
+    latents = latents if latents.ndim == 5 else pipe._unpack_latents(latents, *x.shape[2:])
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, conditions)
+    frame = conditions[0].tensors["condition"].to(y)
+    torch.testing.assert_close(y[:, :, :1], frame.expand(2, -1, -1, -1, -1), **CLOSE)
+    torch.testing.assert_close(y, latents, **CLOSE)
+    changed = integrate(policy, x, ours.encode(PROMPTS, [other] * 2))
+    assert (y - changed)[:, :, 1:].abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", slow_but([*FAMILIES, "ltx_condition", "sd3_two"], *FAMILIES, "ltx_condition"))

@@ -92,20 +92,21 @@ def test_branches_in_one_batch_are_the_two_passes(negative, forwards, model, mon
 
 
 FAMILIES = ("hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v")
-OTHERS = ("ltx", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
+OTHERS = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, *OTHERS])
+@pytest.mark.parametrize("kind", [*FAMILIES, "wan_flf2v", *OTHERS])
 def test_adapted_modules_without_gradient_are_known(kind: str, fresh_model) -> None:
     """Also those whose gradient is exactly zero: the last block may compute what nothing reads. And no other is left out."""
     ours = fresh_model(kind, guidance_scale=1.0)
     ours.transformer.requires_grad_(True)
-    images = [tiny.image()] if ours.image_to_video else None
+    picture = torch.stack([tiny.image(), tiny.image(1)]) if kind == "wan_flf2v" else tiny.image()
+    images = [picture] if ours.image_to_video else None
     v = ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a dog runs"], images))
     v.backward(torch.randn_like(v))
     silent = {name for name, p in ours.transformer.named_parameters() if p.grad is None or not p.grad.any()}
     targets = match_targets(ours.transformer, ours.traits.lora_targets, ours.traits.blocks)
-    unread, adapted = ours._unread(), {f"{name}.weight" for name in targets}
+    unread, adapted = ours._unread(ours.transformer), {f"{name}.weight" for name in targets}
     assert unread & adapted == silent & adapted
     assert unread <= silent
 

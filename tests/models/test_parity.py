@@ -23,7 +23,7 @@ from slowly import slow_but
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 NEGATIVE = "blurry"
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
-PICTURE = tiny.image(3, 48, 80)
+PICTURE, LAST = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
 
 
 def size_of(kind: str) -> dict[str, int]:
@@ -45,6 +45,8 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float | None, steps: int = 
         options["guidance_scale"] = scale
     if kind.endswith("i2v"):
         options["image"] = Image.fromarray(PICTURE.numpy())
+    if kind == "wan_flf2v":
+        options |= {"image": Image.fromarray(PICTURE.numpy()), "last_image": Image.fromarray(LAST.numpy()), **call}
     if kind != "hunyuan15_i2v":
         options |= size_of(kind)
     seen = {}
@@ -84,6 +86,8 @@ def load(folder, kind: str, scale: float | None):
 
 
 def conditions_of(ours, kind: str):
+    if kind == "wan_flf2v":
+        return ours.encode(PROMPTS, [torch.stack([PICTURE, LAST])] * 2)
     return ours.encode(PROMPTS, [PICTURE] * 2 if kind.endswith("i2v") else None)
 
 
@@ -109,6 +113,30 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model)
     off = (ours.decode(latents).int() - expected.int()).abs()
     assert off.max() <= 1
     assert (off > 0).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["wan_flf2v", "wan22_i2v"])
+@pytest.mark.usefixtures("in_double")
+def test_first_and_last_frame_are_the_pipelines(kind: str, checkpoint, model) -> None:
+    """Wan 2.1 FLF2V, and 2.2 I2V with a last image."""
+    ours = model(kind, train=False, negative_prompt=NEGATIVE, guidance_scale=4.0, **size_of(kind))
+    x = torch.randn(2, *ours.latent_shape())
+    pictures = {"image": Image.fromarray(PICTURE.numpy()), "last_image": Image.fromarray(LAST.numpy())}
+    latents, _, _ = stock(checkpoint(kind), kind, x, 4.0, **pictures)
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, ours.encode(PROMPTS, [torch.stack([PICTURE, LAST])] * 2))
+    torch.testing.assert_close(y, latents, **CLOSE)
+    other = integrate(policy, x, ours.encode(PROMPTS, [torch.stack([PICTURE, PICTURE])] * 2))
+    assert (y - other).abs().max() > 1e-4
+
+
+def test_how_many_pictures_a_model_takes(model) -> None:
+    one, two = tiny.image(), torch.stack([tiny.image(), tiny.image(1)])
+    with pytest.raises(ModelError, match="give the prompt a last_image"):
+        model("wan_flf2v").encode(["a cat"], [one])
+    for kind in ("wan_i2v", "wan22_5b_t2v"):
+        with pytest.raises(ModelError, match="leave last_image out"):
+            model(kind).encode(["a cat"], [two])
 
 
 DPM = {

@@ -96,12 +96,6 @@ def test_first_guidance_off_and_second_on() -> None:
     ModelSpec(guidance_scale=1.0, guidance_scale_2=1.0)
 
 
-def test_first_and_last_frame_models(unloadable) -> None:
-    folder = unloadable("wan_i2v")
-    edit(folder / "transformer" / "config.json", pos_embed_seq_len=514)
-    refused(folder, r"first-and-last-frame model \(FLF2V\)")
-
-
 def test_meanflow_models(unloadable) -> None:
     folder = unloadable("hunyuan15_i2v")
     edit(folder / "transformer" / "config.json", use_meanflow=True)

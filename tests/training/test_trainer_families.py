@@ -17,7 +17,19 @@ from trainer_zoo import toy
 WAYS = ("sage", "branch", "mix_grpo_flash", "grpo_guard", "nft", "awm", "draft")
 """All steps, one shared step, a window with another solver after it, scaled ratios, both without an SDE, and a gradient of the reward."""
 WITHOUT_RATIO = ("nft", "refl", "draft", "adjoint")
-FAMILIES = ("wan_t2v", "ltx", "ltx2", "hunyuan", "sana_video", "flux", "sd3", "qwen_image")
+FAMILIES = (
+    "wan_t2v",
+    "wan22_t2v",
+    "ltx",
+    "ltx2",
+    "hunyuan",
+    "sana_video",
+    "flux",
+    "flux2",
+    "sd3",
+    "qwen_image",
+    "z_image",
+)
 
 
 @pytest.mark.slow
@@ -25,6 +37,7 @@ FAMILIES = ("wan_t2v", "ltx", "ltx2", "hunyuan", "sana_video", "flux", "sd3", "q
 def test_every_method_trains_every_family(kind: str, make_config, make_trainer) -> None:
     sides = {"flux": 8, "sd3": 8, "sana_video": 32, "ltx2": 32}
     small = {"height": sides[kind], "width": sides[kind]} if kind in sides else {}
+    small |= {"expert": "both"} if kind == "wan22_t2v" else {}
     batch = BatchConfig(prompts=2, group_size=2, micro_batch=2)  # a clip for each of mix_grpo's four updates
     config = make_config(kind=kind, model=small, rollout={"steps": 4}, batch=batch)
     for method in METHODS if kind == "wan_t2v" else WAYS:

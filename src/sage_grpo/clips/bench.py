@@ -201,7 +201,7 @@ def clips_of(options: GenerateSpec) -> dict[Clip, str]:
         own, key = slot.prompt.seed, f"{Path(slot.file).parent}/{slot.prompt.text}"
         copies[key] = copies.get(key, -1) + 1
         seed = options.seed + number if own is None else own + copies[key]
-        clips[Clip(slot.text, slot.prompt.image, seed, slot.file)] = slot.prompt.text
+        clips[Clip(slot.text, slot.prompt.image, seed, slot.file, slot.prompt.last_image)] = slot.prompt.text
     return clips
 
 
@@ -220,7 +220,12 @@ def _claim(
     from sage_grpo.folder.identity import differences, plain
     from sage_grpo.training.config import TrainConfig
 
-    images = {clip: "" if clip.image is None else hashlib.sha256(clip.image.read_bytes()).hexdigest() for clip in clips}
+    images = {
+        clip: "/".join(
+            hashlib.sha256(f.read_bytes()).hexdigest() for f in (clip.image, clip.last_image) if f is not None
+        )
+        for clip in clips
+    }
     rows = [[clip.file, clip.prompt, clip.seed, images[clip]] for clip in clips]  # wherever the images lie
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
     settings = {

@@ -90,6 +90,7 @@ class Clip:
     image: Path | None
     seed: int
     file: str
+    last_image: Path | None = None
 
 
 def sample(
@@ -97,12 +98,13 @@ def sample(
 ) -> Iterator[tuple[Sequence[Clip], Tensor, Sound | None]]:
     """Batches of clips, their videos, uint8 B x F x H x W x 3, and their sound where the model makes one."""
     from sage_grpo.models.parts import sound_of
-    from sage_grpo.video import read_image
+    from sage_grpo.video import read_pictures
 
-    images = {path: read_image(path) for path in {clip.image for clip in clips} if path is not None}
+    pairs = {(clip.image, clip.last_image) for clip in clips}
+    images = {pair: read_pictures(*pair) for pair in pairs if pair[0] is not None}
     conditions = model.encode(
         [clip.prompt for clip in clips],
-        [None if clip.image is None else images[clip.image] for clip in clips] if images else None,
+        [images.get((clip.image, clip.last_image)) for clip in clips] if images else None,
     )
     model.unload_text()
     with progress_bar("sampling", len(clips) * options.steps, shown=options.progress) as advance:
@@ -125,7 +127,7 @@ def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> 
         for copy in range(options.per_prompt):
             seed = options.seed + len(clips) if prompt.seed is None else prompt.seed + copy
             name = re.sub(r"[^a-z0-9]+", "-", prompt.text.lower()).strip("-")[:48] or "clip"
-            clips.append(Clip(prompt.text, image, seed, f"{len(clips):04d}-{name}.mp4"))
+            clips.append(Clip(prompt.text, image, seed, f"{len(clips):04d}-{name}.mp4", prompt.last_image))
     return clips
 
 

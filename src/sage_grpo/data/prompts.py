@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean, nearest
 
-COLUMNS = ("prompt", "seed", "image", "ref_image_path")
+COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
 ALSO_PROMPT = ("prompt_en", "caption")
 """What public lists call the column prompt; it counts where there is no column prompt."""
@@ -38,10 +38,12 @@ class Prompt:
     """The other columns of its row, for rewards."""
     clips: tuple[Path, ...] = ()
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
+    last_image: Path | None = None
+    """Last frame, for models that go from one picture to another."""
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image), .jsonl (the same keys) or .json (a list of
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image), .jsonl (the same keys) or .json (a list of
     objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
 
     Other columns become metadata that rewards receive. `names` are what a misspelt name is compared with.
@@ -169,15 +171,18 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     except ValueError as error:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
     metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
-    return Prompt(text, number_or_none, _image_of(row, where, folder), MappingProxyType(metadata))
+    image, last = (_image_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",)))
+    if last is not None and image is None:
+        raise ValueError(f"{where}: there is a last_image, {last}, but no image for the first frame.")
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last)
 
 
-def _image_of(row: Mapping[str, Any], where: str, folder: Path) -> Path | None:
-    names = [str(row[name]) for name in ("image", "ref_image_path") if row.get(name)]
+def _image_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
+    names = [str(row[name]) for name in columns if row.get(name)]
     if not names:
         return None
     if len(set(names)) > 1:
-        raise ValueError(f"{where}: image and ref_image_path name two images, {' and '.join(names)}.")
+        raise ValueError(f"{where}: {' and '.join(columns)} name two images, {' and '.join(names)}.")
     file = folder / names[0]
     if not file.is_file():
         relative = "the current folder" if folder == Path() else "the prompt file"
@@ -263,7 +268,7 @@ Row = str | Mapping[str, Any] | Prompt
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:
-    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed` and `image`;
+    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed`, `image` and `last_image`;
     others are metadata for rewards), or a Prompt. All rows are read now. `what` is what errors call them."""
     if isinstance(rows, (str, bytes, Path)):
         raise ValueError(
@@ -299,7 +304,7 @@ def _prompt(row: Any, where: str) -> Prompt:
     seed = row.get("seed")
     if isinstance(seed, float) and seed.is_integer():
         row["seed"] = int(seed)
-    for name in ("image", "ref_image_path"):
+    for name in ("image", "ref_image_path", "last_image"):
         row[name] = _image(row.get(name), where)
     return prompt_of(row, where, Path())
 

@@ -22,7 +22,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.probe.probe import Prober, passes
 from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import Given, Inputs, build, first_frame, load_sources
+from sage_grpo.training.inputs import Given, Inputs, build, load_sources, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
 
@@ -135,7 +135,7 @@ def of_conditioning(trainer: Trainer, sample: Sample) -> Checks:
     """What the network is told, and the stock pipeline on the same prompt; text encoders are loaded here only."""
     model = trainer.model
     prompts = _different(sample.plan.prompts)
-    texts, images = [prompt.text for prompt in prompts], [first_frame(prompt) for prompt in prompts]
+    texts, images = [prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts]
     if isinstance(model, FamilyModel):
         yield checkpoint.tokenizer(model, [*texts, checkpoint.SHORT, checkpoint.LONG])
         yield checkpoint.encodings(model, texts, images)
@@ -245,7 +245,7 @@ def of_learning(sample: Sample) -> Checks:
     """One update: the first ratio, gradients, weights, ranks, the trust region, and what is saved."""
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
-    yield learning.gradients(trainer)
+    yield learning.gradients(trainer, {item.network for item in items})
     before = learning.velocities(trainer, items)
     yield learning.update_moves(trainer)
     yield learning.step_size(trainer, items, before)
@@ -254,5 +254,5 @@ def of_learning(sample: Sample) -> Checks:
     if trainer.config.objective.kind == "nft":
         yield learning.old_policy(trainer, items)
     prompt = sample.plan.prompts[0]
-    conditions = trainer.model.encode([prompt.text], [first_frame(prompt)])
+    conditions = trainer.model.encode([prompt.text], [pictures_of(prompt)])
     yield checkpoint.save(trainer, checkpoint.start(trainer.model), conditions)

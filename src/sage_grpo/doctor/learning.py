@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -63,9 +63,10 @@ def ratio(sample: Sample, items: Sequence[Item]) -> Check:
     )
 
 
-def gradients(trainer: Trainer) -> Check:
-    """Every trained module gets a gradient that is a number, and one that the optimizer's epsilon does not swallow."""
-    params, eps = trainer.state.params, trainer.config.optimizer.eps
+def gradients(trainer: Trainer, networks: Collection[int] = (0, 1)) -> Check:
+    """Every trained module gets a gradient that is a number, and one that the optimizer's epsilon does not swallow. Of two experts that are
+    both trained, those count that the sample's steps run (`networks`)."""
+    params, eps = _run(trainer, networks), trainer.config.optimizer.eps
     alive = {name: p for name, p in params.items() if p.grad is not None and bool(local(p.grad).any())}
     silent = sorted(_modules(params) - _modules(alive))
     silent = [] if trainer.world.size > 1 else silent  # a shard of a small tensor may be empty
@@ -80,6 +81,16 @@ def gradients(trainer: Trainer) -> Check:
     named = f"; none in {', '.join(silent[:3])}{' ...' if len(silent) > 3 else ''}" if silent else ""
     value = f"{len(_modules(alive))} of {len(_modules(params))} modules, root mean square {rms:.2g}{note}{named}"
     return Check("gradients", status, value, rms)
+
+
+def _run(trainer: Trainer, networks: Collection[int]) -> dict[str, nn.Parameter]:
+    """The parameters that a sample with steps of these networks trains."""
+    params, experts = trainer.state.params, [trainer.model.network, *trainer.model.others]
+    own = [{id(parameter) for parameter in expert.parameters()} for expert in experts]
+    if sum(any(id(p) in ids for p in params.values()) for ids in own) < 2:
+        return params
+    ran = set().union(*(own[network] for network in networks))
+    return {name: parameter for name, parameter in params.items() if id(parameter) in ran}
 
 
 def update_moves(trainer: Trainer) -> Check:

@@ -182,7 +182,7 @@ def _local(spec: ModelSpec) -> Path | None:
 def _network(model: FamilyModel) -> Network | None:
     """What the formulas need to know of a network: counted on the model, and what was measured of its family."""
     config, vae = model.transformer.config, model.pipe.vae.config
-    width = config.num_attention_heads * config.attention_head_dim
+    width = math.prod(model.heads)
     if isinstance(model, Hunyuan15):
         measured, feed_forward = HUNYUAN15, config.mlp_ratio
         decoder = _scaled(HUNYUAN15.vae, vae.block_out_channels[0] / 128)
@@ -203,7 +203,7 @@ def _network(model: FamilyModel) -> Network | None:
         measured,
         blocks=len(blocks),
         width=width,
-        heads=config.num_attention_heads,
+        heads=model.heads[0],
         block_parameters=block,
         other_parameters=sum(sizes.values()) - len(blocks) * block,
         unread_parameters=sum(sizes[name] for name in model.unread),

@@ -117,6 +117,8 @@ def _by_files(folder: Path) -> Distilled | None:
     scheduler = read_if_there(folder / "scheduler" / "scheduler_config.json")
     if guider.get("_class_name") == "ClassifierFreeGuidance" and guider.get("guidance_scale") == 1:
         return Distilled(evidence="guider/guider_config.json has guidance_scale 1")
+    if index.get("_class_name") == "Flux2KleinPipeline" and index.get("is_distilled"):
+        return Distilled(evidence="is_distilled in model_index.json", steps=(4, 4))
     if index.get("_class_name") == "FluxPipeline" and config and is_schnell(config, scheduler):
         why = "its transformer has no guidance input and its shift is fixed, as FLUX.1-schnell's"
         return Distilled(evidence=why, steps=(1, 4))

@@ -207,8 +207,7 @@ class FamilyModel(ABC):
             warnings.warn(advice, stacklevel=2)
 
     def _set_attention(self) -> None:
-        config = self.transformer.config
-        shape = Shape(self.tokens, config.num_attention_heads, config.attention_head_dim)
+        shape = Shape(self.tokens, *self.heads)
         asked, fixed = checked_backend(self.spec.attention, self.network), self.spec.deterministic
         backend, self.choices["attention"] = choose_backend(asked, self.device, self.dtype, shape, deterministic=fixed)
         for module in (self.network, *self.others):
@@ -292,6 +291,12 @@ class FamilyModel(ABC):
         return self.grid.latents(self.video)
 
     @property
+    def heads(self) -> tuple[int, int]:
+        """Attention heads of the network, and the width of one."""
+        config = self.transformer.config
+        return config.num_attention_heads, config.attention_head_dim
+
+    @property
     def tokens(self) -> int:
         """Video tokens of a clip."""
         return self.grid.tokens(self.video)
@@ -306,7 +311,7 @@ class FamilyModel(ABC):
         return [self._condition(prompt, picture) for prompt, picture in zip(prompts, pictures)]
 
     def _condition(self, prompt: str, image: Tensor | None) -> Conditioning:
-        check_image(image, needed=self.image_to_video, taken=self.takes_images)
+        check_image(image, needed=self.image_to_video, taken=self.takes_images, pictures=self.pictures)
         key, negative = image_digest(image), None
         guided = self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1
         if guided and not self.guidance.embedded:
@@ -338,6 +343,11 @@ class FamilyModel(ABC):
     def takes_images(self) -> bool:
         """Whether a sample may have an image."""
         return self.image_to_video
+
+    @property
+    def pictures(self) -> tuple[int, ...]:
+        """How many pictures an image may be: 1 the first frame, 2 the first and the last."""
+        return (1,)
 
     def _open_cache(self) -> EncodingCache:
         if self.spec.cache is None:

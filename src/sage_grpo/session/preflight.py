@@ -84,9 +84,10 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
     return found
 
 
-def _meaning(prompt: Prompt) -> tuple[str, Path | None]:
+def _meaning(prompt: Prompt) -> tuple[str, tuple[Path, ...]]:
     """What makes a prompt the same for a model, but for blanks and capitals."""
-    return " ".join(prompt.text.split()).casefold(), None if prompt.image is None else prompt.image.resolve()
+    images = [image.resolve() for image in (prompt.image, prompt.last_image) if image is not None]
+    return " ".join(prompt.text.split()).casefold(), tuple(images)
 
 
 def check_model(model: ModelSpec) -> None:

@@ -19,7 +19,7 @@ from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig
-from sage_grpo.training.inputs import first_frame
+from sage_grpo.training.inputs import pictures_of
 from sage_grpo.training.scoring import Scored, check_groups, no_clips, score_everywhere
 from sage_grpo.types import Conditioning, Sound
 
@@ -58,7 +58,7 @@ def evaluate(
     world = world or World()
     prompts = list(prompts)[: config.prompts]
     check_evaluation(reward, len(prompts), config, micro_batch, world)
-    conditions = model.encode([p.text for p in prompts], [first_frame(p) for p in prompts])
+    conditions = model.encode([p.text for p in prompts], [pictures_of(p) for p in prompts])
     model.unload_text()  # the network needs their memory; what is encoded stays
     members = members_of(len(prompts), config.per_prompt)
     # Equal text lengths side by side: a model runs prompts of one length in one pass.

@@ -27,7 +27,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import DifferentiableReward, Reward
-from sage_grpo.video import read_image
+from sage_grpo.video import read_pictures
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -205,6 +205,6 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
     return load_prompts(source, NAMES)
 
 
-def first_frame(prompt: Prompt) -> Tensor | None:
-    """A prompt's image, uint8 H x W x 3."""
-    return None if prompt.image is None else read_image(prompt.image)
+def pictures_of(prompt: Prompt) -> Tensor | None:
+    """A prompt's image, uint8 H x W x 3; with one for the last frame both, 2 x H x W x 3."""
+    return read_pictures(prompt.image, prompt.last_image)

@@ -42,7 +42,8 @@ class Scored:
 
 def metadata_of(prompt: Prompt) -> dict[str, Any]:
     """What rewards learn about a prompt besides its text: the other columns of its row, and where its first frame is."""
-    return {**prompt.metadata, **({} if prompt.image is None else {"image": str(prompt.image)})}
+    files = {"image": prompt.image, "last_image": prompt.last_image}
+    return {**prompt.metadata, **{name: str(file) for name, file in files.items() if file is not None}}
 
 
 def preferred(groups: int, size: int) -> Scored:

@@ -44,7 +44,7 @@ from sage_grpo.training.decoding import (
 )
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.focus import parts_of
-from sage_grpo.training.inputs import Inputs, first_frame
+from sage_grpo.training.inputs import Inputs, pictures_of
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner, check_cheap, choose
@@ -191,7 +191,7 @@ class Trainer:
             self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
             for prompt in prompts:
                 if prompt not in self.encoded:
-                    (self.encoded[prompt],) = self.model.encode([prompt.text], [first_frame(prompt)])
+                    (self.encoded[prompt],) = self.model.encode([prompt.text], [pictures_of(prompt)])
                 tick()
         self.model.unload_text()
         self.encoded_until = state.iteration + len(near)
@@ -205,7 +205,7 @@ class Trainer:
         """What samples this rank's clips."""
         config = self.config.rollout
         groups = [plan.groups[index] for index in plan.members(self.world.rank)]
-        conditions = self.model.encode([g.prompt.text for g in groups], [first_frame(g.prompt) for g in groups])
+        conditions = self.model.encode([g.prompt.text for g in groups], [pictures_of(g.prompt) for g in groups])
         passes = plan.rollout_passes(self.world.rank) + plan.idle_passes(self.world.rank)
         return Sampler(
             plan,

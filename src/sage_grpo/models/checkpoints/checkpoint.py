@@ -36,6 +36,7 @@ PIPELINES: Mapping[str, str] = {
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
+    "LTXImageToVideoPipeline": "ltx",
     "LTXConditionPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
     "HunyuanVideoPipeline": "hunyuan",
@@ -44,6 +45,7 @@ PIPELINES: Mapping[str, str] = {
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
+    "ZImagePipeline": "z_image",
 }
 """Which family serves which diffusers pipeline."""
 TOKENIZERS: Mapping[str, str] = {

@@ -1,4 +1,4 @@
-"""LTX-Video, text-to-video."""
+"""LTX-Video, text-to-video and image-to-video."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
-from sage_grpo.models.network.inputs import Grid, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
@@ -32,7 +32,7 @@ class Ltx(FamilyModel):
     """LTX-Video as a VelocityModel."""
 
     traits = Traits(
-        pipelines=("LTXPipeline",),
+        pipelines=("LTXPipeline", "LTXImageToVideoPipeline"),
         components=("tokenizer", "text_encoder"),
         video=VideoSpec(frames=161, height=512, width=704, fps=25.0),
         guidance_scale=3.0,
@@ -63,6 +63,11 @@ class Ltx(FamilyModel):
             spatial=pipe.vae_spatial_compression_ratio,
         )
 
+    @property
+    def takes_images(self) -> bool:
+        """The same weights make clips from text and from an image."""
+        return True
+
     def _guidance_style(self) -> Guidance:
         return Guidance(rescale=self.options["guidance_rescale"] or 0.0)
 
@@ -72,9 +77,36 @@ class Ltx(FamilyModel):
         text, mask, _, _ = self.pipe.encode_prompt(
             prompt, do_classifier_free_guidance=False, device=self._places["text"]
         )
-        return {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
+        inputs = {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
+        return inputs if image is None else {**inputs, "condition": self._first_latents(image)}
+
+    def _first_latents(self, image: Tensor) -> Tensor:
+        """The latents of the first frame. The pipelines draw them from what the VAE says of a picture; here they are its mean, always."""
+        from diffusers import LTXImageToVideoPipeline
+        from PIL import Image
+
+        if self.guidance.rescale:
+            raise ModelError(
+                "model.options guidance_rescale is for clips from text: over a frame that is given it would mean something else. Leave it out."
+            )
+        vae, picture = self.pipe.vae, Image.fromarray(image.cpu().numpy())
+        pixels = self.pipe.video_processor.preprocess(picture, height=self.video.height, width=self.video.width)
+        pixels = pixels.to(self._places["vae"], vae.dtype)
+        latents = vae.encode(pixels[:, :, None]).latent_dist.mode().to(torch.float32)
+        return LTXImageToVideoPipeline._normalize_latents(latents, vae.latents_mean, vae.latents_std)[0]
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        frame = inputs.get("condition")
+        if frame is None:
+            return self._run(x, timestep, inputs)
+        frame = frame.to(x.dtype)
+        own = x.shape[3] * x.shape[4]
+        timestep = timestep[:, None].expand(-1, x.shape[2] * own)
+        timestep = torch.cat([torch.zeros_like(timestep[:, :own]), timestep[:, own:]], dim=1)
+        v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), timestep, inputs)
+        return after_first_frame(x, frame, sigma, v)
+
+    def _run(self, x: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         tokens = self.network(
             hidden_states=pack(x.to(self._input_dtype)),
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
@@ -118,7 +150,7 @@ class Ltx(FamilyModel):
 
 
 class LtxCondition(Ltx):
-    """LTX-Video as its newer pipeline runs it, from text: conditioning pictures and clips are refused (`encode` takes none)."""
+    """LTX-Video as its newer pipeline runs it, from text or a first frame (of strength 1, without the noise that the pipeline adds to it)."""
 
     # The pipeline spaces its sigmas itself and passes no shift.
     traits = replace(Ltx.traits, pipelines=(CONDITION,), dynamic_shift=False)

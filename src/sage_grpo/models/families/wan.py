@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sage_grpo.models import ModelError
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import Grid
+from sage_grpo.models.network.inputs import Grid, after_first_frame
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512
@@ -46,11 +45,6 @@ class Wan(FamilyModel):
         config = read_config(folder, "transformer")
         if index.get("boundary_ratio") is not None:
             check_components(folder, index, ["transformer_2"], ["transformer_2"])
-        if config.get("pos_embed_seq_len") is not None:
-            raise ModelError(
-                f'"{folder}" is a Wan first-and-last-frame model (FLF2V), which is not supported: it needs two images per '
-                "prompt. Use the image-to-video checkpoint (I2V)."
-            )
         if index["_class_name"] == "WanImageToVideoPipeline" and config.get("image_dim"):
             check_components(folder, index, ["image_encoder", "image_processor"], [])  # 2.2 does without both
 
@@ -68,6 +62,14 @@ class Wan(FamilyModel):
         """Whether a sample may have an image."""
         return self.image_to_video or self.expand_timesteps
 
+    @property
+    def pictures(self) -> tuple[int, ...]:
+        """2.1 FLF2V needs both frames; 2.2 I2V, which attends to no picture's CLIP tokens, takes a last one where there is one."""
+        config = self.transformer.config
+        if config.pos_embed_seq_len is not None:
+            return (2,)
+        return (1,) if self.expand_timesteps or config.image_dim is not None else (1, 2)
+
     def _adapted(self, transformer: Any) -> nn.Module:
         for block in transformer.blocks:
             block.attn1.set_processor(PlainAttention())
@@ -77,7 +79,8 @@ class Wan(FamilyModel):
     def _trial_inputs(self) -> dict[str, Tensor]:
         inputs, config, (channels, *size) = super()._trial_inputs(), self.transformer.config, self.latent_shape()
         if config.image_dim is not None:
-            inputs["image"] = empty(2, config.image_dim)
+            length = config.pos_embed_seq_len
+            inputs["image"] = empty(2, config.image_dim) if length is None else empty(2, length // 2, config.image_dim)
         if config.in_channels > channels:
             inputs["condition"] = empty(config.in_channels - channels, *size)
         return inputs
@@ -116,9 +119,12 @@ class Wan(FamilyModel):
     def _image(self, image: Tensor) -> dict[str, Tensor]:
         from PIL import Image
 
-        picture = Image.fromarray(image.cpu().numpy())
+        pictures = [Image.fromarray(one) for one in (image if image.ndim == 4 else image[None]).cpu().numpy()]
         height, width, device = self.video.height, self.video.width, self._places["vae"]
-        pixels = self.pipe.video_processor.preprocess(picture, height=height, width=width).to(device, torch.float32)
+        pixels, *last = (
+            self.pipe.video_processor.preprocess(picture, height=height, width=width).to(device, torch.float32)
+            for picture in pictures
+        )
         condition = self.pipe.prepare_latents(
             pixels,
             1,
@@ -128,11 +134,13 @@ class Wan(FamilyModel):
             dtype=torch.float32,
             device=device,
             latents=torch.empty((1, *self.latent_shape())),
+            **({"last_image": last[0]} if last else {}),
         )[1]
         inputs = {"condition": condition[0]}
         if self.transformer.config.image_dim is not None:  # Wan 2.1 also attends to the picture's CLIP tokens
             self._encoder("image_encoder")
-            inputs["image"] = self.pipe.encode_image(picture, self._places["text"])[0].to(self.dtype)
+            seen = self.pipe.encode_image(pictures, self._places["text"]).to(self.dtype)
+            inputs["image"] = seen if last else seen[0]
         return inputs
 
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -158,14 +166,14 @@ class Wan(FamilyModel):
         timestep = torch.cat([torch.zeros_like(timestep[:, :tokens]), timestep[:, tokens:]], dim=1)
         frame = frame.to(x.dtype)
         v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), sigma, timestep, inputs)
-        # The pipeline ignores what the network says of the first frame and puts the image there at the end. The velocity
-        # that points at the image ends there too, in every solver and kernel, and has no gradient.
-        return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
+        return after_first_frame(x, frame, sigma, v)
 
     def _run(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         if timestep.ndim == 2 and self._sequence is not None:
             timestep = self._sequence.split(timestep)
         image = inputs.get("image")
+        if image is not None and image.ndim == 4:  # of two pictures; the network puts their tokens together again
+            image = image.flatten(0, 1)
         return self._running(sigma)(
             hidden_states=x.to(self._input_dtype),
             timestep=timestep,

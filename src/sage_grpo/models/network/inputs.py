@@ -70,16 +70,37 @@ def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: Video
     return VideoSpec(**values)
 
 
-def check_image(image: Tensor | None, *, needed: bool, taken: bool) -> None:
-    """Refuse a picture that the model has no use for or cannot read, and none where it needs one."""
+def check_image(image: Tensor | None, *, needed: bool, taken: bool, pictures: Sequence[int] = (1,)) -> None:
+    """Refuse a picture that the model has no use for or cannot read, and none where it needs one; `pictures` says how many it takes."""
     if image is None:
         if needed:
             raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
         return
     if not taken:
         raise ModelError("This model starts from text: leave the images out, or load an image-to-video checkpoint.")
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-        raise ModelError(f"An image is uint8 H x W x 3, got {image.dtype} of shape {tuple(image.shape)}.")
+    pair = image.ndim == 4 and len(image) == 2
+    if image.dtype != torch.uint8 or (image.ndim != 3 and not pair) or image.shape[-1] != 3:
+        raise ModelError(
+            f"An image is uint8 H x W x 3, or 2 x H x W x 3 (first and last frame), got {image.dtype} of shape {tuple(image.shape)}."
+        )
+    if pair and 2 not in pictures:
+        raise ModelError(
+            "This model starts from one picture and is told nothing of the last frame: leave last_image out, or load a checkpoint for first "
+            "and last frames (Wan2.1-FLF2V, Wan2.2-I2V-A14B)."
+        )
+    if not pair and 1 not in pictures:
+        raise ModelError(
+            "This model goes from a first to a last frame: give the prompt a last_image beside its image, or load an image-to-video checkpoint."
+        )
+
+
+def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
+    """The velocity v of a clip whose first latent frame is given.
+
+    Pipelines ignore what the network says of that frame and keep the image there, or put it there at the end. The velocity that points
+    at the image ends there too, in every solver and kernel, and has no gradient.
+    """
+    return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
 
 
 def first_given(*values: Any) -> Any:

@@ -1,0 +1,72 @@
+"""Z-Image, text-to-image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.models.family import IMAGE, ImageModel, Traits
+from sage_grpo.models.network.inputs import SIDE, Grid
+
+
+class Batched(nn.Module):
+    """The stock transformer, which takes and gives lists, for a batch whose texts have one length."""
+
+    def __init__(self, transformer: Any) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        """x: latents, B x C x F x H x W; time: from 0 at noise to 1 at data; text: B x tokens x channels."""
+        return torch.stack(self.transformer(list(x), time, list(text), return_dict=False)[0])
+
+
+class ZImage(ImageModel):
+    """Z-Image as a VelocityModel of one-frame clips."""
+
+    traits = Traits(
+        pipelines=("ZImagePipeline",),
+        components=("tokenizer", "text_encoder"),
+        video=IMAGE,
+        guidance_scale=6.0,  # the pipeline's 5: its scale counts from the prompt's own velocity, ours from the negative one
+        blocks={"layers": "n_layers"},
+        lora_targets=("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0", "feed_forward.w*"),
+        encoders=("text_encoder",),
+        inputs={"text": "cap_feat_dim"},
+        ragged=(("x", 1),),
+        even_sigmas=True,
+        dynamic_shift=True,
+    )
+
+    def _adapted(self, transformer: Any) -> nn.Module:
+        return Batched(transformer)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Attention heads of the network, and the width of one."""
+        config = self.transformer.config
+        return config.n_heads, config.dim // config.n_heads
+
+    def _grid(self) -> Grid:
+        channels = self.transformer.config.in_channels
+        return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
+
+    def _unread(self, transformer: Any) -> set[str]:
+        from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
+
+        # Stands where an image's tokens are filled up to a multiple of these.
+        return super()._unread(transformer) | (set() if self.tokens % SEQ_MULTI_OF else {"x_pad_token"})
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        self._encoder("text_encoder")
+        (text,) = self.pipe._encode_prompt(prompt, device=self._places["text"])
+        return {"text": text.to(self.dtype)}
+
+    def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        # The network counts time from noise to data, and its velocity points there.
+        return -self.network(x.to(self._input_dtype), (1000 - timestep) / 1000, inputs["text"].to(self._input_dtype))
+
+
+load = ZImage.load

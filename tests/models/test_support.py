@@ -1,0 +1,48 @@
+"""The table of docs/models.md is what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tiny
+from sage_grpo.forecast.architecture import find_architecture
+from sage_grpo.models.base import SplitsSequence
+from sage_grpo.models.spec import FAMILIES, ModelSpec
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+KINDS = {
+    "hunyuan15": ["hunyuan15_t2v", "hunyuan15_i2v"],
+    "wan": ["wan_t2v", "wan_i2v", "wan22_t2v", "wan22_i2v", "wan_flf2v"],
+    "ltx": ["ltx", "ltx_condition"],
+    **{name: [name] for name in ("hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")},
+}
+"""Checkpoints that show what a family does."""
+
+
+def rows() -> dict[str, list[str]]:
+    lines = PAGE.read_text().split("## What is supported")[1].split("\n## ")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return {name.strip("`"): rest for name, *rest in cells}
+
+
+def test_every_family_has_a_row() -> None:
+    assert list(rows()) == list(FAMILIES) == list(KINDS)
+    assert {kind for kinds in KINDS.values() for kind in kinds} <= {*tiny.KINDS, *tiny.OTHERS, "wan_flf2v"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_says_what_the_code_does(family: str, checkpoint) -> None:
+    text, pictures, weights, experts, split, _, plan, _ = rows()[family]
+    models = [find_architecture(ModelSpec(path=str(checkpoint(kind)))) for kind in KINDS[family]]
+    own = [one.model for one in models if one.model is not None]
+    assert len(own) == len(models)
+    assert (text, weights) == ("yes", "yes")
+    assert any(not model.image_to_video for model in own)
+    counts = {count for model in own if model.takes_images for count in model.pictures}
+    words = {(): "no", (1,): "first frame", (1, 2): "first frame, first and last"}
+    assert pictures == words[tuple(sorted(counts))]
+    assert (experts != "-") == any(model.boundary is not None for model in own)
+    assert (split == "yes") == all(isinstance(model, SplitsSequence) for model in own)
+    assert (plan == "yes") == all(one.network is not None for one in models)
