@@ -190,6 +190,11 @@ def reward_names(config: TrainConfig, patch: pytest.MonkeyPatch) -> tuple[str, .
     return wiring.trainer_of(dataclasses.replace(config, rewards=[config.rewards[0], twin])).reward.names
 
 
+def learned_parts(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]:
+    trainer = wiring.trainer_of(config)
+    return [(part.name, trainer.reward.judging(part.name)) for part in trainer.parts]
+
+
 def reward_calls(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:
     wiring_rewards.CALLS["count"] = 0
     wiring.trainer_of(config).step()

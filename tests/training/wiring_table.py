@@ -37,6 +37,7 @@ class Seen(Row):
 
 
 GUIDED = {"model.family": "trainer_zoo.guided"}
+SOUNDING = {"model.height": 32, "model.width": 32}
 WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.window.start": 1}
 SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1, "rollout.deterministic_last": False}
 DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.deterministic_last": False}
@@ -72,6 +73,9 @@ RUN = {
     "rewards[].name": Row("wiring_rewards:other_parts", "reward", evaluation=True),
     "rewards[].label": Seen("mine", look="reward_names", why="a name in the log"),
     "rewards[].weights": Row({"level": 1.0, "texture": -2.0}, "reward", evaluation=True),
+    "rewards[].judges": Seen(
+        "audio", look="learned_parts", kind="ltx2", base=SOUNDING, why="the toy model has one part; see test_focus.py"
+    ),
     "rewards[].metric_only": Row(True, "reward", evaluation=True),
     "rewards[].standardize": Row({"level": [0.5, 0.1]}, "reward", evaluation=True),
     "rewards[].options": Row({"offset": 1.0}, "reward", evaluation=True),
@@ -102,6 +106,9 @@ RUN = {
     "rollout.deterministic_last": Row(False, "rollout"),
     "rollout.same_noise": Row(True, "rollout"),
     "rollout.share": Seen(False, look="passes", base={"rollout.same_noise": True}, why="time only"),
+    "rollout.explore": Seen(
+        ["audio"], look="learned_parts", kind="ltx2", base=SOUNDING, why="the toy model has one part; see test_focus.py"
+    ),
     "rollout.solver": Row("ab2", "rollout", base={**WINDOW, "rollout.window.start": 2}),
     "rollout.before_steps": Row(2, "rollout", base=WINDOW),
     "rollout.after_steps": Row(1, "rollout", base=WINDOW),

@@ -174,7 +174,7 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     image, last = (_image_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",)))
     if last is not None and image is None:
         raise ValueError(f"{where}: there is a last_image, {last}, but no image for the first frame.")
-    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last)
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last)
 
 
 def _image_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
