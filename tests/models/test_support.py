@@ -16,6 +16,7 @@ KINDS = {
     "hunyuan15": ["hunyuan15_t2v", "hunyuan15_i2v"],
     "wan": ["wan_t2v", "wan_i2v", "wan22_t2v", "wan22_i2v", "wan_flf2v"],
     "ltx": ["ltx", "ltx_condition"],
+    "ltx2": ["ltx2", "ltx2_3"],
     **{name: [name] for name in ("hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")},
 }
 """Checkpoints that show what a family does."""
@@ -29,7 +30,7 @@ def rows() -> dict[str, list[str]]:
 
 def test_every_family_has_a_row() -> None:
     assert list(rows()) == list(FAMILIES) == list(KINDS)
-    assert {kind for kinds in KINDS.values() for kind in kinds} <= {*tiny.KINDS, *tiny.OTHERS, "wan_flf2v"}
+    assert {kind for kinds in KINDS.values() for kind in kinds} <= {*tiny.KINDS, *tiny.OTHERS, *tiny.SOUND, "wan_flf2v"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
