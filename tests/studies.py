@@ -22,17 +22,21 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.study.making import Plan, invite, make, open_study
 from sage_grpo.study.pairs import Shown
 from sage_grpo.study.store import Store, Study
+from sage_grpo.types import Sound
 from sage_grpo.video import write_mp4
 
 BRIGHTNESS = {"sage": 200, "flow": 120, "base": 40}
 """Method -> grey of its clips: what a browser sees tells the method."""
 
 
-def folders(root: Path, prompts: int, methods: Mapping[str, int] = BRIGHTNESS) -> dict[str, Path]:
+def folders(
+    root: Path, prompts: int, methods: Mapping[str, int] = BRIGHTNESS, sound: Sound | None = None
+) -> dict[str, Path]:
     """A folder for each method with one clip for each prompt."""
     found = {}
     for name, grey in methods.items():
-        first = write_mp4(root / name / "0000-clip.mp4", torch.full((4, 64, 64, 3), grey, dtype=torch.uint8), 8)
+        clip = torch.full((4, 64, 64, 3), grey, dtype=torch.uint8)
+        first = write_mp4(root / name / "0000-clip.mp4", clip, 8, sound=sound)
         for place in range(1, prompts):
             shutil.copy(first, first.with_name(f"{place:04d}-clip.mp4"))
         found[name] = root / name
@@ -61,12 +65,15 @@ def created(file: Path, made: Study) -> Store:
     return Store.create(file, made, clips)[0]
 
 
-def small_study(root: Path, *, prompts: int = 4, raters: int = 0, **plan: Any) -> tuple[Path, str, list[str]]:
+def small_study(
+    root: Path, *, prompts: int = 4, raters: int = 0, sound: Sound | None = None, **plan: Any
+) -> tuple[Path, str, list[str]]:
     """A study in root/study: its folder, the token of its results and those of its raters."""
     texts = plan.pop("texts", [f"prompt {place}" for place in range(prompts)])
     settings = {"title": "A study", "seed": 1, **plan}
     token, notes = make(
-        root / "study", Plan(methods=folders(root, prompts), prompts=[Prompt(text) for text in texts], **settings)
+        root / "study",
+        Plan(methods=folders(root, prompts, sound=sound), prompts=[Prompt(text) for text in texts], **settings),
     )
     assert not notes
     with contextlib.closing(open_study(root / "study")) as store:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sage_grpo.study.making import open_study
 from sage_grpo.study.results import wilson
+from sage_grpo.types import Sound
 from studies import BRIGHTNESS, ask, call, serving, small_study, vote_for
 
 pytestmark = pytest.mark.slow
@@ -283,3 +285,22 @@ def test_the_results_page_shows_the_figures_and_gives_the_csv(open_page: Any, se
         page.click("#download")
     assert download.value.suggested_filename == "votes.csv"
     assert download.value.path().read_bytes() == call(served[3], "GET", "/api/votes.csv", token=served[1])[1]
+
+
+def test_one_of_two_sounds_is_heard_at_a_time_and_none_at_first(open_page: Any, served: Any, tmp_path: Path) -> None:
+    hum = Sound(0.3 * torch.sin(torch.arange(8_000) / 6)[None], 16_000)
+    study, _, tokens = small_study(tmp_path, prompts=2, raters=1, checks=0.3, sound=hum)
+    with serving(study) as server:
+        page = start(open_page, (study, "", tokens, server.port), 0)
+        muted = "shown().map((video) => video.muted)"
+        assert page.is_visible("#sound")
+        for expected in ([True, True], [False, True], [True, False], [True, True], [False, True]):
+            assert page.evaluate(muted) == expected
+            page.click("#sound")
+        until(page, "shown().some((video) => video.webkitAudioDecodedByteCount > 0)")
+        page.evaluate("document.activeElement.blur()")  # Enter would press the button again
+        for key in ("1", "2", "3", "Enter"):
+            page.keyboard.press(key)
+        until(page, "state.done === 1 && loaded()")
+        assert page.evaluate(muted) == [True, True]  # the next pair begins in silence
+    assert not start(open_page, served, 6).is_visible("#sound")
