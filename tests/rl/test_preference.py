@@ -103,3 +103,8 @@ def test_settings_of_other_objectives_are_refused(kind) -> None:
     ):
         with pytest.raises(ValueError, match=r"objective\."):
             ObjectiveSpec(kind=kind, **setting)
+
+
+def test_a_clip_that_is_in_no_pair_has_no_lead() -> None:
+    lead = dpo_lead(torch.tensor([0.3, 0.3]), torch.tensor([0.1, 0.3]), torch.tensor([0.0, 0.0]), beta=BETA)
+    assert lead.tolist() == [0.0, 0.0]

@@ -455,9 +455,8 @@ def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
     """What plans depend on."""
     model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
     grid = (model.path, model.revision, model.family, model.shift, model.expert)
-    numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl)
-    sampled = (config.batch, config.rollout, config.data.clips is None)
-    return *sampled, config.kernel, config.surrogate, config.objective, update, grid, numbers
+    numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl, config.group_size)
+    return config.batch, config.rollout, config.kernel, config.surrogate, config.objective, update, grid, numbers
 
 
 def _bytes(dtype: str) -> int:
