@@ -41,10 +41,12 @@ def test_help_of_train_lists_recipes_and_groups_with_their_meaning(capsys) -> No
 @pytest.mark.parametrize("words", [["--help", "model"], ["--help=model"], ["-h", "model"], ["--model.help"]])
 def test_help_opens_a_group(words: list[str], capsys) -> None:
     text = said(capsys, "train", *words)
+    groups = ("model.lora", "model.adapters")
     assert all(
-        f"--{key} " in text for key, kind in leaves(TrainConfig) if key.startswith("model.") and key != "model.lora"
+        f"--{key} " in text for key, kind in leaves(TrainConfig) if key.startswith("model.") and key not in groups
     )
     assert "--model.lora.rank" in text
+    assert "--model.adapters[].scale" in text
     assert "--optimizer.lr" not in text
     assert said(capsys, "help", "train", "model") == text
 

@@ -1,6 +1,6 @@
 """A few-step model of the shapes world, to learn on: the steps of a coarse grid are fitted to the teacher's way between its levels.
 
-The ODE is a map without chance, so that a squared error to its states does not blur, as it would to data. Every coarse step learns the
+The ODE is a map without chance, so that a squared error to its states does not blur by itself, as one to data would. Every coarse step learns the
 mean velocity of the teacher's fine steps inside it, at the teacher's own states.
 """
 

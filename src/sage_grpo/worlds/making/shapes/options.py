@@ -60,7 +60,7 @@ class DistillOptions:
     """Options of distilling the world's model to few steps."""
 
     out: Path = Path("shapes-distilled")
-    """Folder for the results: pipeline/ (as large as what it starts from), pictures, scores.json, state/."""
+    """Folder for the results: pipeline/ (weights in float32), pictures, scores.json, state/."""
     start: Path | None = None
     """Pipeline folder that is distilled; None is the model that the package carries."""
     steps: Count = 4
