@@ -306,14 +306,12 @@ class Plan:
 
     def spare(self, rank: int, network: int, updates: Sequence[int]) -> Turn:
         """What a rank runs to keep in step where it has fewer replays of a network than another: its first, or another rank's on own states."""
-        for replays in (self.replays, self.replayable):
-            for replay in (one for update in updates for one in replays(rank, update)):
-                if self.network_of(replay) == network:
-                    return Turn(replay, replay, network, counts=False)
-        states = next(one for update in updates for one in self.replayable(rank, update))
-        everywhere = (one for other in range(len(self.shares)) for u in updates for one in self.replayable(other, u))
-        borrowed = next(one for one in everywhere if self.network_of(one) == network)
-        return Turn(borrowed, states, network, counts=False)
+        ranks = (rank, *range(len(self.shares)))
+        # A rank none of whose clips are trained has states all the same.
+        every = [one for owner in ranks for update in updates for one in self.replayable(owner, update)]
+        replay = next(one for one in every if self.network_of(one) == network)
+        own = {one for update in updates for one in self.replayable(rank, update)}
+        return Turn(replay, replay if replay in own else every[0], network, counts=False)
 
     def network_of(self, replay: Replay) -> int:
         """The network that a replay runs."""
