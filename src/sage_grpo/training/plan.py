@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sage_grpo.data.groups import Member, MicroBatch
@@ -324,14 +325,11 @@ class Plan:
 
     def spare(self, rank: int, network: int, updates: Sequence[int]) -> Turn:
         """What a rank runs to keep in step where it has fewer replays of a network than another: its first, or another rank's on own states."""
-        for replays in (self.replays, self.replayable):
-            for replay in (one for update in updates for one in replays(rank, update)):
-                if self.network_of(replay) == network:
-                    return Turn(replay, replay, network, counts=False)
-        states = next(one for update in updates for one in self.replayable(rank, update))
-        everywhere = (one for other in range(len(self.shares)) for u in updates for one in self.replayable(other, u))
-        borrowed = next(one for one in everywhere if self.network_of(one) == network)
-        return Turn(borrowed, states, network, counts=False)
+        # A rank none of whose clips are trained has states all the same.
+        own = [one for update in updates for one in self.replayable(rank, update)]
+        others = (one for other in range(len(self.shares)) for u in updates for one in self.replayable(other, u))
+        replay = next(one for one in chain(own, others) if self.network_of(one) == network)
+        return Turn(replay, replay if replay in own else own[0], network, counts=False)
 
     def network_of(self, replay: Replay) -> int:
         """The network that a replay runs."""
