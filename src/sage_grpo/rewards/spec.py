@@ -113,8 +113,12 @@ def load_reward(spec: RewardSpec) -> Reward:
     target, options = find_reward(spec), dict(spec.options)
     if inspect.isclass(target):
         return _construct(target, options, spec)
+    return _of_function(target, {"parts": list(spec.weights), **options})
+
+
+def _of_function(function: Callable[..., Any], options: dict[str, Any]) -> FunctionReward:
     kind = DifferentiableFunction if options.pop("differentiable", False) else FunctionReward
-    return kind(target, **{"parts": list(spec.weights), **options})
+    return kind(function, **options)
 
 
 def find_reward(spec: RewardSpec) -> Any:
@@ -345,7 +349,7 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSet
             f"A {type(target).__name__} is not a reward: give a function (videos, prompts, fps), or an object with `names` and "
             "__call__(videos, prompts, fps); see docs/rewards.md."
         )
-    return GivenReward(spec, FunctionReward(target, **{"parts": list(spec.weights) or [label], **spec.options}))
+    return GivenReward(spec, _of_function(target, {"parts": list(spec.weights) or [label], **spec.options}))
 
 
 def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[RewardSpec], dict[str, Reward]]:
