@@ -640,9 +640,9 @@ def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
     sample, videos = clips
     score = Trainer.score
 
-    def rolled(self: Trainer, videos: Tensor, plan: Any) -> Any:
+    def rolled(self: Trainer, videos: Tensor, plan: Any, **given: Any) -> Any:
         groups = [replace(group, prompt=plan.groups[group.index - 1].prompt) for group in plan.groups]
-        return score(self, videos, replace(plan, groups=tuple(groups)))
+        return score(self, videos, replace(plan, groups=tuple(groups)), **given)
 
     monkeypatch.setattr(Trainer, "score", rolled)
     found = {finding.name: finding for finding in examine.of_reward(sample, videos)}

@@ -184,8 +184,8 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
     seen: list[torch.Tensor] = []
     score = lab.Trainer.score
 
-    def watched(self: Any, videos: torch.Tensor, plan: Any) -> Any:
-        scored = score(self, videos, plan)
+    def watched(self: Any, videos: torch.Tensor, plan: Any, **given: Any) -> Any:
+        scored = score(self, videos, plan, **given)
         seen.append(scored.total)
         return scored
 

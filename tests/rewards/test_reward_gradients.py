@@ -24,7 +24,7 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in import pretrained
 from sage_grpo.rewards.frames import resize_as_pillow, resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.spec import RewardSpec, load_reward
+from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward
 from slowly import slow_but
 
 PROMPT, FPS = "a red ball", 2.0
@@ -216,6 +216,8 @@ def test_a_reward_of_latents_reads_them_and_is_refused_where_there_are_none() ->
     assert CompositeReward([spec, level]).reads_clips
     scores, _ = reward.score(clips, ["a"] * 3, 8.0, latents=latents)
     torch.testing.assert_close(scores.total, latents.mean(dim=(1, 2)))
+    (given,), objects = gather_rewards(own_reward(mean_latent, options=dict(spec.options)))
+    assert not CompositeReward([given], objects=objects).reads_clips
     never = pytest.fail
     gradient = reward.gradient(latents[:1], lambda z: never("nothing is decoded"), "a", 8.0)
     torch.testing.assert_close(gradient, torch.full((1, 2, 5), 0.1))
