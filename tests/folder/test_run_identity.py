@@ -67,7 +67,7 @@ def test_changed_prompts_are_refused_and_a_moved_file_is_not(begun: TrainConfig,
     moved.write_text("# the same prompts\na cat\na red dog\n")
     train(replace(begun, data=DataConfig(prompts=str(moved))))
     moved.write_text("a cat\na blue dog\n")
-    with pytest.raises(ConfigError, match=r"\n  prompts: the content of data.prompts\n"):
+    with pytest.raises(ConfigError, match=r"\n  prompts: the content of data.prompts, or of data.clips\n"):
         train(replace(begun, iterations=3, data=DataConfig(prompts=str(moved))))
 
 
@@ -133,7 +133,7 @@ FREE_TO_CHANGE = {
     "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
     "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
     "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
-    "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.eval_prompts", "data.encode_ahead",
+    "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.clips", "data.eval_prompts", "data.encode_ahead",
 }  # fmt: skip
 """Where, how long, how fast, what is logged, and paths whose content has a fingerprint; said once more, because a field that slips into
 the product's list would be changed in the middle of a run without a word."""
