@@ -236,13 +236,21 @@ MODEL = {
     "model.fps": Seen(12.0, look="model", kind="wan_t2v", why="the toy has one format"),
     "model.shift": Row(2.0, "rollout", evaluation=True),
     "model.sigmas": Seen(
-        [1.0, 0.9, 0.8, 0.5, 0.2], look="model", kind="wan_t2v", base={"evaluate.steps": 5}, why="the toy's grid is its own"
+        [1.0, 0.9, 0.8, 0.5, 0.2],
+        look="model",
+        kind="wan_t2v",
+        base={"evaluate.steps": 5},
+        why="the toy's grid is its own",
     ),
     "model.adapters[].path": Seen("ANOTHER_LORA", look="model", kind="wan_t2v", base=FROZEN, why="the toy has none"),
     "model.adapters[].file": Seen("a.safetensors", look="model", kind="wan_t2v", base=FROZEN, why="the toy has none"),
     "model.adapters[].scale": Seen(0.5, look="model", kind="wan_t2v", base=FROZEN, why="the toy has none"),
     "model.adapters[].expert": Seen(
-        "low", look="model", kind="wan22_t2v", base={"model.adapters": [AdapterSpec(path="LORA", expert="high")]}, why="needs two experts"
+        "low",
+        look="model",
+        kind="wan22_t2v",
+        base={"model.adapters": [AdapterSpec(path="LORA", expert="high")]},
+        why="needs two experts",
     ),
     "model.attention": Seen(
         "_native_math", look="model", kind="wan_t2v", why="the toy has none; the values are the same"
