@@ -109,7 +109,9 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prom
 
 
 @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
-@pytest.mark.parametrize("kind", slow_but(tiny.OTHERS, *(tiny.OTHERS.keys() - {"ltx_timestep", "ltx_091", "flux2_distilled"})))
+@pytest.mark.parametrize(
+    "kind", slow_but(tiny.OTHERS, *(tiny.OTHERS.keys() - {"ltx_timestep", "ltx_091", "flux2_distilled"}))
+)
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, checkpoint, model) -> None:
     scale = 1.0 if kind == "flux2_distilled" else scale
