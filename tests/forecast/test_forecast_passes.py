@@ -12,9 +12,10 @@ import torch
 
 from sage_grpo.flow.windows import Window
 from sage_grpo.forecast.architecture import latent_elements
+from sage_grpo.forecast.changes import changes
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.hardware import find
-from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations, kinds
+from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations, kinds, references
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
@@ -327,3 +328,20 @@ def test_evaluations_of_a_run(every, iterations, number, make_config) -> None:
     due = [n for n in range(iterations + 1) if n in (0, iterations) or (every and n % every == 0)]
     assert evaluations(config) == number == len(due)
     assert evaluations(replace(config, data=DataConfig(prompts=config.data.prompts))) == 0
+
+
+def test_dpo_refers_to_the_anchor_and_to_the_other_clip() -> None:
+    """At the anchor no pass is needed, away from it the anchor's and one of the policy; the change to no anchor is not offered."""
+    config = recipe("shapes/dpo")
+    assert [references(config, iteration, 1) for iteration in (0, 1)] == [[0], [2]]
+    found = forecast(config, find("cpu"))
+    assert not [change for change in changes(found) if "trust_region" in change.option]
+
+
+def test_given_clips_are_neither_sampled_nor_decoded() -> None:
+    config = recipe("shapes/dpo")
+    found = forecast(replace(config, data=replace(config.data, clips="pairs.jsonl")), find("cpu"))
+    (phases,) = found.passes
+    rows = config.batch.prompts * config.objective.levels
+    assert (phases["sampling"].clips, phases["replay"].clips) == (0, 2 * rows)
+    assert found._decoded() == 0

@@ -124,7 +124,7 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
             yield {"parallel.sp": 2 * config.parallel.sp}
     if config.model.lora is None:
         yield {"model.lora": LoraSpec(rank=32)}
-    if config.trust_region.uses_anchor:
+    if config.trust_region.uses_anchor and config.objective.kind != "dpo":  # whose loss compares with it
         yield {"trust_region.mode": "none"}
     if config.objective.fresh:
         yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
