@@ -86,11 +86,14 @@ def _mux(container: Any, stream: Any, sound: Sound) -> None:
 
 @cache
 def has_sound(path: Path) -> bool:
-    """Whether a video file has a sound."""
+    """Whether a video file can be read and has a sound."""
     import av
 
-    with av.open(str(path)) as container:
-        return bool(container.streams.audio)
+    try:
+        with av.open(str(path)) as container:
+            return bool(container.streams.audio)
+    except av.error.FFmpegError:
+        return False
 
 
 def resampled(sound: Sound, rate: int) -> Sound:

@@ -191,7 +191,7 @@ def test_names_that_the_disk_changes_are_noticed(wan, tmp_path, monkeypatch) -> 
     from sage_grpo import video
 
     write = video.write_mp4
-    monkeypatch.setattr(video, "write_mp4", lambda path, *rest: write(path.with_name(path.name.lower()), *rest))
+    monkeypatch.setattr(video, "write_mp4", lambda path, *rest, **more: write(path.with_name(path.name.lower()), *rest))
     with pytest.raises(ValueError, match="does not keep names as they are"):
         run(options(wan, tmp_path, "A cat\n", bench="vbench"))
 

@@ -51,7 +51,7 @@ def test_dead_parameters_of_a_deeper_network(image: bool, fresh_model) -> None:
     """The shortcut of two blocks finds what the whole graph has."""
     ours = fresh_model("hunyuan15_i2v" if image else "hunyuan15_t2v", guidance_scale=1.0)
     ours.transformer = network = type(ours.transformer).from_config({**ours.transformer.config, "num_layers": 4})
-    expected = ours._unread()
+    expected = ours._unread(ours.transformer)
     ours.network = ours._adapted(network).requires_grad_(True)
     conditions = ours.encode(["a cat"], [tiny.image()] if image else None)
     v = ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, conditions)

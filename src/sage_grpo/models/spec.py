@@ -103,7 +103,7 @@ class ModelSpec:
     """Frames per second."""
     shift: Positive | None = None
     """Shift of the noise schedule; None is the checkpoint's scheduler's."""
-    sigmas: list[float] = field(default_factory=list)
+    sigmas: list[Annotated[float, Range(0, 1, open_below=True)]] = field(default_factory=list)
     """Noise levels at which steps begin, from high to low, for checkpoints that were distilled to these: [1, 0.9, 0.75, 0.5]. The last step ends at
     0. Rollouts, evaluation and generation all use them, with as many steps. Empty is the grid of the checkpoint's scheduler."""
     adapters: list[AdapterSpec] = field(default_factory=list)

@@ -332,6 +332,7 @@ class RewardSettings(TypedDict, total=False):
     weights: dict[str, float]
     metric_only: bool
     standardize: dict[str, list[float]]
+    judges: str
     options: dict[str, Any]
     batch_size: int | None
     device: str

@@ -343,11 +343,15 @@ class Plan:
 
     @cached_property
     def _most_replays(self) -> list[Counter[int]]:
-        ranks = range(len(self.shares))
-        return [
-            _most([Counter(map(self.network_of, self.replays(rank, update))) for rank in ranks])
-            for update in range(self.updates)
-        ]
+        ranks, found = range(len(self.shares)), []
+        for update in range(self.updates):
+            most = _most([Counter(map(self.network_of, self.replays(rank, update))) for rank in ranks])
+            if (
+                not most.total()
+            ):  # nothing was chosen (dpo, where no rewards differ): one pass of weight 0 keeps the line as it is
+                most[next(self.network_of(one) for rank in ranks for one in self.replayable(rank, update))] = 1
+            found.append(most)
+        return found
 
     @cached_property
     def _most_gauged(self) -> Counter[int]:

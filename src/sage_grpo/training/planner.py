@@ -24,11 +24,13 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import RunsCheaply, VelocityModel
 from sage_grpo.models.cheap import Guide, check_negative
+from sage_grpo.models.parts import HasParts
 from sage_grpo.rl.advantage import best, best_against_worst, best_and_worst
 from sage_grpo.rl.equalizer import equalizing_weights
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Gauge, Group, Levels, Plan
+from sage_grpo.training.update import Part
 
 LOOK = "Look at `sage-grpo inspect`."
 """What an error about steps that cannot be trained ends with."""
@@ -454,3 +456,33 @@ def _in_step(planner: Planner) -> bool:
 
 def _often(plan: Plan, rank: int) -> Counter[tuple[int, Guide]]:
     return Counter((plan.network(one.sigma), one.guide) for one in plan.sampled(rank))
+
+
+def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[Part, ...]:
+    """The parts that are learned each for itself, in the model's order; none where the state is learned as one."""
+    explore, judged = config.rollout.explore, [spec.judges for spec in config.rewards if spec.judges]
+    if not explore and not judged:
+        return ()
+    asked = f"rollout.explore {explore}" if explore else f"rewards.judges {judged[0]}"
+    if not isinstance(model, HasParts):
+        raise ModelError(
+            f"{asked} is about parts of a clip, and {type(model).__name__} has one, the video. Leave it out."
+        )
+    model.parts.mask([*explore, *judged])  # refuses unknown names
+    silent = [name for name in judged if explore and name not in explore]
+    if silent:
+        raise ModelError(
+            f"rewards.judges {silent[0]}, but rollout.explore is {explore}: what does not explore learns nothing. Add it there."
+        )
+    reasons = {
+        "objective.kind gradient differentiates by the whole clip": config.objective.by_gradient,
+        f"objective.kind {config.objective.kind} learns whole clips, which are chosen": config.objective.by_choice,
+        "batch.trained_fraction chooses clips by one advantage": bool(judged) and config.batch.trained_fraction < 1,
+        f"objective.kind {config.objective.kind} samples with the ODE, so that no part explores": bool(explore)
+        and config.objective.fresh,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise ModelError(f"{asked} cannot be had here: {reason}. Leave one of them out.")
+    places = {name: place for name, place in model.parts.places().items() if name in explore or not explore}
+    return tuple(Part(name, place, column, 1 / len(places)) for column, (name, place) in enumerate(places.items()))

@@ -43,11 +43,10 @@ from sage_grpo.training.decoding import (
     pixels_read,
 )
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
-from sage_grpo.training.focus import parts_of
 from sage_grpo.training.inputs import Inputs, pictures_of
 from sage_grpo.training.placing import VaeMover, distribute
 from sage_grpo.training.plan import Group, Plan
-from sage_grpo.training.planner import Planner, check_cheap, choose
+from sage_grpo.training.planner import Planner, check_cheap, choose, parts_of
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.training.scoring import (
     Scored,

@@ -29,7 +29,6 @@ from sage_grpo.rl.surrogate import (
 from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.training.anchor import Anchor, Need
 from sage_grpo.training.config import SurrogateConfig
-from sage_grpo.training.focus import Part, joined
 from sage_grpo.training.placing import same_bits, settle, to_device, to_storage
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.rollout import Record, Rollout
@@ -176,6 +175,56 @@ class Item:
     """How far the step goes: the state after it is x + reach v."""
     duel: Duel | None = None
     """Where clips are preferred to others."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a clip's state that is learned for itself: it explores, or a reward judges it alone."""
+
+    name: str
+    place: slice
+    column: int
+    """Of log-probabilities, and of advantages where there is one for each part."""
+    share: float
+    """In the loss: the losses of parts are averaged."""
+
+    @property
+    def dims(self) -> int:
+        """Numbers of it in a sample."""
+        return int(self.place.stop - self.place.start)
+
+    def of(self, item: Item, step: Step) -> tuple[Item, Step]:
+        """An item and its step as if this part were all that there is."""
+        record = item.record
+
+        def own(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows[:, self.place]
+
+        seen = dataclasses.replace(
+            record,
+            x=record.x[:, self.place],
+            x_next=record.x_next[:, self.place],
+            v_old=own(record.v_old),
+            log_prob_old=None if record.log_prob_old is None else record.log_prob_old[:, self.column],
+        )
+        advantage = item.advantage if item.advantage.ndim == 1 else item.advantage[:, self.column]
+        item = dataclasses.replace(
+            item, record=seen, advantage=advantage, weight=self.share * item.weight, v_anchor=own(item.v_anchor)
+        )
+        v = step.velocity[:, self.place]
+        x = to_device(seen.x, v.device, torch.float32)
+        return item, Step(gaussian=record.policy.transition(item.step)(x, v), velocity=v)
+
+
+def joined(gradients: Sequence[Tensor], parts: Sequence[Part], whole: Tensor) -> Tensor:
+    """Gradients at the parts as one at the whole velocity, which has none elsewhere."""
+    if not parts:
+        (gradient,) = gradients
+        return gradient
+    total = torch.zeros_like(whole)
+    for gradient, part in zip(gradients, parts):
+        total[:, part.place] = gradient
+    return total
 
 
 @dataclass(frozen=True)
