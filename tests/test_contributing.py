@@ -83,7 +83,7 @@ CHANGES = {
     "recipe": {
         "recipes/methods.py": [
             ("METHODS: dict[", RECIPE + "METHODS: dict["),
-            ("flow_dppo, nft, awm, refl, draft, adjoint,\n", "flow_dppo, nft, awm, gentle_grpo,\n"),
+            ("nft, awm, dpo, rft, refl, draft, adjoint,\n", "nft, awm, gentle_grpo,\n"),
         ]
     },
     "family": {

@@ -201,6 +201,7 @@ def test_what_is_seen_on_a_side_is_what_is_stored_for_it(open_page: Any, served:
 
 def test_both_videos_play_together(open_page: Any, served: Any) -> None:
     page = start(open_page, served, 2)
+    assert not page.is_visible("#sound")  # there is none
     until(page, "shown().every((video) => video.currentTime > 0)")
     page.click("#play")  # while they stand still, nothing but the page itself can bring them together
     page.evaluate("shown()[1].currentTime = 0.4; shown()[0].currentTime = 0")
@@ -287,7 +288,7 @@ def test_the_results_page_shows_the_figures_and_gives_the_csv(open_page: Any, se
     assert download.value.path().read_bytes() == call(served[3], "GET", "/api/votes.csv", token=served[1])[1]
 
 
-def test_one_of_two_sounds_is_heard_at_a_time_and_none_at_first(open_page: Any, served: Any, tmp_path: Path) -> None:
+def test_one_of_two_sounds_is_heard_at_a_time_and_none_at_first(open_page: Any, tmp_path: Path) -> None:
     hum = Sound(0.3 * torch.sin(torch.arange(8_000) / 6)[None], 16_000)
     study, _, tokens = small_study(tmp_path, prompts=2, raters=1, checks=0.3, sound=hum)
     with serving(study) as server:
@@ -303,4 +304,4 @@ def test_one_of_two_sounds_is_heard_at_a_time_and_none_at_first(open_page: Any, 
             page.keyboard.press(key)
         until(page, "state.done === 1 && loaded()")
         assert page.evaluate(muted) == [True, True]  # the next pair begins in silence
-    assert not start(open_page, served, 6).is_visible("#sound")
+        page.close()  # before its server

@@ -271,7 +271,7 @@ def test_two_adapters_are_refused(capsys) -> None:
 def generated(monkeypatch, tmp_path: Path) -> Callable[..., tuple[torch.Tensor, float]]:
     """The clip that `generate` writes for one prompt, and its frame rate."""
     written: list[tuple[torch.Tensor, float]] = []
-    monkeypatch.setattr("sage_grpo.video.write_mp4", lambda path, video, fps: written.append((video, fps)))
+    monkeypatch.setattr("sage_grpo.video.write_mp4", lambda path, video, fps, **more: written.append((video, fps)))
 
     def get(*words: str) -> tuple[torch.Tensor, float]:
         out = ["--out", str(tmp_path / "out"), "--progress", "false"]

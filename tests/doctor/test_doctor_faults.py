@@ -164,8 +164,8 @@ def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> 
     assert status(finding, "pipeline") == "pass"
     true = family.FamilyModel
     if fault == "grid":
-        sigmas = true.sigmas
-        monkeypatch.setattr(true, "sigmas", lambda self, steps, shift=None: sigmas(self, steps, 1.0))
+        sigmas = true.stock_sigmas
+        monkeypatch.setattr(true, "stock_sigmas", lambda self, steps, shift=None: sigmas(self, steps, 1.0))
     elif fault == "guidance":
         monkeypatch.setattr(true, "_scale", lambda self, sigma, guidance=None: 1.0)
     else:

@@ -140,12 +140,12 @@ class Recorder:
                     self.noise[plan.iteration, member.group, member.index] = x.numpy()
         return rollout
 
-    def _score(self, videos, plan, early=None):
+    def _score(self, videos, plan, *more):
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
         members = self.trainer._scored(plan)
 
-        def keyed(clips, captions, fps, metadata=None, early=None):
-            scores, report = reward(clips, captions, fps, metadata, early)
+        def keyed(clips, captions, fps, metadata=None, early=None, *more):
+            scores, report = reward(clips, captions, fps, metadata, early, *more)
             places = [(iteration, member.group, member.index) for member in members]
             self.real |= {place: float(value) for place, value in zip(places, scores.total)}
             total = torch.tensor([float(keyed_noise((1,), "reward", *place)) for place in places])

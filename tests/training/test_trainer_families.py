@@ -16,7 +16,7 @@ from trainer_zoo import toy
 
 WAYS = ("sage", "branch", "mix_grpo_flash", "grpo_guard", "nft", "awm", "draft")
 """All steps, one shared step, a window with another solver after it, scaled ratios, both without an SDE, and a gradient of the reward."""
-WITHOUT_RATIO = ("nft", "refl", "draft", "adjoint")
+WITHOUT_RATIO = ("nft", "dpo", "rft", "refl", "draft", "adjoint")
 FAMILIES = (
     "wan_t2v",
     "wan22_t2v",

@@ -602,12 +602,14 @@ class FamilyModel(ABC):
         with torch.no_grad():
             for clip in clips.split(1):
                 pixels = (clip.to(self._places["vae"], torch.float32) / 127.5 - 1.0).permute(0, 4, 1, 2, 3)
-                z = self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)
-                # The VAE's scaling is affine in every element: its inverse is known from what it makes of 0 and of 1.
-                zero, one = (self._to_vae(torch.full_like(z, value)) for value in (0.0, 1.0))
-                found.append(((z - zero) / (one - zero)).cpu())
+                found.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
         self._check_latents(found[0])
         return torch.cat(found)
+
+    def _from_vae(self, z: Tensor) -> Tensor:
+        """The inverse of `_to_vae`. Scaling is affine in every element, so it is known from what it makes of 0 and of 1."""
+        zero, one = (self._to_vae(torch.full_like(z, value)) for value in (0.0, 1.0))
+        return (z - zero) / (one - zero)
 
     def latents_key(self) -> str:
         """By the VAE's files, its precision and how it runs."""
@@ -751,7 +753,7 @@ class FamilyModel(ABC):
     def _check_latents(self, latents: Tensor, *, part: bool = False) -> None:
         """part: whether fewer frames will do."""
         expected = self.latent_shape()
-        if part and latents.ndim == len(expected) + 1:
+        if part and len(expected) > 1 and latents.ndim == len(expected) + 1:
             expected = (expected[0], min(expected[1], latents.shape[2]), *expected[2:])
         if tuple(latents.shape[1:]) != expected:
             raise ModelError(

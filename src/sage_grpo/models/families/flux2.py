@@ -77,10 +77,18 @@ class Flux2(ImageModel):
         return unpack(tokens, x)
 
     def _to_vae(self, latents: Tensor) -> Tensor:
-        vae, flat = self.pipe.vae, latents[:, :, 0]
-        mean, variance = (stat.view(1, -1, 1, 1).to(flat) for stat in (vae.bn.running_mean, vae.bn.running_var))
-        squares = flat * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
-        return self.pipe._unpatchify_latents(squares)[:, :, None]
+        mean, std = self._statistics(latents)
+        return self.pipe._unpatchify_latents(latents[:, :, 0] * std + mean)[:, :, None]
+
+    def _from_vae(self, z: Tensor) -> Tensor:
+        mean, std = self._statistics(z)
+        return ((self.pipe._patchify_latents(z[:, :, 0]) - mean) / std)[:, :, None]
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std of the channels of squares of latents, as the VAE's normalisation has them."""
+        vae = self.pipe.vae
+        mean, variance = (stat.view(1, -1, 1, 1).to(like) for stat in (vae.bn.running_mean, vae.bn.running_var))
+        return mean, torch.sqrt(variance + vae.config.batch_norm_eps)
 
 
 load = Flux2.load
