@@ -151,3 +151,15 @@ def test_saved_weights_load_in_diffusers(lora, checkpoint, fresh_model, tmp_path
         torch.testing.assert_close(
             other.velocity(x, sigma, conditions), ours.velocity(x, sigma, conditions), rtol=1e-4, atol=1e-5
         )
+
+
+def test_what_it_cannot_run_is_refused_with_guidance_as_without(model) -> None:
+    for scale in (1.0, 3.0):
+        ours = loaded(model, "ltx2", scale, {})
+        conditions = ours.encode(PROMPTS)
+        with pytest.raises(ModelError, match="Latents have shape"):
+            ours.velocity(torch.zeros(2, 7), torch.tensor(0.5), conditions)
+        with pytest.raises(ModelError, match="2 samples but 1 conditions"):
+            ours.velocity(torch.zeros(2, *ours.latent_shape()), torch.tensor(0.5), conditions[:1])
+    with pytest.raises(ModelError, match="picture and sound together"):
+        ours.to_latents(torch.zeros(1, 5, 32, 64, 3, dtype=torch.uint8))

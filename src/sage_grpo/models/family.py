@@ -436,6 +436,18 @@ class FamilyModel(ABC):
         if self.branches(sigma, guidance) == 1:
             v = self._branch(x, sigma, told, inputs)
             return v, v
+        return self._guided(x, sigma, told, inputs, conditions, scale)
+
+    def _guided(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        told: Tensor,
+        inputs: Sequence[Mapping[str, Tensor]],
+        conditions: Sequence[Conditioning],
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The guided velocity, and what the prompt alone gives; `inputs` are those of the prompts."""
         v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
         return self.guidance.combine(v, v_negative, scale), v
 

@@ -41,7 +41,7 @@ class Ltx2(FamilyModel):
         text_tokens=1024,
         even_sigmas=True,
         dynamic_shift=True,
-        # As the pipeline's arguments. All of them are parts of guidance: a scale of 1 turns them off together.
+        # As the pipeline's arguments. All but the last are parts of guidance: a scale of 1 turns them off together.
         options={
             "audio_guidance_scale": 7.0,
             "guidance_rescale": 0.7,
@@ -131,20 +131,15 @@ class Ltx2(FamilyModel):
             perturbed["isolated"] = (isolated - 1, {"isolate_modalities": True})
         return perturbed
 
-    def both(
+    def _guided(
         self,
         x: Tensor,
         sigma: Tensor,
+        told: Tensor,
+        inputs: Sequence[Mapping[str, Tensor]],
         conditions: Sequence[Conditioning],
-        *,
-        guidance: float | None = None,
-        timestep: Tensor | None = None,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """The guided velocity, and what the prompt alone gives."""
-        if self.branches(sigma, guidance) == 1:
-            return super().both(x, sigma, conditions, guidance=guidance, timestep=timestep)
-        told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
-        scale, inputs = self._scale(sigma, guidance), [condition.tensors for condition in conditions]
         v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
         pull = self.parts.split(v - v_negative)
         audio_scale = self.options["audio_guidance_scale"] or scale
@@ -200,6 +195,12 @@ class Ltx2(FamilyModel):
     def _to_vae(self, latents: Tensor) -> Tensor:
         vae, video = self.pipe.vae, self.parts.split(latents)["video"]
         return self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+
+    def to_latents(self, clips: Tensor) -> Tensor:
+        """Refused: a clip that is given has a sound as well, which is not encoded."""
+        raise ModelError(
+            "data.clips: LTX-2 learns picture and sound together, and sounds of given clips are not encoded yet. Use another model."
+        )
 
     @property
     def sound_rate(self) -> int:
