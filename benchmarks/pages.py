@@ -53,7 +53,7 @@ KEPT_SCORES = (
     "proxy",
     "clips",
 )
-"""Scores that do."""
+"""Scores that do, on the prompts of the evaluation and on those that it never saw (unseen/NAME)."""
 
 
 def pages() -> list[Path]:
@@ -178,7 +178,7 @@ def compact(row: dict[str, Any], *, settings: bool) -> dict[str, Any]:
             if name in KEPT_CURVES
         },
         "evaluations": {
-            point: {name: value for name, value in scores.items() if name in KEPT_SCORES}
+            point: {name: value for name, value in scores.items() if name.removeprefix("unseen/") in KEPT_SCORES}
             for point, scores in evaluations.items()
         },
     }

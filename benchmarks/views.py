@@ -43,24 +43,6 @@ def same_bits(file: Path) -> str:
     return _table(["recipe", "`model.deterministic`", "seconds an iteration", "runs that part from the first"], rows)
 
 
-def demo(file: Path, recipe: str) -> str:
-    """Demo runs of a recipe as a table."""
-    rows = [row for row in read(file) if row["recipe"] == recipe]
-    cells = [
-        [
-            str(row["seed"]),
-            fixed(row["before"]["total"], 3),
-            fixed(row["after"]["total"], 3),
-            fixed(row["after"]["total"] - row["before"]["total"], 3, signed=True),
-            fixed(row["before"]["drift"], 3),
-            fixed(row["after"]["drift"], 3),
-            str(row["seconds"]),
-        ]
-        for row in rows
-    ]
-    return _table(["seed", "score before", "after", "change", "drift before", "after", "seconds"], cells)
-
-
 def demo_run(file: Path, recipe: str) -> str:
     """A demo run in a sentence."""
     row = next(row for row in read(file) if row["recipe"] == recipe)
@@ -543,7 +525,6 @@ VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(
-            demo,
             demo_run,
             same_bits,
             number,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import socket
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -20,6 +21,7 @@ HOW = {
     "playwright": "pip install -e '.[dev]'",
     "wandb": "pip install -e '.[wandb]'",
     "trackio": "pip install -e '.[trackio]'",
+    "ray": "pip install -e '.[ray]'",
     "git": "install git, and test a clone of the repository",
     "bash": "install bash",
     "zsh": "install zsh",
@@ -64,3 +66,10 @@ def gpu() -> None:
 
     if not torch.cuda.is_available():
         lacking("a GPU")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -192,6 +192,26 @@ TABLE = (
         Published(name=name, pipeline="QwenImagePipeline", scheduler=_euler(**QWEN), kind="qwen_image")
         for name in ("Qwen-Image", "Qwen-Image-2512")
     ),
-    _refused("Qwen-Image-Edit", "QwenImageEditPipeline"),
+    Published(
+        name="Qwen-Image-Edit", pipeline="QwenImageEditPipeline", scheduler=_euler(**QWEN), kind="qwen_image_edit"
+    ),
+    _refused("Qwen-Image-Edit-2509", "QwenImageEditPlusPipeline"),
     _refused("Qwen-Image-2.1", "QwenImage21Pipeline"),
+    Published(name="LTX-2", pipeline="LTX2Pipeline", scheduler=_euler(**LTX_DYNAMIC), kind="ltx2"),
+    Published(name="LTX-2.3-Diffusers", pipeline="LTX2Pipeline", kind="ltx2_3"),
+    Published(name="FLUX.2-klein-base-4B", pipeline="Flux2KleinPipeline", kind="flux2"),
+    *(
+        Published(
+            name=f"FLUX.2-klein-{size}",
+            pipeline="Flux2KleinPipeline",
+            kind="flux2_distilled",
+            index={"is_distilled": True},
+        )
+        for size in ("4B", "9B")
+    ),
+    _refused("FLUX.2-dev", "Flux2Pipeline"),
+    Published(name="Z-Image", pipeline="ZImagePipeline", kind="z_image"),
+    Published(
+        name="Z-Image-Turbo", pipeline="ZImagePipeline", scheduler=_euler(shift=3.0), kind="z_image", **DISTILLED
+    ),
 )

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+import needs
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.study.making import Plan, invite, make, open_study
 from sage_grpo.study.pairs import Shown
@@ -80,18 +80,11 @@ def small_study(
         return root / "study", token, [invite(store)[1] for _ in range(raters)]
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 class Server:
     """`sage-grpo study serve` in a process."""
 
     def __init__(self, study: Path, *options: str, port: int | None = None) -> None:
-        self.study, self.options, self.port = study, options, port or free_port()
+        self.study, self.options, self.port = study, options, port or needs.free_port()
         self.start()
 
     def start(self) -> None:

@@ -88,7 +88,7 @@ CHANGES = {
     },
     "family": {
         "models/families/toy.py": [("", (TESTS / "trainer_zoo" / "toy.py").read_text(encoding="utf-8"))],
-        "models/spec.py": [('"z_image")', '"z_image", "toy")')],
+        "models/spec.py": [('"z_image",\n', '"z_image",\n    "toy",\n')],
         "models/checkpoints/checkpoint.py": [
             ('    "QwenImagePipeline": ', '    "ToyPipeline": "toy",\n    "QwenImagePipeline": '),
         ],

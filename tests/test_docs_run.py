@@ -36,7 +36,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.training.config import TrainConfig
 
 LANGUAGES = {"bash", "python", "yaml", "text", "json"}
-ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python")
+ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
 """Programs that are not ours, or scripts of the repository."""
 PROMPTS = "a large red circle moves right quickly on a white background\na small blue cross moves left slowly on a white background\n"
 SHELL, PYTHON = blocks("bash"), blocks("python")

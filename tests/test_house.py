@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("recipes", "telling", "sentinel"),
     ("training",),
     (
+        "crew",
         "forecast",
         "sentinel.guard",
         "telling.terminal",
@@ -66,6 +67,7 @@ QUARANTINE = {
     "torch.utils.tensorboard": ("telling/metrics.py",),
     "wandb": ("telling/metrics.py",),
     "trackio": ("telling/metrics.py",),
+    "ray": ("crew/on_ray.py", "lab/cluster.py"),
 }
 MOST_FILES = 16
 """Modules that a room shows; a list of commands is one."""
@@ -73,6 +75,7 @@ MANY = 20
 """Modules of ours that a file imports without being looked at."""
 LOOKED_AT = {
     "training/trainer.py": "the whole line: it names every station that an iteration passes",
+    "crew/studio.py": "the stations from a prompt to its clips' scores, which trainer and workers run alike",
     "session/__init__.py": "where a run is put together: folder, terminal, trainer, loop and observers meet here and nowhere else",
 }
 """Files that import more, and why that is right. Another one has more than one reason to change, or it belongs here with its own."""

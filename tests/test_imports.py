@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-HEAVY = ("diffusers", "transformers", "peft", "accelerate", "matplotlib", "tensorboard", "wandb", "av", "scipy")
+HEAVY = ("diffusers", "transformers", "peft", "accelerate", "matplotlib", "tensorboard", "wandb", "av", "scipy", "ray")
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "sage_grpo"
 
 

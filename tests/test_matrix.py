@@ -51,7 +51,7 @@ def test_a_worker_that_collects_in_another_order_shuffles_to_the_same_files() ->
 
 
 def test_the_table_counts_what_pytest_says_and_a_failure_fails_the_script(
-    matrix: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("SAGE_GRPO_MKLDNN", "SAGE_GRPO_SHUFFLE"):  # the script may be what runs this test
         monkeypatch.delenv(name, raising=False)

@@ -41,9 +41,21 @@ OTHERS = {
     "qwen_image": tiny_families.qwen_image,
     "z_image": tiny_families.z_image,
 }
+EDITS = {"qwen_image_edit": lambda: tiny_families.qwen_image(edit=True)}
+"""Those that change a picture."""
 SOUND = {"ltx2": tiny_families.ltx2, "ltx2_3": lambda: tiny_families.ltx2(newer=True)}
 """Those whose clips have a sound."""
-IMAGES = ("flux", "flux_plain", "flux2", "flux2_distilled", "sd3", "sd3_two", "qwen_image", "z_image")
+IMAGES = (
+    "flux",
+    "flux_plain",
+    "flux2",
+    "flux2_distilled",
+    "sd3",
+    "sd3_two",
+    "qwen_image",
+    "qwen_image_edit",
+    "z_image",
+)
 """Those that make pictures: clips of one frame."""
 
 
@@ -53,13 +65,17 @@ def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
-        if kind in OTHERS or kind in SOUND:
-            pipeline = {**OTHERS, **SOUND}[kind]()
+        if kind in (others := {**OTHERS, **SOUND, **EDITS}):
+            pipeline = others[kind]()
         else:
             pipeline = _hunyuan15(kind, shift) if kind.startswith("hunyuan15") else _wan(kind, shift)
     finally:
         torch.random.set_rng_state(state)
     pipeline.save_pretrained(folder)
+    if kind in EDITS:
+        tiny_families.qwen_processor(pipeline.tokenizer).image_processor.save_pretrained(folder / "processor")
+        index = json.loads((folder / "model_index.json").read_text())
+        write(folder / "model_index.json", {**index, "processor": ["transformers", "Qwen2VLProcessor"]})
     (folder / "video.json").write_text(json.dumps({**VIDEO, "frames": 1} if kind in IMAGES else VIDEO))
     return folder
 
@@ -100,9 +116,12 @@ def pipeline(folder: Path | str) -> Any:
 
     index = json.loads((Path(folder) / "model_index.json").read_text())
     left_out = [name for name, entry in index.items() if entry == [None, None]]  # diffusers wants to be told
-    pipe = DiffusionPipeline.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, **dict.fromkeys(left_out)
-    )
+    given: dict[str, Any] = dict.fromkeys(left_out)
+    if "processor" in index and "processor" not in given:
+        from transformers import AutoTokenizer
+
+        given["processor"] = tiny_families.qwen_processor(AutoTokenizer.from_pretrained(Path(folder) / "tokenizer"))
+    pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **given)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -369,9 +369,9 @@ def sana_video(large: bool = False) -> Any:
     )
 
 
-def qwen_image() -> Any:
-    """Qwen-Image."""
-    from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
+def qwen_image(edit: bool = False) -> Any:
+    """Qwen-Image, or Qwen-Image-Edit, whose text encoder sees the picture."""
+    from diffusers import AutoencoderKLQwenImage, QwenImageEditPipeline, QwenImagePipeline, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     transformer = QwenImageTransformer2DModel(
@@ -392,16 +392,40 @@ def qwen_image() -> Any:
         "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
     }
     vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 16}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
-    pipe = QwenImagePipeline(
-        scheduler=_euler(**DYNAMIC),
-        vae=vae.eval(),
-        text_encoder=Qwen2_5_VLForConditionalGeneration(config).eval(),
-        tokenizer=_byte_level(),
-        transformer=_wake(transformer),
+    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>") if edit else ()
+    numbers = {
+        f"{mark.strip('<|>').replace('pad', 'token')}{'' if 'pad' in mark else '_token'}_id": mark for mark in marks
+    }
+    components: dict[str, Any] = {
+        "scheduler": _euler(**DYNAMIC),
+        "vae": vae.eval(),
+        "tokenizer": _byte_level(),
+        "transformer": _wake(transformer),
+    }
+    kind = QwenImageEditPipeline if edit else QwenImagePipeline
+    bare = kind(**components, text_encoder=None, **({"processor": None} if edit else {}))
+    before = bare.prompt_template_encode.split("<|vision_start|>" if edit else "{}")[0]
+    tokenizer = _template_tokenizer(before, bare.prompt_template_encode_start_idx)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
+    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in numbers.items()}
+    config = Qwen2_5_VLConfig(text_config={**text, "vocab_size": 400 if edit else 300}, vision_config=vision, **ids)
+    components |= {"text_encoder": Qwen2_5_VLForConditionalGeneration(config).eval(), "tokenizer": tokenizer}
+    return kind(**components, **({"processor": None} if edit else {}))
+
+
+def qwen_processor(tokenizer: Any) -> Any:
+    """transformers' own, but for the videos, for which its constructor asks for torchvision."""
+    from transformers import Qwen2VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    processor: Any = object.__new__(Qwen2VLProcessor)
+    processor.image_processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=56 * 56)
+    processor.tokenizer, processor.video_processor, processor.chat_template = tokenizer, None, None
+    processor.image_token, processor.video_token = "<|image_pad|>", "<|video_pad|>"
+    processor.image_token_id, processor.video_token_id = tokenizer.convert_tokens_to_ids(
+        [processor.image_token, processor.video_token]
     )
-    pipe.tokenizer = _template_tokenizer(pipe.prompt_template_encode.split("{}")[0], 34)
-    return pipe
+    return processor
 
 
 def z_image() -> Any:

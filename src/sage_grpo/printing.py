@@ -31,6 +31,13 @@ def fixed(value: float, digits: int, *, signed: bool = False, grouped: bool = Fa
     return f"{rounded:{'+' if signed else ''}{',' if grouped else ''}f}"
 
 
+def minutes(seconds: float | None) -> str:
+    """A time that something takes, for people."""
+    if seconds is None:
+        return "? min"
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
 def percent(share: float, digits: int = 0) -> str:
     """A share as per cent."""
     return f"{fixed(100 * share, digits)}%"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,13 @@ from PIL import Image
 
 import double
 import tiny
+from sage_grpo.clips.files import ScoredVideo, best_and_worst
 from sage_grpo.clips.generate import _policy, clips_of
 from sage_grpo.commands.generate import Options, run
+from sage_grpo.data.examples import load_examples
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.video import read_video
 
 
@@ -139,3 +143,31 @@ def test_the_checkpoints_solver_makes_the_stock_pipelines_clip(wan, tmp_path, mo
             run(replace(options(folder, tmp_path / solver, prompts="a cat", solver=solver), steps=5))
     torch.testing.assert_close(made[0], stock, rtol=double.CLOSE, atol=double.CLOSE)
     assert (made[1] - stock).abs().max() > 1e-3
+
+
+def test_the_best_and_the_worst_clip_of_a_prompt_become_a_pair(wan, tmp_path, capsys) -> None:
+    """Which they are is what the files themselves score; clips of another folder's prompts are refused, and so is what cannot make a pair."""
+    (tmp_path / "p.csv").write_text("prompt,told\na cat,1\na dog,2\na third,3\n")
+    bright = [RewardSpec(name="trainer_toys:bright", weights={"trainer_toys:bright": 1.0})]
+    fields = {"prompts": str(tmp_path / "p.csv"), "first": 2, "per_prompt": 3, "rewards": bright}
+    assert run(options(wan, tmp_path / "out", batch=6, **fields)) == 0
+    assert "6 clips, their scores and 2 pairs" in capsys.readouterr().out
+    examples = load_examples(tmp_path / "out", pairs=True)
+    assert [(one.text, dict(one.metadata)) for one in examples] == [("a cat", {"told": "1"}), ("a dog", {"told": "2"})]
+    for place, one in enumerate(examples):
+        files = sorted((tmp_path / "out").glob(f"000[{3 * place}-{3 * place + 2}]*.mp4"))
+        shines = {file: read_video(file)[0].float().mean().item() for file in files}
+        assert len(files) == 3
+        assert one.clips == (max(files, key=shines.__getitem__), min(files, key=shines.__getitem__))
+    with pytest.raises(ValueError, match=r"has others already .*0002-a-cat.mp4"):
+        run(options(wan, tmp_path / "out", **{**fields, "per_prompt": 2}))
+    with pytest.raises(ValueError, match="set --per_prompt to 2 or more"):
+        options(wan, tmp_path, prompts="a cat", rewards=bright)
+
+
+def test_videos_that_nothing_tells_apart_make_no_pair() -> None:
+    rows = [
+        ScoredVideo(f"{n}.mp4", text, scores={"total": total})
+        for n, (text, total) in enumerate([("a", 1.0), ("a", 1.0), ("b", math.nan), ("b", 2.0), ("c", 0.5), ("c", 0.0)])
+    ]
+    assert best_and_worst(rows) == [{"prompt": "c", "win": "4.mp4", "lose": "5.mp4"}]

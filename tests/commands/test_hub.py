@@ -108,6 +108,19 @@ def test_download_lists_sizes_fetches_and_checks(
     assert not (fake.place / WAN.replace("/", "--") / "transformer/a.bin").exists()
 
 
+def test_download_leaves_the_single_files_of_a_diffusers_repository(
+    fake: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LTX-2's has several of 20 to 40 GB for other programs; a reward's model may be such a file."""
+    fake.repositories["Lightricks/LTX-2"] = fake.repositories[WAN] | {"ltx-2-19b-dev.safetensors": b"v" * 9000}
+    fake.repositories["laion/clap-htsat-unfused"] = {"config.json": b"{}", "model.safetensors": b"u" * 100}
+    main(["download", "ltx2/sage", "--dry_run"])
+    said = capsys.readouterr().out
+    assert "transformer/a.safetensors" in said
+    assert "ltx-2-19b-dev" not in said
+    assert said.count("  model.safetensors") == 2
+
+
 def test_a_file_that_came_short_is_named(fake: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     fake.cut_short = "transformer/a.safetensors"
     assert main(["download", "wan/sage"]) == 2
@@ -150,7 +163,7 @@ def test_a_recipe_that_needs_nothing_says_so(fake: FakeHub, capsys: pytest.Captu
     assert "needs nothing" in capsys.readouterr().out
 
 
-def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub, tmp_path: Path) -> None:
+def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub) -> None:
     fake.repositories["me/lora"] = {"pytorch_lora_weights.safetensors": b"abc", "evil.py": b"", "old.bin": b""}
     with pytest.raises(
         hub.HubError, match=rf"model\.lora\.path .*name the commit\. The present one is me/lora@{COMMIT}"

@@ -228,9 +228,7 @@ def with_settings(run: Path, **settings: Any) -> Path:
     return run
 
 
-def test_a_given_run_does_not_decide_where_encoded_prompts_are_written(
-    run: Path, private: Path, tmp_path: Path
-) -> None:
+def test_a_given_run_does_not_decide_where_encoded_prompts_are_written(run: Path, private: Path) -> None:
     with_settings(run, model__cache=str(private.parent))
     words = ["--run", str(run)]
     with pytest.warns(UserWarning, match=r"model\.cache .* is not used.*--model\.cache"):
@@ -281,7 +279,7 @@ def test_names_in_a_run_do_not_steer_the_terminal(run: Path, capsys) -> None:
     assert not CONTROL.search(told.out + told.err)
 
 
-def test_warnings_of_a_command_are_shown_as_text(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_a_command_are_shown_as_text(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formatted = []
 
     def warn(options: Any) -> int:

@@ -213,7 +213,7 @@ def test_what_is_not_there_is_refused_before_anything_heavy_is_imported(argv: li
     assert any(word in done.stderr for word in ("missing", "nosuch", "shapes/sagee"))
 
 
-def test_every_recipe_gets_past_the_quick_look(tmp_path: Path, monkeypatch) -> None:
+def test_every_recipe_gets_past_the_quick_look() -> None:
     from sage_grpo.cli import _refuse_unknown
     from sage_grpo.recipes import names
     from sage_grpo.recipes.methods import METHODS

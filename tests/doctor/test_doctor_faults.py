@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
+from sage_grpo.crew.studio import Studio
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
 from sage_grpo.doctor.check import Check, document
@@ -101,8 +102,8 @@ def test_wrong_guidance_in_replay(sample, monkeypatch) -> None:
 
 def test_wrong_guidance_in_the_rollout(sample, monkeypatch) -> None:
     other = sample()
-    policy = other.trainer.policy
-    monkeypatch.setattr(other.trainer, "policy", lambda group: replace(policy(group), guidance=1.0))
+    policy = other.trainer.studio.policy
+    monkeypatch.setattr(other.trainer.studio, "policy", lambda group: replace(policy(group), guidance=1.0))
     finding = sampling.guidance(other, other.items())
     assert status(finding, "guidance") == "fail"
     assert "scale 3" in finding.value
@@ -477,7 +478,7 @@ def clips() -> tuple[Sample, Tensor]:
     config = recipe("shapes/sage")
     sample = examine.prepare(Trainer(examine.small(config, DoctorSpec()), build(config)))
     sample.trainer.encode_prompts()
-    return sample, sample.trainer.decode(sample.rollout)
+    return sample, sample.trainer.studio.decode(sample.rollout)
 
 
 REWARDS = [
@@ -495,7 +496,8 @@ REWARDS = [
 def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
     sample, videos = clips
     chosen = CompositeReward([RewardSpec(name=f"doctor_rewards:{name}", batch_size=0)])
-    monkeypatch.setattr(sample.trainer, "reward", chosen)
+    for owner in (sample.trainer, sample.trainer.studio):
+        monkeypatch.setattr(owner, "reward", chosen)
     return {finding.name: finding for finding in examine.of_reward(sample, videos)}
 
 
@@ -638,13 +640,13 @@ def test_the_signal_counts_what_a_group_leaves_of_its_members(branches: int, ind
 
 def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
     sample, videos = clips
-    score = Trainer.score
+    score = Studio.score
 
-    def rolled(self: Trainer, videos: Tensor, plan: Any, **given: Any) -> Any:
+    def rolled(self: Studio, videos: Tensor, plan: Any, **given: Any) -> Any:
         groups = [replace(group, prompt=plan.groups[group.index - 1].prompt) for group in plan.groups]
         return score(self, videos, replace(plan, groups=tuple(groups)), **given)
 
-    monkeypatch.setattr(Trainer, "score", rolled)
+    monkeypatch.setattr(Studio, "score", rolled)
     found = {finding.name: finding for finding in examine.of_reward(sample, videos)}
     assert found["reward prompt"].status == "fail"
 

@@ -94,7 +94,7 @@ def test_everything_of_a_prompt_is_its_content(change: dict[str, Any]) -> None:
     assert identity._of_prompts([PROMPT, replace(PROMPT, **change)]) != identity._of_prompts([PROMPT])
 
 
-def test_prompts_are_a_row(tmp_path: Path) -> None:
+def test_prompts_are_a_row() -> None:
     """Which prompts a rank draws goes by their places."""
     one, two = Prompt("a cat"), Prompt("a dog")
     assert identity._of_prompts([one, two]) != identity._of_prompts([two, one])
@@ -132,7 +132,7 @@ def test_where_the_files_of_ones_own_family_lie_counts(make_config) -> None:
 FREE_TO_CHANGE = {
     "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
     "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
-    "rollout.offload", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
+    "rollout.offload", "rollout.on", "rollout.ray", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
     "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.clips", "data.eval_prompts", "data.encode_ahead",
 }  # fmt: skip
 """Where, how long, how fast, what is logged, and paths whose content has a fingerprint; said once more, because a field that slips into

@@ -49,14 +49,14 @@ def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list
 @pytest.mark.filterwarnings("ignore:.*distilled")
 def test_the_doctor_says_so(scale: float | None, status: str, named) -> None:
     config = named("Wan2.2-Lightning", scale, 4)
-    found = examine._checks(config, DoctorSpec(), examine.World(), None)
+    found = examine._checks(config, DoctorSpec(), examine.World())
     finding = next(one for one in found if one.name == "distilled")
     assert finding.status == status
     assert "Wan2.2-Lightning" in finding.value
 
 
 def test_the_doctor_says_nothing_of_others(named) -> None:
-    found = examine._checks(named("Wan2.2", None, 4), DoctorSpec(), examine.World(), None)
+    found = examine._checks(named("Wan2.2", None, 4), DoctorSpec(), examine.World())
     names = []
     for one in found:
         names.append(one.name)

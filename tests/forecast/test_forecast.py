@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideo15Transformer3DModel, WanTransformer3DModel
+from diffusers import FlowMatchEulerDiscreteScheduler
 from rich.console import Console
 
 from sage_grpo.cli import main
@@ -22,6 +23,7 @@ from sage_grpo.forecast.changes import changes, way_to_fit
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.measure import fitted, measured
 from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.from_configs import COMPONENTS
 from sage_grpo.models.network.blocks import KEEP
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import formulas
@@ -54,7 +56,7 @@ def _nothing_is_loaded_or_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parameters_of_published_checkpoints(name: str) -> None:
     """To the last one, against the class built without storage."""
     known = PUBLISHED[name]
-    kind = HunyuanVideo15Transformer3DModel if known.family == "hunyuan15" else WanTransformer3DModel
+    kind = getattr(diffusers, COMPONENTS[known.family][1])
     with torch.device("meta"):
         network = kind(**known.transformer)
     found = find_architecture(ModelSpec(path=f"somebody/{name}")).network
@@ -62,7 +64,7 @@ def test_parameters_of_published_checkpoints(name: str) -> None:
     assert found.frozen_parameters == (found.parameters if "A14B" in name else 0)
 
 
-@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v", "wan22_5b_t2v"])
+@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v", "wan22_5b_t2v", "ltx2"])
 @pytest.mark.parametrize("rank", [None, 4])
 def test_trained_parameters_of_a_folder(kind, rank, checkpoint, monkeypatch) -> None:
     """From its config files alone: as many as the loaded model trains."""
@@ -77,7 +79,7 @@ def test_trained_parameters_of_a_folder(kind, rank, checkpoint, monkeypatch) -> 
         assert said - real == rank * round(2 + 2 + 2 * (1 + network.feed_forward)) * network.width
 
 
-def test_the_model_is_not_here(tmp_path) -> None:
+def test_the_model_is_not_here() -> None:
     with pytest.raises(ModelError, match=r"none of the published checkpoints.*hf download some/where --include"):
         find_architecture(ModelSpec(path="some/where"))
     with pytest.raises(ModelError, match=r"model\.frames must be 4k \+ 1.*use 81 or 85"):
@@ -316,7 +318,7 @@ def test_what_fits_is_only_made_faster() -> None:
     assert "--model.compile true" in [one.option for one in changes(plain)]
 
 
-def test_changes_are_options_of_train(tmp_path, monkeypatch, capsys) -> None:
+def test_changes_are_options_of_train(capsys) -> None:
     """What is printed can be typed, and gives the forecast of its row."""
     now = forecast(recipe("hunyuan15_lora"), hardware.find("l40s"))
     for one in [one for one in changes(now) if not one.option.startswith("--gpus")][:2]:

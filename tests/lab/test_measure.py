@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from sage_grpo.crew.studio import Studio
 from sage_grpo.lab import measure as lab
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, key_of, prepare
@@ -24,6 +25,7 @@ ARMS = {
     "fixed": {"trust_region.mode": "fixed"},
     "target": {"optimizer.target_kl": 0.01},
     "nft": {},
+    "reuse": {"update.reuse": 1, "optimizer.target_kl": 0.01},
 }
 
 
@@ -182,14 +184,14 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
     toy_suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
-    score = lab.Trainer.score
+    score = Studio.score
 
     def watched(self: Any, videos: torch.Tensor, plan: Any, **given: Any) -> Any:
         scored = score(self, videos, plan, **given)
         seen.append(scored.total)
         return scored
 
-    monkeypatch.setattr(lab.Trainer, "score", watched)
+    monkeypatch.setattr(Studio, "score", watched)
     job, *_ = prepare(replace(toy_suite, kind="rollout", seeds=(1,)), recipe)
     row = run(job)
     total = torch.cat(seen)

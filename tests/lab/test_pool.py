@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,8 @@ from typing import Any
 import pytest
 
 from sage_grpo.lab import pool as module
-from sage_grpo.lab.pool import Pool, Worker
+from sage_grpo.lab.engine import Lost, Process
+from sage_grpo.lab.pool import LOSSES, Pool
 from sage_grpo.lab.prepare import Job
 from sage_grpo.lab.worker import request
 from sage_grpo.training.config import TrainConfig
@@ -60,7 +65,7 @@ def asked(job: Job) -> dict[str, Any]:
 def work(folder: Path, jobs: list[Job], count: int = 1, **options: Any) -> tuple[Pool, list[dict[str, Any]]]:
     """Run jobs on fake workers; the pool and the rows."""
     rows: list[dict[str, Any]] = []
-    workers = [Worker(folder, number, {}, (sys.executable, "-c", FAKE)) for number in range(count)]
+    workers = [Process(folder, number, {}, (sys.executable, "-c", FAKE)) for number in range(count)]
     pool = Pool(jobs, workers, lambda job, row: rows.append(row), asked, **options)
     pool.run(interval=0.02)
     return pool, rows
@@ -100,7 +105,7 @@ def test_at_the_end_of_the_budget_nothing_runs_and_what_was_cut_off_is_no_failur
     assert pool.workers[0]._process.poll() is not None
 
 
-def test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is(tmp_path: Path) -> None:
+def test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is() -> None:
     pool = Pool([job("long"), job("short")], [], lambda job, row: None, asked, budget=100)
     pool.estimates.learn(job("long"), 1000, 2)
     pool.estimates.learn(job("short"), 10, 2)
@@ -178,11 +183,75 @@ def test_the_start_of_a_run_is_no_part_of_its_pace(monkeypatch) -> None:
     assert pool.estimates.seconds(one, 10) == pytest.approx(41)  # and knows better than one under way
 
 
+class Elsewhere:
+    """A worker without a process on a cluster with so many rooms: it loses its place, and the cluster that room, in runs that `loses` names."""
+
+    def __init__(self, rooms: threading.Semaphore, loses: dict[str, int]) -> None:
+        self.rooms, self.loses, self.has_room, self.closed = rooms, loses, False, False
+        self.before_loss = lambda: None
+
+    def ready(self) -> bool:
+        """Wait for room."""
+        while not (self.has_room or self.closed):
+            self.has_room = self.rooms.acquire(timeout=0.01)
+        return not self.closed
+
+    def answer(self, line: str) -> Iterator[dict[str, Any]]:
+        """A row, or a loss."""
+        arm = json.loads(line)["arm"]
+        yield {"done": 1}
+        if self.loses.get(arm, 0) > 0:
+            self.loses[arm] -= 1
+            self.before_loss()
+            self.has_room = False
+            raise Lost("Its node was lost.")
+        yield {"row": {"arm": arm, "status": "done", "error": None}}
+
+    def close(self, *, now: bool) -> None:
+        """Wait no more; the room is free."""
+        self.closed = True
+        if self.has_room:
+            self.has_room = False
+            self.rooms.release()
+
+
+@pytest.mark.parametrize("losses", [LOSSES - 1, LOSSES])
+def test_a_run_that_loses_its_place_is_made_again_before_others_and_fails_when_it_loses_every_one(losses: int) -> None:
+    rows, notes, one = list[Any](), list[str](), Elsewhere(threading.Semaphore(9), {"a": losses})
+    said = {"on_note": lambda job, text: notes.append(text)}
+    Pool([job("a"), job("b")], [one], lambda job, row: rows.append(row), asked, **said).run(interval=0.01)
+    assert [row["arm"] for row in rows] == ["a", "b"]
+    assert [row["status"] for row in rows] == ["done" if losses < LOSSES else "failed", "done"]
+    assert notes == ["Its node was lost. It is made again."] * (LOSSES - 1)
+    assert ("may be the reason" in str(rows[0]["error"])) == (losses == LOSSES)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_one_lost_another_makes_or_gives_its_room_for_and_nobody_waits_for_a_worker_without_one(
+    late: bool,
+) -> None:
+    """Two rooms, of which one is lost, in the middle of the work or when the other worker has nothing more to do."""
+    rooms, loses, rows = threading.Semaphore(2), {"lost": 1}, list[str]()
+    workers = [Elsewhere(rooms, loses) for _ in range(2)]
+    for one, other in (workers, reversed(workers)):
+        one.before_loss = lambda other=other: _until(lambda: other.closed) if late else None  # type: ignore[misc]
+    jobs = [job("lost"), *(job(f"ok {n}") for n in range(3))]
+    Pool(jobs, workers, lambda job, row: rows.append(row["arm"]), asked).run(interval=0.01)
+    assert sorted(rows) == ["lost", "ok 0", "ok 1", "ok 2"]
+
+
+def _until(so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not so():
+        assert time.monotonic() < end, "it has nothing more to do, and holds its room"
+        time.sleep(0.005)
+
+
 def test_a_fault_of_ours_ends_the_workers(tmp_path: Path) -> None:
     def broken(job: Job, row: dict[str, Any]) -> None:
         raise OSError("the disk is full")
 
-    workers = [Worker(tmp_path, n, {}, (sys.executable, "-c", FAKE)) for n in range(2)]
+    workers = [Process(tmp_path, n, {}, (sys.executable, "-c", FAKE)) for n in range(2)]
     pool = Pool([job("ok"), job("hangs")], workers, broken, asked)
     with pytest.raises(OSError, match="disk is full"):
         pool.run(interval=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sage_grpo.cli import main
+from sage_grpo.lab import machine, store, suites
 from sage_grpo.lab import run as lab
-from sage_grpo.lab import store, suites
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, head, prepare
 from sage_grpo.lab.worker import read
@@ -31,24 +31,29 @@ class Here:
     def __init__(self, folder: Path, number: int, environment: Mapping[str, str]) -> None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
-    def answer(self, line: str, tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def answer(self, line: str) -> Iterator[dict[str, Any]]:
         """A row."""
         words = json.loads(line)
         weights, _, _ = (words.pop(name) for name in ("weights", "unfinished", "file"))
         job = Job(**{**words, "config": TrainConfig(iterations=1)})
         self.asked.append(job.key)
-        tell({"done": job.config.iterations})
+        yield {"done": job.config.iterations}
         if weights is not None:
             Path(weights).mkdir(parents=True)
             (Path(weights) / "model").write_text(job.key)
         score = {"total": int(job.key, 16) / 2**64, "drift": 0.1}
         status = "failed" if type(self).fails(job) else "done"
-        return {
+        row = {
             **head(job, status, "broken" if status == "failed" else None),
             **{"reached": 1, "evaluations": {"0": score, "1": score}, "passes": {"0": 0, "1": 5}, "updates": 1},
             **{"training": {}, "steps": {}, "sentinel": [], "seconds": {"iteration": 0, "evaluate": 0, "total": 0}},
             **{"machine": {"device": "here"}, "versions": {}, "commit": "", "code": ""},
         }
+        yield {"row": row}
 
     def close(self, *, now: bool) -> None:
         """Nothing runs."""
@@ -58,7 +63,7 @@ class Here:
 def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
     """Runs are made by `Here`."""
     Here.asked, Here.fails = [], staticmethod(lambda job: False)  # type: ignore[assignment]
-    monkeypatch.setattr(lab, "Worker", Here)
+    monkeypatch.setattr(machine, "Process", Here)
     return Here
 
 
@@ -143,7 +148,7 @@ def call(
         lab.Part(folder=folder, suite=two[name], jobs=jobs[name], arms=more.get("arms"))
         for name, folder in folders.items()
     ]
-    return lab.run(parts, out=parts[0].folder, command="", side_by_side=1)
+    return lab.run(parts, out=parts[0].folder, command="", engine=machine.Machine(), side_by_side=1)
 
 
 def test_a_run_that_one_suite_has_is_not_made_for_another_and_a_fault_is_told_to_both(

@@ -112,7 +112,8 @@ def test_a_point_between_evaluations_is_kept_when_the_last_is_long_ago(
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["000003"]
     row = run(job, tmp_path / "kept", notes=notes)
     assert notes == ["goes on after iteration 3."]
-    assert content(row) == content(run(job))
+    assert content(row) == content(run(job, notes=notes))
+    assert len(notes) == 1  # where nothing is kept there is nothing to say
 
 
 def test_what_would_lead_elsewhere_is_made_anew_and_that_is_said(

@@ -10,7 +10,8 @@ import pytest
 
 import tiny
 from sage_grpo.models.distilled import Distilled, find_distilled
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import AdapterSpec, ModelSpec
+from sage_grpo.training.config import EvalConfig
 
 DISTILLED = {
     "stabilityai/stable-diffusion-3.5-large-turbo": (4, 4),
@@ -169,3 +170,19 @@ def test_guidance_that_is_an_input_is_no_guidance(checkpoint, tmp_path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*distilled")
         assert ModelSpec(path=str(folder), cache=None, train=False).load("cpu").guidance_scale == 3.5
+
+
+def test_an_evaluation_takes_the_checkpoints_own_steps_unless_told() -> None:
+    """Its stated grid, or what its name or an adapter's says, else 40; a number that is given wins."""
+    grid = ModelSpec(path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", sigmas=[1.0, 0.9, 0.5])
+    turbo = AdapterSpec(path="loras/turbo", file="wan_4step_distill.safetensors")
+    expected = [
+        (ModelSpec(path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers"), 40),
+        (grid, 3),
+        (ModelSpec(path="lightx2v/Wan2.1-T2V-14B-StepDistill-CfgDistill"), 4),
+        (ModelSpec(path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", adapters=[turbo]), 4),
+        (ModelSpec(path="somebody/some-turbo"), 40),
+    ]
+    for spec, steps in expected:
+        assert EvalConfig().steps_for(spec) == steps, spec.path
+        assert EvalConfig(steps=7).steps_for(spec) == 7

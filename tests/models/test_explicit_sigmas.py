@@ -50,7 +50,7 @@ def test_a_run_whose_steps_are_others_is_refused_before_anything_is_loaded():
     assert Schedule(torch.tensor([*whole.model.sigmas, 0.0])).num_steps == 4
     for change, why in (
         ({"rollout": RolloutConfig(steps=5)}, r"rollout\.steps 5"),
-        ({"evaluate": EvalConfig()}, r"evaluate\.steps 40"),
+        ({"evaluate": EvalConfig(steps=40)}, r"evaluate\.steps 40"),
         ({"rollout": RolloutConfig(steps=4, shift=2.0)}, r"rollout\.shift"),
         ({"evaluate": EvalConfig(steps=4, solver="checkpoint")}, "solver"),
     ):

@@ -58,7 +58,7 @@ def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, fresh_m
     ours.save(tmp_path / "lora")
     with torch.no_grad():
         trained = ours.velocity(x, sigma, conditions)
-        theirs = reloaded(ours, tmp_path / "lora", ours.components[0]).velocity(x, sigma, conditions)
+        theirs = reloaded(ours, tmp_path / "lora", ours.experts.components[0]).velocity(x, sigma, conditions)
         base = fresh_model(kind, guidance_scale=1.0, train=False).velocity(x, sigma, conditions)
     torch.testing.assert_close(theirs, trained, rtol=1e-5, atol=1e-5)
     assert (trained - base).abs().max() > 1e-2

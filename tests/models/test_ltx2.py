@@ -5,6 +5,7 @@ from __future__ import annotations
 import diffusers
 import pytest
 import torch
+from PIL import Image
 
 import double
 import tiny
@@ -94,14 +95,92 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, che
             assert (integrate(Policy(other, Ode(), policy.schedule), x, conditions) - y).abs().max() > 1e-4, change
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_double")
+def test_distilled_sigmas_are_the_pipelines(checkpoint, model) -> None:
+    """As its authors run distilled checkpoints: without guidance, on sigmas that they state and that no shift bends."""
+    from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES
+
+    ours = model("ltx2", guidance_scale=1.0, train=False, sigmas=list(DISTILLED_SIGMA_VALUES), options=PLAIN, **SIZE)
+    x = torch.randn(2, *ours.latent_shape(), generator=torch.Generator().manual_seed(7))
+    pipe = tiny.shared_pipeline(checkpoint("ltx2"))
+    plain = type(pipe.scheduler).from_config(pipe.scheduler.config, use_dynamic_shifting=False, shift_terminal=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe, "scheduler", plain)
+        sigmas, seen, _, _ = stock(checkpoint("ltx2"), ours, x, 1.0, PLAIN, sigmas=DISTILLED_SIGMA_VALUES)
+    torch.testing.assert_close(ours.sigmas(8), sigmas.float(), rtol=0, atol=1e-6)
+    y = integrate(Policy(ours, Ode(), Schedule(ours.sigmas(8))), x, ours.encode(PROMPTS))
+    torch.testing.assert_close(ours._to_vae(y), seen["video"], **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "crf"), [("ltx2_3", None), pytest.param("ltx2", 0, marks=pytest.mark.slow)], ids=["compressed", "as it is"]
+)
+@pytest.mark.usefixtures("in_double")
+def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:
+    """With all of guidance, whose rescaling measures the clip with its first frame."""
+    ours = loaded(model, kind, 3.0, ALL | ({} if crf is None else {"image_crf": crf}))
+    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
+    x = torch.randn(1, *ours.latent_shape(), generator=torch.Generator().manual_seed(7))
+    parts, pipe = (
+        ours.parts.split(x),
+        diffusers.LTX2ImageToVideoPipeline(**tiny.shared_pipeline(checkpoint(kind)).components),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    noises = iter([parts["video"], parts["audio"]])
+    scales = {name: value for name, value in ALL.items() if name != "stg_block"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{type(pipe).__module__}.randn_tensor", lambda *arguments, **kwargs: next(noises).clone())
+        video, audio = pipe(
+            image=Image.fromarray(picture.numpy()),
+            prompt=PROMPTS[:1],
+            negative_prompt=[NEGATIVE],
+            num_frames=5,
+            frame_rate=8.0,
+            num_inference_steps=3,
+            guidance_scale=3.0,
+            spatio_temporal_guidance_blocks=[ALL["stg_block"]],
+            image_crf=crf,
+            output_type="latent",
+            return_dict=False,
+            **SIZE,
+            **scales,
+            **{f"audio_{name}": value for name, value in scales.items() if not name.startswith("audio")},
+        )
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    conditions = ours.encode(PROMPTS[:1], [picture])
+    y = integrate(policy, x, conditions)
+    torch.testing.assert_close(ours._to_vae(y), video, **CLOSE)
+    sound = pipe._denormalize_audio_latents(
+        pipe._pack_audio_latents(ours.parts.split(y)["audio"]), pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std
+    )
+    torch.testing.assert_close(pipe._unpack_audio_latents(sound, *audio.shape[2:]), audio, **CLOSE)
+    frame = conditions[0].tensors["condition"].to(y)
+    torch.testing.assert_close(ours.parts.split(y)["video"][0, :, :1], frame, **CLOSE)
+    changed = ours.parts.split(integrate(policy, x, ours.encode(PROMPTS[:1], [other])) - y)
+    assert changed["video"][:, :, 1:].abs().max() > 1e-4
+    assert changed["audio"].abs().max() > 1e-4
+
+
+@pytest.mark.slow
+def test_a_batch_may_have_a_picture_in_one_of_its_rows(model) -> None:
+    ours = loaded(model, "ltx2_3", 3.0, ALL)
+    x, sigma = torch.randn(2, *ours.latent_shape()), torch.tensor(0.7)
+    conditions = ours.encode(PROMPTS, [None, tiny.image(3)])
+    with torch.no_grad():
+        together = ours.velocity(x, sigma, conditions)
+        alone = [ours.velocity(x[row : row + 1], sigma, conditions[row : row + 1]) for row in range(2)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
 def test_parts_of_a_row() -> None:
     parts = Parts({"video": (2, 3), "audio": (4,)})
     rows = torch.arange(20.0).reshape(2, 10)
     assert {name: part.shape for name, part in parts.split(rows).items()} == {"video": (2, 2, 3), "audio": (2, 4)}
     assert torch.equal(parts.join(parts.split(rows)), rows)
-    assert parts.mask(["audio"]).tolist() == [False] * 6 + [True] * 4
+    parts.check(["audio", "video"])
     with pytest.raises(ModelError, match='no part "sound" here: the model has video, audio'):
-        parts.mask(["sound"])
+        parts.check(["audio", "sound"])
 
 
 def test_it_has_parts_and_a_sound(model) -> None:

@@ -11,6 +11,7 @@ import test_parity
 import torch
 
 import double
+import tiny
 from published import TABLE, Published
 from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
 from sage_grpo.models import ModelError
@@ -60,6 +61,8 @@ def test_a_published_configuration_samples_as_the_stock_pipeline(name: str, chec
     planned = find_architecture(ours.spec)  # what `sage-grpo plan` knows of it without reading weights
     torch.testing.assert_close(planned.grid(7).sigmas, ours.sigmas(7), **CLOSE)
     assert planned.guidance_scale == (1.0 if ours.guidance.embedded else ours.guidance_scale)
+    if row.kind in {*tiny.SOUND, *tiny.EDITS}:  # test_ltx2.py and test_qwen_edit.py compare them
+        return
     x, conditions, latents = sampled(row, folder, ours)
     y = solve(ours, build_solver(ours, "checkpoint", STEPS), x, conditions)
     torch.testing.assert_close(y, latents, **CLOSE)
@@ -69,7 +72,11 @@ def test_a_published_configuration_samples_as_the_stock_pipeline(name: str, chec
 def fields(row: Published) -> dict:
     assert row.kind is not None
     size = (test_parity if in_parity(row) else test_families).size_of(row.kind)
-    return {"train": False, "negative_prompt": test_families.NEGATIVE, **size}
+    return {
+        "train": False,
+        "negative_prompt": "" if row.kind in test_families.UNTOLD else test_families.NEGATIVE,
+        **size,
+    }
 
 
 def in_parity(row: Published) -> bool:

@@ -128,8 +128,8 @@ class Recorder:
         self.totals: list[torch.Tensor] = []
         self.advantages: list[torch.Tensor] = []
         self.gradients: list[dict[str, torch.Tensor]] = []
-        self._methods = {name: getattr(trainer, name) for name in ("roll_out", "score", "advantages", "_apply")}
-        trainer.roll_out, trainer.score = self._roll_out, self._score
+        self._methods = {name: getattr(trainer, name) for name in ("roll_out", "judge", "advantages", "_apply")}
+        trainer.roll_out, trainer.judge = self._roll_out, self._judge
         trainer.advantages, trainer._apply = self._advantages, self._apply
 
     def _roll_out(self, plan):
@@ -140,9 +140,9 @@ class Recorder:
                     self.noise[plan.iteration, member.group, member.index] = x.numpy()
         return rollout
 
-    def _score(self, videos, plan, *more):
+    def _judge(self, rollout, plan):
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
-        members = self.trainer._scored(plan)
+        members = self.trainer.studio.scored(plan)
 
         def keyed(clips, captions, fps, metadata=None, early=None, *more):
             scores, report = reward(clips, captions, fps, metadata, early, *more)
@@ -153,7 +153,7 @@ class Recorder:
 
         self.trainer.reward.score = keyed
         try:
-            return self._methods["score"](videos, plan)
+            return self._methods["judge"](rollout, plan)
         finally:
             self.trainer.reward.score = reward
 
@@ -408,9 +408,10 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
 
     results = {}
     for kind, path in checkpoints.items():
-        model = ModelSpec(path=path, cache=None, guidance_scale=1.0).load("cpu")
+        small = {"picture_pixels": 4096} if kind in tiny.EDITS else {}
+        model = ModelSpec(path=path, cache=None, guidance_scale=1.0, options=small).load("cpu")
         engine = distribute(model, ParallelSpec(), world)
-        image = tiny.image() if kind.endswith("i2v") else None
+        image = tiny.image() if model.takes_images else None
         conditions = model.encode(["a cat"], [image])
         x = keyed_noise((1, *model.latent_shape()), "x")
         high, low = (model.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.95, 0.3))

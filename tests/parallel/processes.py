@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 import matrix_plugin
+import needs
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World, start
 
@@ -41,7 +41,7 @@ def run(
     """Call `worker(world, *arguments)` on every rank; returns what they return. An exception on a rank comes back as itself
     (a string of its traceback), a rank that died as None."""
     spec = spec or ParallelSpec(timeout=60)
-    port = _free_port()
+    port = needs.free_port()
     members = []
     for rank in range(processes):
         here, there = _context.Pipe()
@@ -84,12 +84,6 @@ def _main(pipe: Connection, environment: dict[str, str], spec: ParallelSpec, wor
         pipe.send(traceback.format_exc())
         pipe.close()
         os._exit(1)  # a process group with a dead member may never let go
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def alone(worker: Worker, *arguments: Any) -> Any:

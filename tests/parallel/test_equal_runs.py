@@ -93,6 +93,17 @@ def check_noise(results, alone, sp: int) -> None:
             assert np.array_equal(noise, alone["noise"][place])
 
 
+def check_same_run(results, alone) -> None:
+    """Rewards and the exact replay of every rank, what was learnt, and what was logged."""
+    for result in results:
+        assert isinstance(result, dict), result
+        assert (result["rewards"] == alone["rewards"]).all()
+        assert all(row["ratio/first_log"] == 0.0 for row in result["rows"])
+    check_real_rewards(results, alone)
+    check_learning(results[0], alone)
+    check_metrics(results, alone)
+
+
 def check_real_rewards(results, alone) -> None:
     """Every clip is scored exactly once, and to the same reward."""
     scored = [place for result in results for place in result["real"]]
@@ -153,9 +164,18 @@ def test_all_ranks_go_back_together(checkpoint, tmp_path) -> None:
     assert any(not np.array_equal(first["moved"][name], tensor) for name, tensor in first["before"].items())
 
 
-def test_every_family_can_be_split(checkpoint) -> None:
-    """Image-to-video, two experts (one of them frozen), a timestep per token."""
-    kinds = ("hunyuan15_i2v", "wan_i2v", "wan22_t2v", "wan22_5b_t2v", "wan22_5b_i2v")
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("hunyuan15_i2v", "wan_i2v", "wan22_t2v", "wan22_5b_t2v", "wan22_5b_i2v", "qwen_image"),
+        pytest.param(
+            ("ltx", "ltx_condition", "flux", "flux2", "qwen_image_edit", "ltx2", "ltx2_3"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["quick", "slow"],
+)
+def test_every_family_can_be_split(kinds: tuple[str, ...], checkpoint) -> None:
+    """Image-to-video, two experts (one of them frozen), a timestep per token; text of uneven length beside tokens, and sound."""
     checkpoints = {kind: str(checkpoint(kind)) for kind in kinds}
     alone = processes.alone(workers.every_family, checkpoints)
     for result in processes.run(workers.every_family, 2, checkpoints, spec=ParallelSpec(sp=2, timeout=60)):

@@ -92,7 +92,7 @@ def test_ranks_leave_together() -> None:
     assert not waiting.is_alive()
 
 
-def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
     """After a laptop's sleep everyone's last sign is old."""
     beat = Heartbeat(0, 2, HashStore(), 5.0)
     told: list[str] = []

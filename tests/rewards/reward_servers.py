@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -40,13 +39,6 @@ def thread_server(*rewards: str, token: str = "", limits: ServerLimits | None = 
         server.should_exit = True
         thread.join(timeout=30)
         assert not thread.is_alive()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def process_server(port: int, reward: str) -> subprocess.Popen:

@@ -10,6 +10,7 @@ import torch
 import toy_rewards
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
@@ -18,15 +19,6 @@ from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Reward
 
 FPS = 8.0
-
-
-def clips(count: int = 5) -> torch.Tensor:
-    levels = (torch.arange(count) * 10 + 5).to(torch.uint8)
-    return levels.view(-1, 1, 1, 1, 1).expand(count, 4, 6, 6, 3).contiguous()
-
-
-def toy(name: str, **kwargs) -> RewardSpec:
-    return RewardSpec(name=f"toy_rewards:{name}", **kwargs)
 
 
 LEVELS = torch.arange(5).float() * 10 + 5

@@ -6,8 +6,8 @@ import inspect
 import math
 
 import pytest
-import torch
 import toy_rewards
+from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
@@ -16,15 +16,6 @@ from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import VideoSpec
 
 FPS = 8.0
-
-
-def clips(count: int) -> torch.Tensor:
-    levels = (torch.arange(count) * 10 + 5).to(torch.uint8)
-    return levels.view(-1, 1, 1, 1, 1).expand(count, 4, 6, 6, 3).contiguous()
-
-
-def toy(name: str, **kwargs) -> RewardSpec:
-    return RewardSpec(name=f"toy_rewards:{name}", **kwargs)
 
 
 def prompts(count: int, *bad: int) -> list[str]:

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 import toy_rewards
+from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.frames import stretch
@@ -17,15 +18,6 @@ from sage_grpo.rewards.spec import RewardSpec
 FPS = 8.0
 LEVELS = torch.arange(5).float() * 10 + 5
 PROMPTS = ["one", "two three", "four", "five", "six"]
-
-
-def clips(count: int = 5) -> torch.Tensor:
-    levels = (torch.arange(count) * 10 + 5).to(torch.uint8)
-    return levels.view(-1, 1, 1, 1, 1).expand(count, 4, 6, 6, 3).contiguous()
-
-
-def toy(name: str, **kwargs) -> RewardSpec:
-    return RewardSpec(name=f"toy_rewards:{name}", **kwargs)
 
 
 @pytest.mark.parametrize("size", [0, 2, 8])

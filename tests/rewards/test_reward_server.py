@@ -12,8 +12,9 @@ import time
 import pytest
 import torch
 import toy_rewards
-from reward_servers import call, free_port, process_server, thread_server, wait_until_up
+from reward_servers import call, process_server, thread_server, wait_until_up
 
+import needs
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.serving.remote import RemoteReward
@@ -179,7 +180,7 @@ def test_a_full_queue_is_answered_503_and_retried_until_all_are_scored():
 
 
 def test_load_is_balanced_and_a_dead_server_is_left_alone():
-    dead = free_port()
+    dead = needs.free_port()
     with thread_server("content") as first, thread_server("content") as second:
         client = remote(first, dead, second, clips_per_request=1, parallel=2)
         scores = client(clips(30), prompts(30), FPS)["content"]
@@ -193,7 +194,7 @@ def test_load_is_balanced_and_a_dead_server_is_left_alone():
 
 
 def test_no_server_at_all_marks_the_clips_and_training_can_stop_or_go_on():
-    client = remote(free_port(), retries=2)
+    client = remote(needs.free_port(), retries=2)
     scores = client(clips(3), prompts(3), FPS)
     assert scores["content"].isnan().all()
     assert "ConnectionRefusedError" in scores.reasons[2]
@@ -257,7 +258,7 @@ def hostile(port: int, stop: threading.Event, statuses: set[bytes]) -> None:
 @pytest.mark.slow
 def test_a_thousand_concurrent_requests_while_the_server_is_killed_and_attacked(monkeypatch):
     monkeypatch.setenv("SAGE_GRPO_REWARD_TOKEN", "s3cret")
-    port = free_port()
+    port = needs.free_port()
     videos, texts = clips(1000), prompts(1000)
     expected = toy_rewards.content(videos, texts, FPS)
     client = remote(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from sage_grpo.rewards.serving.wire import (
     WireError,
@@ -49,8 +49,6 @@ def test_round_trip():
 
 
 def test_a_request_is_a_safetensors_file():
-    from safetensors.torch import load
-
     videos, prompts = request()
     assert torch.equal(load(encoded(videos, prompts, 8.0, "id")[0])["videos"], videos)
 
@@ -153,3 +151,52 @@ def test_malformed_requests_are_refused(body):
     for cut in (1, 9, 40):
         with pytest.raises(WireError):
             decode_request(encoded(*request(), 8.0, "id")[0][:-cut])
+
+
+def changed(metadata: dict[str, str] | None = None, entry: object = None, raw: bytes | None = None) -> bytes:
+    """A request with a right checksum, changed in one place."""
+    videos = torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8)
+    whole = {"id": "x", "prompts": '["a"]', "fps": "8.0", "checksum": content_checksum(videos, ["a"], 8.0)}
+    header = {
+        "__metadata__": {**whole, **(metadata or {})},
+        "videos": entry or {"dtype": "U8", "shape": [1, 1, 2, 2, 3], "data_offsets": [0, 12]},
+    }
+    text = json.dumps(header).encode() if raw is None else raw
+    return struct.pack("<Q", len(text)) + text + bytes(12)
+
+
+HALF = "\ud800"
+BAD = {
+    "half a character as id": changed({"id": HALF}),
+    "half a character as prompt": changed(
+        {
+            "prompts": json.dumps([HALF]),
+            "checksum": content_checksum(torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), [HALF], 8.0),
+        }
+    ),
+    "a number of many digits": changed(raw=b'{"a": ' + b"9" * 5000 + b"}"),
+    "a number of many digits as prompt": changed({"prompts": "[" + "9" * 5000 + "]"}),
+    "a product of many digits": changed(
+        entry={"dtype": "U8", "shape": [10**4000, 10**4000, 1, 1, 3], "data_offsets": [0, 12]}
+    ),
+    "many dimensions": changed(entry={"dtype": "U8", "shape": [1] * 1000 + [12], "data_offsets": [0, 12]}),
+    "an infinite rate": changed({"fps": "inf"}),
+    "deep prompts": changed({"prompts": "[" * 50_000}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_requests_with_a_right_checksum_are_refused_where_they_are_malformed(name):
+    assert decode_request(changed()).prompts == ["a"]
+    with pytest.raises(WireError):
+        decode_request(BAD[name])
+
+
+@pytest.mark.parametrize("reasons", ['{"²": "x"}', '{"7": "x"}', '{"a": 1}', "[]", "9" * 5000])
+def test_malformed_answers_are_the_wires_errors(reasons: str) -> None:
+    asked = decode_request(changed())
+    answer = encode_response(asked, {"x": torch.zeros(1)}, {})
+    (length,) = struct.unpack("<Q", answer[:8])
+    metadata = {**json.loads(answer[8 : 8 + length])["__metadata__"], "reasons": reasons}
+    with pytest.raises(WireError, match="reasons"):
+        decode_response(save(load(answer), metadata=metadata), request_id=asked.id, checksum=asked.checksum, count=1)

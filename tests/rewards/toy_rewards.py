@@ -7,8 +7,20 @@ import json
 import torch
 
 from sage_grpo.rewards.functions import PartScores
+from sage_grpo.rewards.spec import RewardSpec
 
 CALLS: list[int] = []
+
+
+def toy(name: str, **kwargs) -> RewardSpec:
+    """One of these as a configuration names it."""
+    return RewardSpec(name=f"toy_rewards:{name}", **kwargs)
+
+
+def clips(count: int = 5) -> torch.Tensor:
+    """Clips of one grey each: 5, 15, 25, ..."""
+    levels = (torch.arange(count) * 10 + 5).to(torch.uint8)
+    return levels.view(-1, 1, 1, 1, 1).expand(count, 4, 6, 6, 3).contiguous()
 
 
 def mean_level(videos, prompts, fps):

@@ -363,7 +363,7 @@ def test_a_model_object_must_be_where_its_process_computes(config, own) -> None:
     ("left_out", "said"),
     [("model", "its model"), ("rewards", "a reward"), ("prompts", "its prompts")],
 )
-def test_what_a_run_had_as_an_object_is_asked_for(left_out: str, said: str, ran, capsys) -> None:
+def test_what_a_run_had_as_an_object_is_asked_for(left_out: str, said: str, ran) -> None:
     objects = {"model": toy(), "rewards": ran["rewards"], "prompts": WORDS}
     del objects[left_out]
     with pytest.raises(ObjectNeeded, match=f"This run got {said} as an object of a Python program.*docs/api.md"):
@@ -402,7 +402,7 @@ def test_clips_of_a_model_object_are_those_of_the_command(ran, tmp_path: Path) -
         generate("a cat", model=toy(), stpes=3)
 
 
-def test_prompts_of_objects_need_no_files(tmp_path: Path, config) -> None:
+def test_prompts_of_objects_need_no_files(config) -> None:
     config = replace(config, data=DataConfig(prompts="gone.txt", eval_prompts="gone.txt"))
     assert sage_grpo.train(config, prompts=WORDS, held_out=WORDS[:2]).iteration == 2
 

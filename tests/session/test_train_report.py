@@ -41,7 +41,7 @@ def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsy
     assert [event["kind"] for event in read_events(out)] == ["start", "finish", "resume", "finish"]
 
 
-def test_failed_rewards_and_ends_are_events(make_config, capsys) -> None:
+def test_failed_rewards_and_ends_are_events(make_config) -> None:
     from sage_grpo.rewards.spec import RewardSpec
 
     spotty = RewardSpec(name="trainer_toys:bright_but", metric_only=True, options={"bad": [2]}, batch_size=0)

@@ -17,14 +17,9 @@ from sage_grpo.telling.clock import Clock, Recorder
 from sage_grpo.telling.observers import Profile
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.update import Diverged
+from trainer_helpers import rows
 
 PHASES = ["rollout", "decode", "reward", "update"]
-
-
-def logged(config: TrainConfig) -> list[dict]:
-    """metrics.jsonl without times."""
-    lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
 
 
 def final(config: TrainConfig) -> dict[str, bytes]:
@@ -41,7 +36,7 @@ def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
     capsys.readouterr()
     train(recorded)
     said = capsys.readouterr().out
-    assert logged(plain) == logged(recorded)
+    assert rows(plain) == rows(recorded)
     assert final(plain) == final(recorded)
     folder = tmp_path / "recorded" / "profile"
     assert sorted(file.name for file in folder.iterdir()) == sorted(

@@ -126,7 +126,7 @@ def test_the_gradient_at_the_velocity_is_the_formula(make_config, make_trainer) 
     trainer = make_trainer(config)
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
-    scored = trainer.score(trainer.decode(rollout), plan)
+    scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
     advantages = trainer.advantages(scored)
     for item in trainer.items(plan, rollout, scored, advantages, 0):
         step = replay(item, torch.device("cpu"))
@@ -293,7 +293,7 @@ def test_branches_of_one_prompt_are_groups_of_their_own(make_config, make_traine
     assert [group.number for group in plan.groups] == [0, 0, 1, 1]
     assert all(a.branch != b.branch for a, b in (plan.groups[:2], plan.groups[2:]))
     rollout = trainer.roll_out(plan)
-    scored = trainer.score(trainer.decode(rollout), plan)
+    scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
     assert scored.groups.tolist() == [g for g in range(4) for _ in range(4)]
     advantages = trainer.advantages(scored)
     for group in range(4):

@@ -28,7 +28,7 @@ def rolled(trainer):
     """An iteration up to its advantages, and the plan with what is trained."""
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
-    scored = trainer.score(trainer.decode(rollout), plan)
+    scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
     advantages = trainer.advantages(scored)
     return choose(trainer.config, plan, advantages, scored.valid), rollout, scored, advantages
 
@@ -106,7 +106,7 @@ def test_ranks_together_do_what_one_does(rollout, update, make_config, make_trai
     plan = choose(trainer.config, plan_of(trainer), advantages, scored.valid)
     parts = []
     for rank in (0, 1):
-        trainer.world = World(rank=rank, size=2)
+        trainer.world = trainer.studio.world = World(rank=rank, size=2)
         own = trainer.roll_out(replace(plan, chosen=None))
         parts.append([trainer.items(plan, own, scored, advantages, number) for number in range(plan.updates)])
     for number in range(plan.updates):
@@ -121,7 +121,7 @@ def test_a_rank_none_of_whose_clips_are_trained_keeps_in_step(make_config, make_
     trainer.planner = replace(trainer.planner, ranks=8)
     plan = replace(plan_of(trainer), chosen=plan.chosen)
     left = next(rank for rank in range(8) if not plan.replays(rank, 0))
-    trainer.world = World(rank=left, size=8)
+    trainer.world = trainer.studio.world = World(rank=left, size=8)
     items = trainer.items(plan, trainer.roll_out(plan), scored, advantages, 0)
     assert len(items) == plan.rounds[0] > 0
     assert all(float(item.weight.sum()) == 0 for item in items)

@@ -91,7 +91,7 @@ def test_nothing_is_promised_that_does_not_hold() -> None:
 
 
 def test_every_recipe_that_the_documents_name_exists() -> None:
-    targets = "|".join(("shapes", "scenes", "wan", "wan22", "hunyuan15", "hunyuan15_lora"))
+    targets = "|".join(("shapes", "scenes", "wan", "wan22", "ltx2", "hunyuan15", "hunyuan15_lora"))
     for path in documents.PAGES:
         for name in re.findall(rf"`((?:{targets})(?:/\w+)+)`", path.read_text()):
             recipe(name)

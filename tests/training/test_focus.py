@@ -68,7 +68,7 @@ def test_rewards_of_both_kinds_move_their_parts(make_config, make_trainer) -> No
     ]
     trainer = run_of(make_config, make_trainer, rewards=rewards)
     plan = plan_of(trainer)
-    scored = trainer.score(trainer.decode(trainer.roll_out(plan)), plan)
+    scored = trainer.studio.score(trainer.studio.decode(trainer.roll_out(plan)), plan)
     advantages = trainer.advantages(scored)
     assert advantages.shape == (4, 2)
     # 1.5 and -1.5 times the same score: opposite advantages.
@@ -154,7 +154,7 @@ def test_a_part_that_is_learned_alone_is_learned_as_if_it_were_all(make_config, 
         place, column = trainer.model.parts.places()["audio"], len(trainer.parts) - 1
         plan = plan_of(trainer)
         rollout = trainer.roll_out(plan)
-        scored = trainer.score(trainer.decode(rollout), plan)
+        scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
         item = trainer.items(plan, rollout, scored, trainer.advantages(scored), 0)[0]
         seen, step = trainer.parts[column].of(item, update.replay(item, torch.device("cpu")))
         # The same noise gives the same gradient whatever else explores: compare it by its own formula.

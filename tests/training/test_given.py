@@ -101,7 +101,7 @@ def test_a_clip_does_not_depend_on_those_before_it(way, make_config, make_traine
     trainer = make_trainer(cheaply(make_config, WAYS[way], kind="wan_t2v"))
     plan = plan_of(trainer)
     turned = replace(plan, shares=(plan.shares[0][::-1],))
-    first, second = (latents(trainer.sampler(one).run()) for one in (plan, turned))
+    first, second = (latents(trainer.studio.sampler(one).run()) for one in (plan, turned))
     assert all(torch.equal(first[member], second[member]) for member in first)
 
 

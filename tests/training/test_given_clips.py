@@ -111,7 +111,7 @@ def test_clips_that_the_model_made_are_those_of_the_rollout(offline, pairs, tmp_
     x0 = torch.randn(1, 3, 1, 1, 1, generator=torch.Generator().manual_seed(3)).expand(1, *trainer.model.latent_shape())
     decoded = trainer.model.decode(x0)[0]
     write_mp4(tmp_path / "own.mp4", decoded, 8.0, quality=0)
-    gap = trainer.encoder(tmp_path / "own.mp4") - x0[0]
+    gap = trainer.studio.encoder(tmp_path / "own.mp4") - x0[0]
     assert float(gap.abs().mean()) < 0.05
     torch.testing.assert_close(trainer.model.to_latents(decoded[None]), x0, atol=0.02, rtol=0.02)
 

@@ -301,3 +301,31 @@ def test_a_window_of_such_steps_alone_is_refused_with_the_reason(make_config) ->
     for window in (Window(kind="fixed", start=4, length=1), Window(kind="drawn", at=[4])):
         with pytest.raises(ValueError, match=r"Step 4 is deterministic, too: .* times the variance"):
             low_planner(make_config, window=window).check()
+
+
+@pytest.mark.parametrize(
+    ("rollout", "micro_batch", "tasks"),
+    [
+        ({"same_noise": False}, 2, 4),
+        ({"same_noise": False}, 3, 2),  # micro-batches hold parts of neighbouring groups
+        ({"window": Window(kind="drawn", at=[2])}, 1, 4),
+        ({"window": Window(kind="drawn", at=[2])}, 2, 2),  # two prompts walk side by side
+        ({"window": Window(kind="drawn", at=[1, 3], branches=2)}, 2, 4),  # two groups of a prompt share its beginning
+        ({"window": Window(kind="drawn", at=[1, 3], branches=2), "share": False}, 2, 8),
+        ({"window": Window(kind="drawn", at=[1, 2], length=3)}, 4, None),
+    ],
+)
+def test_tasks_together_are_the_whole_rollout(rollout: dict, micro_batch: int, tasks: int | None, make_config) -> None:
+    """The same passes of the same rows, and records of the same replays: whoever samples a task computes the numbers of the whole."""
+    planner = planner_of(make_config, micro_batch=micro_batch, update=UpdateConfig(updates_per_rollout=1), **rollout)
+    planner = replace(planner, config=replace(planner.config, optimizer=OptimizerConfig(lr=1e-3, max_kl=1.0)))
+    for iteration in range(4):
+        plan = planner.plan(iteration, PROMPTS)
+        parts = plan.tasks()
+        assert tasks is None or len(parts) == tasks
+        assert Counter(one for part in parts for one in part.sampled(0)) == Counter(plan.sampled(0))
+        assert Counter(one for part in parts for one in part.replayable(0, 0)) == Counter(plan.replayable(0, 0))
+        assert {replay: rows for part in parts for replay, rows in part.gauged(0).items()} == plan.gauged(0)
+        for part in parts:
+            owned = {group: len(members) for group, members in part.members(0).items()}
+            assert set(owned.values()) == {plan.group_size}, "a group is whole, so that rewards may compare its clips"

@@ -61,7 +61,7 @@ def oracle(trainer: Trainer, start: dict[str, torch.Tensor]) -> dict[str, torch.
     model, config, number = trainer.model, trainer.config, trainer.state.iteration
     plan = trainer.planner.plan(number, trainer.state.stream.peek(PROMPTS))
     rollout = trainer.roll_out(plan)
-    _, scored = trainer.judge(rollout, plan)
+    scored = trainer.score(trainer.judge(rollout, plan))
     clips = {member: row for batch, rows in rollout.latents for member, row in zip(batch.members, rows)}
     params, keys = trainer.state.params, NoiseKeys(config.seed, number)
     noised = []
@@ -153,21 +153,17 @@ def test_micro_batches_do_not_matter(method: str, small) -> None:
 def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch, small) -> None:
     config = small("dpo")
     trainer = made(config)
-    original = trainer.judge
+    original = trainer.score
 
-    def judge(rollout, plan):
-        videos, scored = original(rollout, plan)
-        return videos, replace(scored, total=torch.where(scored.groups == 0, 0.5, scored.total))
+    def score(judged):
+        scored = original(judged)
+        return replace(scored, total=torch.where(scored.groups == 0, 0.5, scored.total))
 
-    monkeypatch.setattr(trainer, "judge", judge)
+    monkeypatch.setattr(trainer, "score", score)
     row = trainer.step()
     assert row["preference/skipped"] == 1.0
     assert {best.group for best, _ in trainer.done.pairs} == {1}
-    monkeypatch.setattr(
-        trainer,
-        "judge",
-        lambda *given: (judge(*given)[0], replace(judge(*given)[1], total=torch.zeros(PROMPTS * SIZE))),
-    )
+    monkeypatch.setattr(trainer, "score", lambda judged: replace(score(judged), total=torch.zeros(PROMPTS * SIZE)))
     row = trainer.step()
     assert (row["preference/skipped"], row["loss/policy"]) == (2.0, 0.0)
 

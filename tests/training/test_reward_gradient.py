@@ -117,7 +117,7 @@ def test_for_rewards_of_latents_nothing_is_decoded(method: str, monkeypatch) -> 
     trainer = Trainer(config, build(config))
     for name in ("decode", "decode_frames", "pixels"):
         monkeypatch.setattr(trainer.model, name, no_decode)
-    trainer.whole = False
+    trainer.shows = lambda number: False
     rollouts = []
     roll_out = trainer.roll_out
     monkeypatch.setattr(trainer, "roll_out", lambda plan: rollouts.append(roll_out(plan)) or rollouts[-1])

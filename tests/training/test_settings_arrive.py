@@ -110,8 +110,8 @@ def run_up_to_scores(trainer: Trainer):
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
     with trainer.reward.early(trainer.model.video.fps) as early:
-        videos = trainer.decode(rollout, early, plan.prompts)
-        return plan, rollout, trainer.score(videos, plan, early)
+        videos = trainer.studio.decode(rollout, early, plan.prompts)
+        return plan, rollout, trainer.studio.score(videos, plan, early)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo import session
+from sage_grpo.crew import studio
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.figures import frames_seen
 from sage_grpo.telling import observers
@@ -62,7 +63,7 @@ def test_a_run_has_the_same_figures_and_weights_and_shows_whole_clips(small, tmp
     sparse, whole = (replace(small, out=str(tmp_path / name)) for name in ("sparse", "whole"))
     session.run(sparse, quiet=True)
     with monkeypatch.context() as patch:
-        patch.setattr(trainers, "frames_needed", lambda model, reward: None)
+        patch.setattr(studio, "frames_needed", lambda model, reward: None)
         session.run(whole, quiet=True)
     assert_same_run(sparse, whole)
     made = [[int(clip.any()) for clip in videos[0]] for videos in seen]

@@ -69,7 +69,7 @@ def test_the_kl_of_an_update_is_that_of_its_gaussians(branching: bool, make_conf
     with torch.no_grad():
         for group in plan.groups:
             steps = sorted(step for part in group.trained for step in part)
-            squares = {step: float(trainer.policy(group).transition(step).sensitivity) ** 2 for step in steps}
+            squares = {step: float(trainer.studio.policy(group).transition(step).sensitivity) ** 2 for step in steps}
             assert group.gauge.step in steps
             for replay, record in rollout.records.items():
                 places = [

@@ -105,14 +105,14 @@ def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer
     assert trainer.evaluate().metrics["eval/told"] == 5.5
     plan = plan_of(trainer)
     worth = torch.tensor([float(group.prompt.metadata["worth"]) for group in plan.groups])
-    videos = trainer.decode(trainer.roll_out(plan))
-    assert torch.equal(trainer.score(videos, plan).total, worth.repeat_interleave(2))
+    videos = trainer.studio.decode(trainer.roll_out(plan))
+    assert torch.equal(trainer.studio.score(videos, plan).total, worth.repeat_interleave(2))
 
 
 def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -> None:
     config = make_config(evaluate=EvalConfig(prompts=2, per_prompt=2, steps=3, seed=0), seed=0)
     trainer = make_trainer(config)
-    clips = trainer.decode(trainer.roll_out(plan_of(trainer)))
+    clips = trainer.studio.decode(trainer.roll_out(plan_of(trainer)))
     assert not any(torch.equal(a, b) for a in trainer.evaluate().clips for b in clips)
 
 
@@ -205,7 +205,7 @@ def test_rewards_learn_where_the_first_frame_is(make_config, make_trainer, tmp_p
     trainer = make_trainer(config)
     assert trainer.evaluate().metrics["eval/has_image"] == 0.5
     plan = plan_of(trainer)
-    scored = trainer.score(trainer.decode(trainer.roll_out(plan)), plan)
+    scored = trainer.studio.score(trainer.studio.decode(trainer.roll_out(plan)), plan)
     expected = [float(plan.groups[group].prompt.image is not None) for group in scored.groups.tolist()]
     assert scored.total.tolist() == expected
     assert sorted(set(expected)) == [0.0, 1.0]

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
+import tiny
 from sage_grpo.flow.kernels import Flow, KernelSpec
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.config import BatchConfig, DataConfig
 from trainer_helpers import of_method, same, weights_of
 from trainer_zoo import toy
 
@@ -29,17 +31,28 @@ FAMILIES = (
     "sd3",
     "qwen_image",
     "z_image",
+    "qwen_image_edit",
 )
+PICTURED = ("ltx_condition", "ltx2_3", "wan_i2v", "qwen_image_edit")
+"""Those that are trained from a picture."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_every_method_trains_every_family(kind: str, make_config, make_trainer) -> None:
-    sides = {"flux": 8, "sd3": 8, "sana_video": 32, "ltx2": 32}
+@pytest.mark.parametrize("kind", dict.fromkeys((*FAMILIES, *PICTURED)))
+def test_every_method_trains_every_family(kind: str, make_config, make_trainer, tmp_path) -> None:
+    sides = {"flux": 8, "sd3": 8, "sana_video": 32, "ltx2": 32, "ltx2_3": 32, "ltx_condition": 32}
     small = {"height": sides[kind], "width": sides[kind]} if kind in sides else {}
     small |= {"expert": "both"} if kind == "wan22_t2v" else {}
+    small |= {"options": {"picture_pixels": 4096}} if kind == "qwen_image_edit" else {}
     batch = BatchConfig(prompts=2, group_size=2, micro_batch=2)  # a clip for each of mix_grpo's four updates
+    if kind in PICTURED:
+        small |= {"frames": 1 if kind in tiny.IMAGES else 5}
+        Image.fromarray(tiny.image(1, 40, 80).numpy()).save(tmp_path / "first.png")
+        rows = "".join(f'{{"prompt": "{prompt}", "image": "first.png"}}\n' for prompt in ("a cat", "a dog"))
+        (tmp_path / "rows.jsonl").write_text(rows)
     config = make_config(kind=kind, model=small, rollout={"steps": 4}, batch=batch)
+    if kind in PICTURED:
+        config = replace(config, data=DataConfig(prompts=str(tmp_path / "rows.jsonl"), eval_prompts=None))
     for method in METHODS if kind == "wan_t2v" else WAYS:
         # One with guidance: two branches, or a scale that is an input.
         scale = 3.0 if method == "sage" else 1.0

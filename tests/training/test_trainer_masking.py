@@ -47,7 +47,7 @@ def gradients_without(trainer, left_out: int) -> dict[str, torch.Tensor]:
     """By hand: the same rollout, in which one member never was."""
     plan = plan_of(trainer)
     rollout = trainer.roll_out(plan)
-    scored = trainer.score(trainer.decode(rollout), plan)
+    scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
     keep = [place for place in range(8) if place != left_out]
     advantages = dict(zip(keep, group_advantage(scored.total[keep], scored.groups[keep], clip=5.0)))
     steps = len(plan.groups[0].trained[0])
@@ -85,7 +85,7 @@ def test_other_groups_keep_their_advantages(advantage: AdvantageConfig, make_con
     for bad in ((), (BAD,)):
         trainer = make_trainer(make_config(rewards=reward(*bad), advantage=advantage))
         plan = plan_of(trainer)
-        results.append(trainer.advantages(trainer.score(trainer.decode(trainer.roll_out(plan)), plan)))
+        results.append(trainer.advantages(trainer.studio.score(trainer.studio.decode(trainer.roll_out(plan)), plan)))
     clean, masked = results
     if advantage.decoupled:  # its last step is a normalisation over the batch, which rescales every group alike
         clean, masked = clean / clean[0], masked / masked[0]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from wiring_table import GUIDED, ROWS, Row, Seen
 
 import trainer_toys
 from sage_grpo import session
+from sage_grpo.crew import on_ray, studio
 from sage_grpo.effects import MEANING, Effect, affects
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import lay_out
@@ -26,7 +28,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
-from sage_grpo.training import inputs, placing, state, trainer
+from sage_grpo.training import inputs, placing, state
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.video import write_mp4
 from slowly import slow_but
@@ -273,10 +275,24 @@ def given_steps(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
 def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
     one = wiring.trainer_of(config)
     one.model.device = torch.device("cuda:7")
-    calls = _catch(patch, trainer, "Storage")
+    calls = _catch(patch, studio, "Storage")
     with pytest.raises(Caught):
         one.roll_out(one.planner.plan(0, one.state.stream.take(2)))
     return calls[0][1]["device"]
+
+
+def crew(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
+    """What Ray is asked for, what every worker is made with, and how long and how closely its foreman looks."""
+    ray = mock.MagicMock()
+    ray.is_initialized.return_value, ray.nodes.return_value = False, [{"NodeManagerAddress": "127.0.0.1"}]
+    patch.setattr(on_ray, "find_ray", lambda address: ray)
+    found = wiring.trainer_of(config).crew
+    if found is None:
+        return None
+    options = ray.remote.return_value.options
+    made = options.return_value.remote.call_args_list
+    workers = [call.args[0].rollout.ray.scores for call in made]
+    return ray.init.call_args, options.call_args, workers, found.limit, found.spec.patience
 
 
 def feedback(config: TrainConfig, patch: pytest.MonkeyPatch) -> float:
@@ -438,7 +454,7 @@ def model(config: TrainConfig, patch: pytest.MonkeyPatch) -> dict[str, Any]:
         "scaling": [module.scaling for module in one.network.modules() if hasattr(module, "scaling")],
         "vae": (one.pipe.vae.dtype, bool(one.pipe.vae.use_tiling), tuple(decoded)),
         "video": one.video,
-        "components": one.components,
+        "components": one.experts.components,
         "attention": sorted(
             f"{kind.__name__} {getattr(p, '_attention_backend', None)}" for kind, p in processors.items()
         ),

@@ -91,7 +91,7 @@ def _phases(config: TrainConfig) -> Iterator[tuple[str, Any]]:
         texts = [prompt.text for prompt in plan.prompts]
         yield "rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]
         try:
-            scored = trainer.score(trainer.decode(rollout), plan)
+            scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
         except RewardFailure:
             yield "reward", "refused"
             return

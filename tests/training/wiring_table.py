@@ -36,6 +36,7 @@ class Seen(Row):
     """Needed where the field affects values; else what it affects is the reason."""
 
 
+ON_RAY = {"model.lora": LoraSpec(rank=1), "rollout.on": "ray"}
 GUIDED = {"model.family": "trainer_zoo.guided"}
 SOUNDING = {"model.height": 32, "model.width": 32}
 WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.window.start": 1}
@@ -126,6 +127,15 @@ RUN = {
     "rollout.window.branches": Row(2, "rollout", base=DRAWN),
     "rollout.storage": Row("bfloat16", "rollout"),
     "rollout.offload": Seen(True, look="storage"),
+    "rollout.staleness": Row(1, "gradient"),
+    "rollout.on": Seen("ray", look="crew", base={"model.lora": LoraSpec(rank=1)}),
+    "rollout.ray.address": Seen("127.0.0.1:6379", look="crew", base=ON_RAY),
+    "rollout.ray.workers": Seen(3, look="crew", base=ON_RAY),
+    "rollout.ray.gpus": Seen(0.5, look="crew", base=ON_RAY),
+    "rollout.ray.cpus": Seen(2.0, look="crew", base=ON_RAY),
+    "rollout.ray.scores": Seen("trainer", look="crew", base=ON_RAY),
+    "rollout.ray.limit": Seen(1.0, look="crew", base=ON_RAY),
+    "rollout.ray.patience": Seen(1.0, look="crew", base=ON_RAY),
     "advantage.scale": Row("none", "advantage"),
     "advantage.decoupled": Row(True, "advantage"),
     "advantage.clip": Row(0.5, "advantage"),
@@ -169,6 +179,7 @@ RUN = {
     "update.deal": Row("clips", "gradient"),
     "update.repeat": Row(True, "gradient"),
     "update.permute_steps": Row(False, "gradient"),
+    "update.reuse": Row(1, "gradient"),
     "update.gradient_checkpointing": Seen(True, look="checkpointing", why="memory only; tests/models compares the gradients"),
     "optimizer.kind": Row("muon", "weights"),
     "optimizer.lr": Row(2e-3, "weights"),

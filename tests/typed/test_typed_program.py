@@ -67,5 +67,5 @@ def test_typed_options_are_those_that_exist() -> None:
 
     assert set(RewardSettings.__annotations__) == names(RewardSpec) - {"name"}
     assert set(EvaluateSettings.__annotations__) < names(EvaluateOptions)
-    not_options = {"run", "model", "prompts", "out", "bench", "rewrites"}
+    not_options = {"run", "model", "prompts", "out", "bench", "rewrites", "first", "rewards"}
     assert set(GenerateSettings.__annotations__) == names(GenerateOptions) - not_options

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import pytest
+import torch
 
 from sage_grpo.lab.machine import PER_GPU, cores, how_many
 from sage_grpo.lab.prepare import SMALL
@@ -46,13 +47,48 @@ def test_prompts_of_a_world_are_different_scenes_of_their_split_and_always_the_s
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_what_a_prompt_names_is_the_scene_that_made_it(world: World) -> None:
-    (scene,) = world.scene.some_scenes("train", 1, 3)
-    for template in range(len(world.scene.TEMPLATES)):
-        named = world.attributes(world.scene.to_text(scene, template))
-        assert named == {name: getattr(scene, name) for name in world.scene.ATTRIBUTES}
+def test_what_a_prompt_names_is_the_scene_that_made_it_in_every_template(world: World) -> None:
+    module: Any = world.scene
+    scenes = [*module.some_scenes("train", 600, 3), *module.some_scenes("heldout", 100, 3)]
+    for template in range(len(module.TEMPLATES)):
+        texts = [module.to_text(scene, template) for scene in scenes]
+        assert [module.from_text(text) for text in texts] == scenes
+        assert len(set(texts)) == len(scenes)
+        assert set(" ".join(texts).split()) <= set(module.words())
+        assert world.attributes(texts[0]) == {name: getattr(scenes[0], name) for name in module.ATTRIBUTES}
+    assert len({module.to_text(scenes[0], template) for template in range(len(module.TEMPLATES))}) >= 6
+    assert all(word == word.lower() and word.isalpha() for word in module.words())
     with pytest.raises(ValueError, match="Unknown word"):
         world.attributes("a photograph of a teapot")
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_batches_keep_their_scenes(world: World) -> None:
+    module: Any = world.scene
+    scenes = module.some_scenes("train", 40, 0)
+    batch = module.batch_of(scenes, torch.Generator().manual_seed(0))
+    assert batch.scenes() == scenes
+    assert batch[3:9].scenes() == scenes[3:9]
+    assert batch.to("cpu").texts(2) == [module.to_text(scene, 2) for scene in scenes]
+    assert (len(batch), len(module.batch_of([]))) == (40, 0)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: World) -> None:
+    judge: Any = world.judge()
+    assert list(judge.weights) == list(world.scene.ATTRIBUTES)
+    assert sum(judge.weights.values()) == pytest.approx(1)
+    frames, side, fps = world.format
+    whole = torch.zeros(1, frames, side, side, 3, dtype=torch.uint8)
+    for clips, why in (
+        (whole[:, :, :8, :8], "too small"),
+        (whole[:, :1], "too small"),
+        (whole.float(), "uint8"),
+        (whole.expand(2, -1, -1, -1, -1), "one prompt a clip"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            judge(clips, ["x"], fps)
+    assert judge(whole[:0], [], fps)["TA"].shape == (0,)
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)

@@ -10,7 +10,7 @@ import gc
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from json import dumps
 from pathlib import Path
 from statistics import fmean
@@ -111,7 +111,8 @@ def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Given | None
     try_rewards(reward, prompts[0], options.model)
     for one in found:
         model = one.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
-        yield evaluate(model, reward, prompts, options.settings, micro_batch=options.micro_batch)
+        settings = replace(options.settings, steps=options.settings.steps_for(options.model))
+        yield evaluate(model, reward, prompts, settings, micro_batch=options.micro_batch)
         del model
         gc.collect()  # the next model needs its memory
 

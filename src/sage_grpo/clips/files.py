@@ -191,6 +191,21 @@ def _score_batch(composite: CompositeReward, rows: list[ScoredVideo], clips: Ten
         row.reason = "; ".join(f"{one.reward}: {one.reason}" for one in said)
 
 
+def best_and_worst(rows: Sequence[ScoredVideo]) -> list[dict[str, Any]]:
+    """A row of data.clips for every prompt: the video with the highest total is preferred to that with the lowest. Where nothing tells them
+    apart, there is none."""
+    prompts: dict[str, list[ScoredVideo]] = {}
+    for row in rows:
+        if math.isfinite(row.scores["total"]):
+            prompts.setdefault(row.prompt, []).append(row)
+    found = []
+    for own in prompts.values():
+        win, lose = (pick(own, key=lambda row: row.scores["total"]) for pick in (max, min))
+        if win.scores["total"] > lose.scores["total"]:
+            found.append({**win.metadata, "prompt": win.prompt, "win": win.video, "lose": lose.video})
+    return found
+
+
 def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
     """Mean, standard error and number of the finite scores of a column."""
     values = torch.tensor([row.scores[column] for row in rows], dtype=torch.float64)

@@ -37,7 +37,8 @@ class GenerateSpec(Choice):
     model: ModelSpec = ModelSpec(train=False)
     """The video model; without a run or a path, the small checkpoint that the package carries."""
     prompts: list[str] | str = ""
-    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), or "starter" or "starter_eval"."""
+    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), "starter" or "starter_eval", or "shapes" or "scenes" for the training
+    prompts of a world."""
     images: list[str] = field(default_factory=list)
     """First frames for an image-to-video model: one per prompt, or one for all."""
     bench: BenchName | None = None
@@ -92,6 +93,12 @@ class Clip:
     file: str
     last_image: Path | None = None
 
+    @property
+    def images(self) -> dict[str, str]:
+        """Its pictures as columns of a prompt file, wherever that stands."""
+        pictures = {"image": self.image, "last_image": self.last_image}
+        return {name: str(file.absolute()) for name, file in pictures.items() if file is not None}
+
 
 def sample(
     options: GenerateSpec, model: VelocityModel, clips: Sequence[Clip]
@@ -116,7 +123,7 @@ def sample(
 
 def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
     """Which clips, from which seeds, into which files; of the prompts that the options name, or of others."""
-    prompts = _prompts(options) if prompts is None else prompts
+    prompts = prompts_of(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
         raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
     clips: list[Clip] = []
@@ -131,8 +138,11 @@ def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> 
     return clips
 
 
-def _prompts(options: GenerateSpec) -> list[Prompt]:
-    from sage_grpo.data.prompts import SETS, Prompt, load_prompts
+def prompts_of(options: GenerateSpec) -> list[Prompt]:
+    """The prompts that the options name."""
+    from sage_grpo.data.prompts import SETS, Prompt
+    from sage_grpo.training.inputs import prompts_from
+    from sage_grpo.worlds.world import WORLDS
 
     given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
     if not given or given == [""]:
@@ -141,8 +151,9 @@ def _prompts(options: GenerateSpec) -> list[Prompt]:
     if blank:
         raise ValueError(f"Prompt {blank[0]} of {len(given)} is empty: write what is to be seen, or leave it out.")
     # the name of a file, of whatever kind, must not become a clip
-    if len(given) == 1 and (given[0] in SETS or Path(given[0]).suffix.lower() in MEANT or os.path.isfile(given[0])):
-        return load_prompts(given[0])
+    names = (*SETS, *WORLDS)
+    if len(given) == 1 and (given[0] in names or Path(given[0]).suffix.lower() in MEANT or os.path.isfile(given[0])):
+        return prompts_from(given[0], split="train")
     return [Prompt(text) for text in given]
 
 

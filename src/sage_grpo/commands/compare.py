@@ -57,10 +57,15 @@ class Options:
     """Metrics of the evaluation to show; the first one decides. Empty: total, and the parts of the shapes judge where all runs have it."""
     out: Folder | None = None
     """Folder of runs.jsonl and what derives from it. Runs that it holds are not made again. None is runs/compare; with `table`, that folder itself."""
+    on: Literal["here", "ray"] = "here"
+    """Where runs are made: on this machine, or on the nodes of a Ray cluster (the package's extra `ray`)."""
+    address: str | None = None
+    """The Ray cluster: HOST:PORT of its head, or auto for the one that this machine belongs to. None starts one on this machine, on loopback."""
     jobs: Count | Literal["auto"] = "auto"
-    """Runs side by side. auto: the cores, or 16 of the miniature on a GPU, or one of a real model on each."""
+    """Runs side by side. auto: the cores, or 16 of the miniature on a GPU, or one of a real model on each; of the whole cluster with `on=ray`."""
     mps: bool = True
-    """Let processes share a GPU by NVIDIA's MPS where it is installed; it is started for the comparison unless it runs already."""
+    """Let processes share a GPU by NVIDIA's MPS where it is installed; it is started for the comparison unless it runs already. On this machine:
+    nodes of a cluster share their GPUs by the MPS that runs there."""
     budget: Positive | None = None
     """Seconds after which nothing is running any more. A run that it cuts off goes on from its last point when the command is given again; one
     that would not get to its next point is not started. None is no limit."""
@@ -102,12 +107,16 @@ def run(options: Options) -> int:
             _refuse_to_mix(_folders(moved[1]), folders)
         return _draw(folders, moved)
     from sage_grpo.lab import run as lab
+    from sage_grpo.lab.cluster import Cluster
+    from sage_grpo.lab.machine import Machine
     from sage_grpo.lab.prepare import prepare
     from sage_grpo.lab.report import REPORT
     from sage_grpo.lab.store import KEPT, SUITE
     from sage_grpo.recipes import recipe
     from sage_grpo.session.preflight import preflight
 
+    if options.address is not None and options.on != "ray":
+        raise ConfigError(f"--address {options.address} is that of a Ray cluster: add --on ray.")
     suites, out = suites_of(options), options.folder
     arms = chosen(suites, options.arms)
     parts = [
@@ -127,8 +136,10 @@ def run(options: Options) -> int:
             parts,
             out=out,
             command=shlex.join(["sage-grpo", *sys.argv[1:]]),
+            engine=Cluster(address=options.address, weights=options.weights)
+            if options.on == "ray"
+            else Machine(share=options.mps),
             side_by_side=None if options.jobs == "auto" else int(options.jobs),
-            mps=options.mps,
             budget=options.budget,
             weights=options.weights,
         )

@@ -42,7 +42,8 @@ def run(options: Options) -> int:
     for need in every:
         repo, how = _origin(need, options)
         if repo:
-            found = listing(repo, how.get("revision"), _is_needed if need.is_hub_id else _is_data)
+            kind = _is_component if need.key == "model.path" else _is_needed if need.is_hub_id else _is_data
+            found = listing(repo, how.get("revision"), kind)
             wanted.append((need, found, how))
     for need, found, how in wanted:
         place = f"folder {how['folder']}" if "folder" in how else "the hub's cache"
@@ -78,6 +79,11 @@ def _is_needed(name: str) -> bool:
     return name.endswith((".safetensors", ".json", ".txt", ".model", ".jinja", ".py.txt")) or name.startswith(
         ("LICENSE", "NOTICE")
     )
+
+
+def _is_component(name: str) -> bool:
+    """Of a diffusers checkpoint: weights beside its folders are the same once more for other programs (LTX-2's repository has eight such files)."""
+    return _is_needed(name) and ("/" in name or not name.endswith(".safetensors"))
 
 
 def _is_data(name: str) -> bool:

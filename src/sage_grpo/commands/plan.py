@@ -24,6 +24,8 @@ class Options(TrainConfig):
     """Processes of the run, one a GPU; None is what the `parallel` options multiply to."""
     gpu: str | None = None
     """Their kind: h200, h100, a100-80, a100-40, l40s, rtx4090, ...; "cpu"; None is this machine's, or an h200 where it has none."""
+    worker_gpu: str | None = None
+    """With rollout.on ray, the kind of the workers' GPUs; None is the trainer's."""
     measure: bool = False
     """Time real-size blocks and a decode with random weights on this machine first (about a minute), instead of reading rates
     off the table."""
@@ -58,11 +60,19 @@ def run(options: Options) -> int:
 
         device = measured(config, architecture, hardware.here(gpus))
     found = forecast(config, device, gpus=gpus, architecture=architecture, held_out=_held_out(config))
+    workers = None
+    if options.worker_gpu is not None:
+        if config.rollout.on != "ray":
+            raise ConfigError(
+                f"--worker_gpu {options.worker_gpu} is about workers: set --rollout.on ray, or leave it out."
+            )
+        other = hardware.find(options.worker_gpu)
+        workers = forecast(config, other, gpus=1, architecture=architecture, held_out=found.held_out)
     options_found, way = changes.changes(found), changes.way_to_fit(found)
     if options.json:
-        print(json.dumps(show.document(found, options_found, way), indent=2, allow_nan=False))
+        print(json.dumps(show.document(found, options_found, way, workers), indent=2, allow_nan=False))
     else:
-        show.show(found, options_found, way, Console(highlight=False))
+        show.show(found, options_found, way, Console(highlight=False), workers)
     return 0 if found.fits or not found.phases else 1
 
 

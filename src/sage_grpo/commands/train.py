@@ -20,6 +20,7 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 def run(options: Options) -> int:
     """Train."""
     from sage_grpo import session
+    from sage_grpo.crew.jobs import CrewError
     from sage_grpo.parallel.checkpoint import SaveFailed
     from sage_grpo.parallel.world import RankLost
     from sage_grpo.report.page import leave_report
@@ -33,7 +34,7 @@ def run(options: Options) -> int:
             with session.session(options, remark=_remark) as world:
                 try:
                     session.run(options, world)
-                except (Diverged, RewardFailure, SaveFailed) as stopped:  # all ranks decide alike
+                except (Diverged, RewardFailure, SaveFailed, CrewError) as stopped:  # all ranks decide alike
                     if world.is_main:
                         print(f"sage-grpo train stopped: {stopped}")
                     status = 1

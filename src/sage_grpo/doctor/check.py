@@ -55,6 +55,7 @@ WHY = {
     "ranks": "a rank whose gradients were not added up trains another model, and the average of both is neither",
     "trust region": "a KL without a gradient holds nothing back, whatever its coefficient: the policy drifts until the reward is hacked",
     "old policy": "where the old policy is the policy, its positive and negative velocities are one: beta does nothing, and nft is awm",
+    "workers": "a worker with another checkpoint, dtype or card stores log-probabilities that are not the trainer's: the clip takes that for learning",
     "save": "weights that do not survive saving are a run for nothing",
 }
 """Check -> why it matters."""
@@ -90,6 +91,7 @@ REMEDY = {
     "ranks": "restart all processes from one checkpoint; the same code, seed and libraries on every machine",
     "trust region": "the reference pass must use the anchor's weights, and the KL must depend on the velocity",
     "old policy": "the old pass must use the old policy's weights; a learning rate whose steps are rounded away moves nothing",
+    "workers": "the same checkpoint, model.dtype and sage-grpo on every node; for another kind of card raise rollout.ray.limit with care",
     "save": "look at the exported folder with diffusers; a disk that is full writes half of a file",
 }
 """Check -> what to do when it warns or fails."""

@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from sage_grpo.crew.foreman import Foreman
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling
+from sage_grpo.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling, workers
 from sage_grpo.doctor.check import ORDER, Check
 from sage_grpo.doctor.sampling import Sample
 from sage_grpo.inspector import instabilities
@@ -22,7 +23,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.probe.probe import Prober, passes
 from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import Given, Inputs, build, load_sources, pictures_of
+from sage_grpo.training.inputs import Inputs, build, load_sources, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
 
@@ -37,11 +38,10 @@ def examine(
     tell: Callable[[Check], None] = lambda check: None,
     *,
     world: World | None = None,
-    own: Given | None = None,
 ) -> list[Check]:
     """All checks in order; `tell` hears of each at once. What needs something that failed is left out."""
     found: list[Check] = []
-    for check in _checks(config, spec, world or World(), own):
+    for check in _checks(config, spec, world or World()):
         tell(check)
         found.append(check)
     return found
@@ -57,23 +57,22 @@ def over_ranks(found: list[Check], world: World) -> list[Check]:
     return list(worse.values())
 
 
-def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Given | None) -> Checks:
+def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     """The list. A stage that cannot go on says so in a check of its own name, and those that need it are not reached."""
     yield machine.versions()
     yield machine.device(config.model, world.device)
-    files = machine.files(config, world.size) if own is None else None
-    if files is not None:
-        yield files
-        if files.status == "fail":
-            return
-    yield machine.prompts(*load_sources(config, own))
+    files = machine.files(config, world.size)
+    yield files
+    if files.status == "fail":
+        return
+    yield machine.prompts(*load_sources(config))
     try:
-        parts = build(config, world, own)
+        parts = build(config, world)
     except BROKEN as error:
         yield _stopped("loading", error)
         return
     if isinstance(parts.model, FamilyModel):
-        distilled = checkpoint.distilled(parts.model, config.rollout.steps, config.evaluate.steps)
+        distilled = checkpoint.distilled(parts.model, config.rollout.steps, config.evaluate.steps_for(config.model))
         if distilled is not None:
             yield distilled
     yield learning.trainable(parts.model)
@@ -89,6 +88,8 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World, own: Given | No
     yield from _guarded("conditioning", of_conditioning(trainer, sample))
     yield from _guarded("sampling", of_sampling(config, spec, parts, sample))
     yield from _guarded("learning", of_learning(sample))
+    if isinstance(trainer.crew, Foreman):
+        yield from _guarded("workers", of_workers(trainer, trainer.crew))
 
 
 def _guarded(name: str, stage: Checks) -> Checks:
@@ -186,7 +187,7 @@ def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sa
     per_pass = (time.monotonic() - began) / max(1, sample.plan.rollout_passes(world.rank).total())
     yield sampling.guidance(sample, sample.items())
     began = time.monotonic()
-    videos = trainer.decode(rollout)
+    videos = trainer.studio.decode(rollout)
     yield from of_reward(sample, videos)
     per_clip = (time.monotonic() - began) / max(1, len(videos))
     if config.objective.fresh:
@@ -206,7 +207,7 @@ def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sa
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
     """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
-    members, latents = trainer._scored(plan), trainer.latents(sample.rollout)
+    members, latents = trainer.studio.scored(plan), trainer.studio.latents(sample.rollout)
     prompts = {group.number: group.prompt for group in plan.groups}
     places = torch.tensor([plan.groups[member.group].number for member in members])
 
@@ -219,7 +220,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
         return scores.total.double().cpu()
 
     if trainer.reward.compares:
-        yield reward.valid(trainer.score(videos, plan).total, trainer.config.max_failed_fraction)
+        yield reward.valid(trainer.studio.score(videos, plan).total, trainer.config.max_failed_fraction)
         yield Check(
             "reward batch", "skip", "the reward compares clips of one group, so that their scores depend on one another"
         )
@@ -229,7 +230,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield valid
     if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
         return
-    scored = trainer.score(videos, plan, latents=latents)
+    scored = trainer.studio.score(videos, plan, latents=latents)
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
     eta = None if trainer.config.objective.fresh else trainer.config.kernel.eta
@@ -239,6 +240,19 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield reward.batch(scoring)
     yield reward.prompts(scoring)
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
+
+
+def of_workers(trainer: Trainer, crew: Foreman) -> Checks:
+    """Every worker makes some clips, and the trainer replays a step of each."""
+    asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
+    try:
+        for number in range(2 * asked):  # the cluster may not have room for all
+            crew.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
+            if len(crew.gaps) >= asked:
+                break
+        yield workers.honest(crew.gaps, crew.limit, asked, refused=crew.row["crew/refused"])
+    finally:
+        trainer.close()
 
 
 def of_learning(sample: Sample) -> Checks:

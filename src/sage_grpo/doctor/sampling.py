@@ -37,7 +37,7 @@ class Sample:
     @cached_property
     def sampler(self) -> Sampler:
         """What the trainer samples with."""
-        return self.trainer.sampler(self.plan)
+        return self.trainer.studio.sampler(self.plan)
 
     @cached_property
     def rollout(self) -> Rollout:

@@ -110,7 +110,8 @@ class Forecast:
         guiding = self._guiding(self.config.model.training_guidance)
         needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
         rows = zip(self.plans, self._kinds, needed, strict=True)
-        return [count(plan, parts, guiding, reference=need) for plan, parts, need in rows]
+        reuse = self.config.update.reuse  # a run's first iterations have fewer to learn from again
+        return [count(plan, parts, guiding, reference=need, reuse=reuse) for plan, parts, need in rows]
 
     @cached_property
     def _kinds(self) -> list[list[list[Kind]]]:
@@ -156,7 +157,7 @@ class Forecast:
     @cached_property
     def evaluation(self) -> list[Passes]:
         """Of one evaluation, by rank."""
-        grid = sigmas(self.architecture.grid(self.config.evaluate.steps))
+        grid = sigmas(self.architecture.grid(self.config.evaluate.steps_for(self.config.model)))
         return evaluation(self.config, self.held_out, self.layout.data, grid, self._guiding(None))
 
     @property

@@ -13,6 +13,7 @@ from sage_grpo.forecast.budgets import counted, outcome, over_memory
 from sage_grpo.forecast.changes import Change, way_to_fit
 from sage_grpo.forecast.costs import Forecast, kept
 from sage_grpo.forecast.costs import forecast as make_forecast
+from sage_grpo.forecast.crew import Crew, crew_of
 from sage_grpo.forecast.hardware import here
 from sage_grpo.forecast.passes import PHASES, Passes, evaluations
 from sage_grpo.models.cheap import CheapSpec
@@ -167,8 +168,26 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
     return table
 
 
-def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console) -> None:
-    """Everything, for a terminal."""
+def crew_lines(crew: Crew, kind: str) -> Iterator[str]:
+    """What workers on Ray do, and who waits."""
+    yield (
+        f"{crew.workers} workers ({kind}) do {crew.tasks} tasks an iteration, {crew.rounds} each at most: sampling {_time(crew.sampling_seconds)}, updates "
+        f"{_time(crew.updating_seconds)}, {_time(crew.iteration_seconds)} an iteration; a worker takes {crew.gib:.1f} GiB"
+    )
+    yield (
+        f"what travels: weights {crew.weights_megabytes:,.1f} MB to every node an iteration, records {crew.task_megabytes:,.1f} MB back a task; the "
+        f"bottleneck: {crew.bottleneck}"
+    )
+
+
+def show(
+    forecast: Forecast,
+    found: Sequence[Change],
+    way: Sequence[Change],
+    console: Console,
+    workers: Forecast | None = None,
+) -> None:
+    """Everything, for a terminal; `workers` is the same on the workers' GPU."""
     head = Table(show_header=False, box=None, padding=(0, 2))
     for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
@@ -180,6 +199,9 @@ def show(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], con
     console.print(phases_table(forecast))
     for line in verdict(forecast, way):
         console.print(line, soft_wrap=True, style=None if forecast.fits else "red")
+    crew = crew_of(forecast, workers or forecast)
+    for line in crew_lines(crew, (workers or forecast).hardware.title) if crew is not None else ():
+        console.print(line, soft_wrap=True)
     console.print(f"seconds: {forecast.hardware.origin}", style="dim", soft_wrap=True)
     rows = over_memory(forecast)
     if rows:
@@ -214,7 +236,7 @@ def distilled(forecast: Forecast) -> str | None:
     """What is wrong with guidance or steps where the checkpoint is a distilled one."""
     architecture = forecast.architecture
     found = find_distilled(architecture.spec, architecture.folder)
-    steps, evaluated = forecast.config.rollout.steps, forecast.config.evaluate.steps
+    steps, evaluated = forecast.config.rollout.steps, forecast.config.evaluate.steps_for(forecast.config.model)
     return None if found is None else found.advice(architecture.guidance_scale, steps, evaluated)
 
 
@@ -267,8 +289,11 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
     return short(found, way_to_fit(found))
 
 
-def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change]) -> dict[str, Any]:
+def document(
+    forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast | None = None
+) -> dict[str, Any]:
     """The same for programs."""
+    crew = crew_of(forecast, workers or forecast)
     return {
         "model": model_rows(forecast),
         "arithmetic": arithmetic(forecast),
@@ -285,6 +310,7 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change])
             for phase in forecast.phases
         },
         **costs(forecast),
+        **({} if crew is None else {"crew": {**dataclasses.asdict(crew), "bottleneck": crew.bottleneck}}),
         "over_memory": [{"gib": one.gib, "keep": counted(one.levels), **costs(one)} for one in over_memory(forecast)],
         "change_first": [one.option for one in way],
         "changes": [{"change": one.option, "run": one.run, **costs(one.after)} for one in found],

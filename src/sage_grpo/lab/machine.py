@@ -1,4 +1,4 @@
-"""What a machine has for many runs side by side: cores, GPUs, and NVIDIA's MPS, which lets processes compute on one GPU at once."""
+"""This machine as the place of many runs side by side: cores, GPUs, and NVIDIA's MPS, which lets processes compute on one GPU at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from sage_grpo.lab.engine import Process
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.worlds.world import world_of_model
 
@@ -18,6 +20,26 @@ PER_GPU = 16
 """Runs of a world's model that one large GPU serves well (H200 under MPS); a real model has it for itself."""
 PATIENCE = 30
 """Seconds that MPS may take to start or to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The engine of one machine: as many processes as runs go on at once."""
+
+    share: bool = True
+    """Let processes share a GPU by MPS."""
+
+    @contextmanager
+    def open(
+        self, configs: Sequence[TrainConfig], out: Path, most: int | None
+    ) -> Iterator[tuple[Sequence[Process], str]]:
+        """Processes, with the GPUs in turn."""
+        devices = gpus(configs)
+        count = min(most or how_many(configs, devices), len(configs))
+        with mps(bool(devices) and count > 1 and self.share) as (own, remark):
+            workers = [Process(out, number, environment(devices, number) | own) for number in range(count)]
+            where = f"GPU {', '.join(devices)}" if devices else "the CPU"
+            yield workers, f"{where}. {remark}".rstrip()
 
 
 def gpus(configs: Sequence[TrainConfig]) -> list[str]:
@@ -38,12 +60,14 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
+def per_gpu(configs: Sequence[TrainConfig]) -> int:
+    """Runs that a GPU serves well."""
+    return PER_GPU if all(world_of_model(config.model.path) is not None for config in configs) else 1
+
+
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:
     """Runs side by side where nobody says."""
-    small = all(world_of_model(config.model.path) is not None for config in configs)
-    if not devices:
-        return cores()
-    return min(cores(), PER_GPU * len(devices)) if small else len(devices)
+    return min(max(cores(), len(devices)), per_gpu(configs) * len(devices)) if devices else cores()
 
 
 def environment(devices: Sequence[str], number: int) -> dict[str, str]:

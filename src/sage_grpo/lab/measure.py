@@ -12,7 +12,8 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -126,12 +127,15 @@ def measure(
     record = Record()
     status, fault = "done", None
     try:
-        with TemporaryDirectory() as folder:  # for a run that nobody will continue
-            trainer = Trainer(job.config, build(job.config))
+        with (
+            TemporaryDirectory() as folder,  # for a run that nobody will continue
+            # Clips that are given are encoded into the run's folder, which a run that is compared does not have.
+            closing(Trainer(replace(job.config, out=folder), build(job.config))) as trainer,
+        ):
             if job.kind == "rollout":
                 sample(trainer, record, progress)
             else:
-                place = Unfinished(unfinished or Path(folder), made_by(job), tell)
+                place = Unfinished(unfinished or Path(folder) / "run", made_by(job), tell)
                 train(trainer, job, record, bases, progress, place)
         if weights is not None:
             trainer.export(weights)
@@ -163,7 +167,8 @@ class Recording(Observer):
         if plan is None:
             raise RuntimeError("An iteration is complete, but there is no plan of it.")
         passes = references(trainer.config, plan.iteration, plan.updates)
-        spent = {"passes": rollout_cost(plan) + update_cost(plan, passes), "clips": scored_clips(plan)}
+        again = update_cost(plan, passes, again=True) * min(plan.iteration, trainer.config.update.reuse)
+        spent = {"passes": rollout_cost(plan) + update_cost(plan, passes) + again, "clips": scored_clips(plan)}
         record.cost += spent["passes"]
         record.scored += spent["clips"]
         for name, total in {"passes": record.cost, "clips": record.scored}.items():
@@ -349,7 +354,7 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
         start = time.perf_counter()
         plan = trainer.planner.plan(number, state.stream.take(config.batch.prompts))
         rollout = trainer.roll_out(plan)
-        scored = trainer.score(trainer.decode(rollout), plan, latents=trainer.latents(rollout))
+        scored = trainer.studio.score(trainer.studio.decode(rollout), plan, latents=trainer.studio.latents(rollout))
         for name, values in {**scored.parts, "total": scored.total}.items():
             totals[name].append(values)
         record.cost += rollout_cost(plan)
@@ -365,11 +370,17 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
 
 def scored_clips(plan: Plan) -> int:
     """Clips that a rollout has and rewards see."""
-    return sum(len(batch.members) for rank in range(len(plan.shares)) for batch in plan.batches(rank))
+    return (
+        0
+        if plan.examples
+        else sum(len(batch.members) for rank in range(len(plan.shares)) for batch in plan.batches(rank))
+    )
 
 
 def rollout_cost(plan: Plan) -> int:
-    """Samples through the network in a rollout; what a group shares counts once."""
+    """Samples through the network in a rollout; what a group shares counts once. Clips that are given cost none."""
+    if plan.examples:
+        return 0
     shared = len({key for group in plan.groups for key in plan.trunk(group)})
     apart = [
         len(batch.members) * (plan.group_of(batch).schedule.num_steps - plan.group_of(batch).branch)
@@ -379,15 +390,15 @@ def rollout_cost(plan: Plan) -> int:
     return shared + sum(apart)
 
 
-def update_cost(plan: Plan, references: Sequence[int]) -> int:
+def update_cost(plan: Plan, references: Sequence[int], *, again: bool = False) -> int:
     """Samples through the network in the updates: forward and backward 3, a reference's forward pass (anchor, old policy; so many in each
-    update) 1, measuring the step 1."""
+    update) 1, measuring the step 1, but not of a rollout that is learned from `again`."""
     ranks = range(len(plan.shares))
     updates = range(plan.updates)
     replayed = sum(
         (3 + references[u]) * replay.rows for rank in ranks for u in updates for replay in plan.replays(rank, u)
     )
-    return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank))
+    return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank) if not again)
 
 
 def predicted(trainer: Trainer, step: int) -> dict[str, float]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from sage_grpo.lab.engine import Lost, Worker
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.store import KEPT_EVERY
 
 Row = dict[str, Any]
-COMMAND = (sys.executable, "-m", "sage_grpo.lab.worker")
+LOSSES = 3
+"""So often the place of a run may be lost before the run itself counts as the reason."""
 
 
 class Estimates:
@@ -56,66 +53,6 @@ def _kind(job: Job) -> str:
     return json.dumps([job.arm, job.recipe, job.settings], sort_keys=True)
 
 
-class Worker:
-    """A process that answers jobs; a thread of ours waits for it."""
-
-    def __init__(
-        self, folder: Path, number: int, environment: Mapping[str, str], command: Sequence[str] = COMMAND
-    ) -> None:
-        self.log = folder / "logs" / f"worker-{number:02d}.log"
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._environment, self._command = {**os.environ, **environment}, list(command)
-        self._process: subprocess.Popen[str] | None = None
-        self._closed = False
-
-    def start(self) -> subprocess.Popen[str]:
-        """The process; a new one where there is none, or where the last one ended."""
-        if self._process is None or self._process.poll() is not None:
-            with self.log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=self._environment,
-                    text=True,
-                    bufsize=1,
-                    start_new_session=True,  # Ctrl-C is for us: we end it, and then its end is no failure
-                )
-        if self._closed:  # between two looks of the thread
-            self._process.kill()
-        return self._process
-
-    def answer(self, line: str, tell: Callable[[Mapping[str, Any]], None]) -> Row | str:
-        """The row of a job, or how the process ended without one; `tell` gets what it says on the way."""
-        process = self.start()
-        with suppress(BrokenPipeError):
-            _of(process.stdin).write(line + "\n")
-        for said in _of(process.stdout):
-            words = json.loads(said)
-            if "row" in words:
-                if words["row"]["status"] == "failed":  # it ends now; the next job is for another
-                    self._let_go(process)
-                return words["row"]
-            tell(words)
-        return f"The process ended with {process.wait()}; {self.log} has its last words."
-
-    def close(self, *, now: bool) -> None:
-        """Let the process end after its job, or at once."""
-        self._closed = True
-        if self._process is None:
-            return
-        if now:
-            self._process.kill()
-        self._let_go(self._process)
-
-    def _let_go(self, process: subprocess.Popen[str]) -> None:
-        """Give it no more jobs, and wait for its end."""
-        with suppress(OSError):
-            _of(process.stdin).close()
-        process.wait()
-
-
 class Pool:
     """Runs jobs in order on so many workers; `on_row` gets every row, one at a time."""
 
@@ -139,7 +76,7 @@ class Pool:
         """When a run under way first said how far it was, how far that was, and how far it is: what came before is its start, not its pace."""
         self.began = time.monotonic()
         self._lock, self._changed = threading.RLock(), threading.Event()
-        self._stopped = False
+        self._stopped, self._lost = False, Counter[str]()
         self._fault: BaseException | None = None
 
     def run(self, look: Callable[[Pool], None] = lambda pool: None, interval: float = 0.5) -> None:
@@ -148,7 +85,7 @@ class Pool:
         for thread in threads:
             thread.start()
         try:
-            while any(thread.is_alive() for thread in threads):
+            while any(thread.is_alive() for thread in threads) and not self._over():
                 self._changed.wait(interval)
                 self._changed.clear()
                 look(self)
@@ -157,14 +94,19 @@ class Pool:
                 if self.budget is not None and self.elapsed > self.budget:
                     break
         finally:
-            over = any(thread.is_alive() for thread in threads)
-            self._stopped = True
+            with self._lock:
+                self._stopped, cut_off = True, bool(self.running)
             for worker in self.workers:
-                worker.close(now=over)
+                worker.close(now=cut_off)
             for thread in threads:
                 thread.join()
         if self._fault is not None:
             raise self._fault
+
+    def _over(self) -> bool:
+        """Whether nothing waits or runs; a worker may wait for a place even then."""
+        with self._lock:
+            return not (self.waiting or self.running)
 
     @property
     def elapsed(self) -> float:
@@ -206,10 +148,16 @@ class Pool:
 
     def _serve(self, worker: Worker) -> None:
         try:
-            while (job := self._take()) is not None:
-                line = json.dumps(self.request(job))
-                answer = worker.answer(line, lambda words, job=job: self._hear(job, words))  # type: ignore[misc]
-                self._end(job, answer)
+            while worker.ready() and (job := self._take()) is not None:
+                try:
+                    for words in worker.answer(json.dumps(self.request(job))):
+                        if "row" in words or "ended" in words:
+                            self._end(job, words.get("row") or words["ended"])
+                        else:
+                            self._hear(job, words)
+                except Lost as loss:
+                    self._end(job, loss)
+            worker.close(now=False)  # its place is free for one that lost its own
         except BaseException as error:  # noqa: BLE001 - the thread's caller raises it
             self._fault = error
         self._changed.set()
@@ -228,21 +176,23 @@ class Pool:
                 self._heard[job.key] = (then, at, done)
                 self.estimates.guess(job, now - then, done - at)
 
-    def _end(self, job: Job, answer: Row | str) -> None:
+    def _end(self, job: Job, answer: Row | str | Lost) -> None:
+        """A job has its row, or ended without one, or lost its place."""
         with self._lock:
             _, since, first = self.running.pop(job.key)
             self._heard.pop(job.key, None)
-            if isinstance(answer, str):
-                if self._stopped:  # we ended it: it is neither done nor failed
+            if not isinstance(answer, dict):
+                fault, lost = str(answer), isinstance(answer, Lost)
+                self._lost[job.key] += lost
+                again = lost and self._lost[job.key] < LOSSES
+                if again:
+                    self.on_note(job, f"{fault} It is made again.")
+                if again or self._stopped:  # we ended it: it is neither done nor failed
                     self.waiting.appendleft(job)
                     return
-                answer = {**head(job, "failed", answer), "evaluations": {}, "passes": {}}
+                fault += f" It was lost with {LOSSES} places, and may be the reason." if lost else ""
+                answer = {**head(job, "failed", fault), "evaluations": {}, "passes": {}}
             elif answer["status"] == "done":
                 self.estimates.learn(job, time.monotonic() - since, job.config.iterations - first)
             self.on_row(job, answer)
         self._changed.set()
-
-
-def _of(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream

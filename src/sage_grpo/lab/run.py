@@ -18,12 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sage_grpo.folder.identity import of_code
 from sage_grpo.folder.lock import FolderLock
-from sage_grpo.lab import machine, store
+from sage_grpo.lab import store
 from sage_grpo.lab.design import Suite
-from sage_grpo.lab.pool import Pool, Worker
+from sage_grpo.lab.engine import Engine
+from sage_grpo.lab.pool import Pool
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.worker import request, weights_of, write_config
-from sage_grpo.printing import fixed
+from sage_grpo.printing import fixed, minutes
 
 Row = dict[str, Any]
 
@@ -90,12 +91,12 @@ def run(
     *,
     out: Path,
     command: str,
+    engine: Engine,
     side_by_side: int | None = None,
-    mps: bool = True,
     budget: float | None = None,
     weights: bool = False,
 ) -> Ended:
-    """Make the runs that the folders lack; the workers' logs go to `out`."""
+    """Make the runs that the folders lack, where the engine says; the workers' logs go to `out`."""
     began = time.monotonic()
     with ExitStack() as stack:
         for part in parts:
@@ -107,21 +108,19 @@ def run(
         teller.look_back(books)
         missing, homes, kept = _missing(books)
         failed: set[str] = set()
-        devices = machine.gpus([job.config for job in missing]) if missing else []
-        count = side_by_side or machine.how_many([job.config for job in missing], devices)
-        count = max(1, min(count, len(missing)))
-        with machine.mps(bool(devices) and count > 1 and mps) as (environment, remark):
-            places = [machine.environment(devices, number) | environment for number in range(count)]
-            workers = [Worker(out, number, place) for number, place in enumerate(places)] if missing else []
 
-            def keep(job: Job, row: Row) -> None:
-                made = weights_of(job, homes[job.key].folder) if weights and row["status"] == "done" else None
-                for book in [book for book in books if job.key in book.missing]:
-                    book.write(row, made)
-                if row["status"] == "failed":
-                    failed.add(job.key)
-                teller.ended(homes[job.key], job, row, pool)
+        def keep(job: Job, row: Row) -> None:
+            made = weights_of(job, homes[job.key].folder) if weights and row["status"] == "done" else None
+            for book in [book for book in books if job.key in book.missing]:
+                book.write(row, made)
+            if row["status"] == "failed":
+                failed.add(job.key)
+            teller.ended(homes[job.key], job, row, pool)
 
+        if missing:
+            opened = engine.open([job.config for job in missing], out, side_by_side)
+            workers, where = stack.enter_context(opened)
+            teller.say(f"{len(missing)} runs to make, {len(workers)} side by side on {where}")
             pool = Pool(
                 missing,
                 workers,
@@ -131,11 +130,8 @@ def run(
                 kept=kept,
                 budget=None if budget is None else budget - (time.monotonic() - began),
             )
-            if missing:
-                where = f"GPU {', '.join(devices)}" if devices else "the CPU"
-                teller.say(f"{len(missing)} runs to make, {count} side by side on {where}. {remark}".rstrip())
-                with teller.watching():
-                    pool.run(teller.look)
+            with teller.watching():
+                pool.run(teller.look)
         asked = {key for book in books for key in book.asked}
         done = asked & {key for book in books for key in book.done}
         return Ended(finished=len(done), failed=len(failed), missing=len(asked - done - failed))
@@ -226,13 +222,6 @@ class Teller:
         """Now and then."""
         note = f"{len(pool.running)} under way, {minutes(pool.left())} left"
         self._bar.update(self._task, completed=self._done, note=note)
-
-
-def minutes(seconds: float | None) -> str:
-    """A time for people."""
-    if seconds is None:
-        return "? min"
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from sage_grpo.folder.identity import plain
+from sage_grpo.folder.identity import of_code, plain
 from sage_grpo.inside import replace_text
 from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.store import place
@@ -26,7 +26,7 @@ from sage_grpo.lab.store import place
 
 def request(job: Job, folder: Path, *, weights: bool) -> dict[str, Any]:
     """A job as a line for a worker; its configuration is a file."""
-    words = asdict(replace(job, config=None))  # type: ignore[arg-type]
+    words, folder = asdict(replace(job, config=None)), folder.absolute()  # type: ignore[arg-type]
     return {
         **words,
         "file": str(folder / "configs" / job.file),
@@ -40,16 +40,18 @@ def weights_of(job: Job, folder: Path) -> Path:
     return folder / "weights" / f"{Path(job.file).stem}-{job.seed}"
 
 
-def read(line: str) -> tuple[Job, Path | None, Path]:
-    """The job of a line, where its weights go, and where it is kept while it is under way."""
+def read(line: str) -> tuple[Job, Path | None, Path | None]:
+    """The job of a line, where its weights go, and where it is kept while it is under way; None: they are not."""
     from sage_grpo.configure import parse
     from sage_grpo.training.config import TrainConfig
 
     words = json.loads(line)
     config = parse(TrainConfig, ["--config", words.pop("file")], prog="sage-grpo compare")
-    weights, unfinished = words.pop("weights"), Path(words.pop("unfinished"))
+    weights, unfinished = (
+        None if (name := words.pop(one)) is None else Path(name) for one in ("weights", "unfinished")
+    )
     words |= {"config": replace(config, seed=words["seed"]), "points": tuple(words["points"])}
-    return Job(**words), None if weights is None else Path(weights), unfinished
+    return Job(**words), weights, unfinished
 
 
 def write_config(job: Job, folder: Path) -> None:
@@ -83,7 +85,7 @@ def jobs() -> Iterator[str]:
 
 
 def main() -> int:
-    """Answer jobs until there are no more: {"ready": true}, then per job {"done": iteration}, {"note": sentence} ... and {"row": ...}."""
+    """Answer jobs until there are no more: {"ready": digest of the code}, then per job {"done": iteration}, {"note": sentence} ... and {"row": ...}."""
     channel = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes to the log
 
@@ -99,7 +101,7 @@ def main() -> int:
     warnings.simplefilter("once")
     torch.set_num_threads(1)
     bases: dict[str, Any] = {}
-    say(ready=True)
+    say(ready=of_code())
     for line in jobs():
         job, weights, unfinished = read(line)
         print(f"--- {job.name}", file=sys.stderr, flush=True)

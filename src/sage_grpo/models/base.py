@@ -241,8 +241,9 @@ class SequenceSplit(Protocol):
         key: Tensor,
         value: Tensor,
         counts: list[int],
+        key_counts: list[int] | None = None,
     ) -> Tensor:
-        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels."""
+        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `key_counts` where others are asked than ask."""
 
 
 @runtime_checkable

@@ -30,6 +30,8 @@ SIGNS: Mapping[str, tuple[int, int] | None] = {
 }
 """Names that distilled checkpoints have, as regular expressions for small letters, and the fewest and most steps with which their authors
 sample them: None where these are those of the model that it was made from, or could not be looked up. The first that fits counts."""
+USUAL = 40
+"""Steps of an evaluation of a model that needs many."""
 UNDONE = re.compile(r"(?:de|un|non|not)[-_ ]?distill")
 """Names of models whose distillation was undone, or that say that there was none."""
 COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")
@@ -83,6 +85,15 @@ def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
             steps = SIGNS[sign] if counted is None else (int(counted[1]), int(counted[1]))
             return Distilled(evidence=f'{where} is "{name}"', steps=steps)
     return None if folder is None else _by_files(folder)
+
+
+def steps_of(spec: ModelSpec) -> int:
+    """Steps in which a model is evaluated where nobody says otherwise: as many as its stated grid has, or as the authors of a distilled one take at
+    most, as far as its name or an adapter's tells, so that whoever plans a run and whoever runs it agree; else 40."""
+    if spec.sigmas:
+        return len(spec.sigmas)
+    found = find_distilled(spec, None)
+    return USUAL if found is None or found.steps is None else found.steps[1]
 
 
 def _names(path: str, folder: Path | None) -> list[tuple[str, str]]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
-from sage_grpo.hub import pinned_folder
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.cheap import CheapSpec
@@ -35,8 +33,8 @@ from sage_grpo.models.checkpoints.checkpoint import (
     resolve,
 )
 from sage_grpo.models.devices import DTYPES, Home, choose_device, load_dtypes
-from sage_grpo.models.distilled import find_distilled
-from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, runs_together
+from sage_grpo.models.experts import Experts, load_trained, save_trained, trained_components
+from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, runs_together, warn_if_distilled
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_floats, to_uint8
@@ -45,63 +43,8 @@ from sage_grpo.models.network.gradients import empty, one_after_another, unread_
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
 from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
-from sage_grpo.types import Conditioning, Keep, VideoSpec
-
-EXPERTS: Mapping[str, Literal["high", "low"]] = {"transformer": "high", "transformer_2": "low"}
-"""Components of a model with two experts, by the noise that each is for."""
-IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
-"""What models of images make unless told otherwise."""
-JOINT_ATTENTION = (
-    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
-    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
-)
-"""Attention of two streams that attend together: modules that a LoRA adapts."""
-CROSS_ATTENTION = (
-    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
-    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
-)
-"""Attention of the video to itself and then to the text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """The constants of a family."""
-
-    pipelines: tuple[str, ...]
-    """Classes of diffusers pipelines whose checkpoints the family runs."""
-    components: tuple[str, ...]
-    """What a checkpoint must have besides transformer, VAE and scheduler."""
-    video: VideoSpec
-    """Clip format where neither the spec nor the checkpoint names one."""
-    guidance_scale: float
-    """Guidance where neither the spec nor the checkpoint names one."""
-    blocks: Mapping[str, str]
-    """Names of the transformer's lists of repeated blocks, in order, each with what its config calls their number."""
-    lora_targets: tuple[str, ...]
-    """Modules that a LoRA adapts unless told otherwise."""
-    encoders: tuple[str, ...]
-    """Components that only encoding needs; they load on demand."""
-    decoders: tuple[str, ...] = ("vae",)
-    """Components that make a clip of latents."""
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    """What the network reads of a prompt, each with what its config calls its width: "text" has tokens, anything else is one vector.
-    By it is found which parameters nothing reads; where it is empty, all are trained."""
-    text_tokens: int = 0
-    """Tokens of a prompt, where the costs of training are known: as many as it is padded to, or a long one's."""
-    ragged: tuple[tuple[str, int], ...] = ()
-    """Inputs of a block (name, dimension) whose length differs between prompts."""
-    padded: bool = False
-    """The network attends to its text's padding, so that encodings hold it and all have one length."""
-    even_sigmas: bool = False
-    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
-    dynamic_shift: bool = False
-    """The pipeline hands its scheduler a shift that grows with the number of tokens."""
-    embeds_guidance: bool = False
-    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none unless asked for."""
-    options: Mapping[str, float | None] = field(default_factory=dict)
-    """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""
-    whole: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """Those that are whole numbers, with the least and the most."""
+from sage_grpo.models.traits import Traits
+from sage_grpo.types import Conditioning, Keep
 
 
 class FamilyModel(ABC):
@@ -137,9 +80,10 @@ class FamilyModel(ABC):
         experts = index.get("boundary_ratio") is not None
         adapters = [lora.find_adapter(adapter, experts=experts) for adapter in spec.adapters]
         encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
-        dtypes = load_dtypes(spec, device, trained=_trained(spec, index))
+        dtypes = load_dtypes(spec, device, trained=trained_components(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
-        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
+        skip = [*encoders, *traits.read_here]
+        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=skip, dtypes=dtypes)
         for adapter, place in zip(spec.adapters, adapters):
             lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)
@@ -157,14 +101,10 @@ class FamilyModel(ABC):
         self.options = spec.family_options(self.traits.options)
         self.choices: dict[str, str] = {}
         """What was decided while loading and why, for people."""
-        self.boundary: float | None = index.get("boundary_ratio")
-        """Wan 2.2 with two experts: the noise level at which the second takes over."""
-        experts = ("transformer",) if self.boundary is None else tuple(EXPERTS)
-        self.components = _trained(spec, index)
-        """The transformers that are trained: one, or both experts."""
-        first = self.components[0]
+        self.experts = Experts(spec, index, pipe)
+        first = self.experts.components[0]
         self.transformer: Any = getattr(pipe, first)
-        self.others = [getattr(pipe, name) for name in experts if name != first]
+        self.others = [getattr(pipe, name) for name in self.experts.all if name != first]
         self._prepare()
         self.network: Any = self._adapted(self.transformer)
         for other in self.others:
@@ -192,19 +132,12 @@ class FamilyModel(ABC):
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
         self._set_attention()
-        self._warn_if_distilled()
+        warn_if_distilled(spec, folder, self.guidance, self.guidance_scale)
         if spec.compile:
             compile_blocks(self.network, self.blocks(), train=spec.train, ragged=self.traits.ragged)
-            both = len(self.components) > 1
+            both = len(self.experts.components) > 1
             for other in self.others:
                 compile_blocks(other, self._blocks_of(other), train=spec.train and both, ragged=self.traits.ragged)
-
-    def _warn_if_distilled(self) -> None:
-        """Say so where a distilled checkpoint gets guidance; steps are not known here."""
-        found = find_distilled(self.spec, self.folder)
-        advice = None if found is None or self.guidance.embedded else found.advice(self.guidance_scale)
-        if advice is not None:
-            warnings.warn(advice, stacklevel=2)
 
     def _set_attention(self) -> None:
         shape = Shape(self.tokens, *self.heads)
@@ -353,7 +286,7 @@ class FamilyModel(ABC):
         if self.spec.cache is None:
             return EncodingCache(None, "")
         folder = default_folder() if self.spec.cache == "auto" else Path(self.spec.cache).expanduser()
-        parts = [*self.traits.encoders, "tokenizer", "tokenizer_2", "tokenizer_3"]
+        parts = [*self.traits.encoders, "tokenizer", "tokenizer_2", "tokenizer_3", "processor"]
         size = ""
         if self.takes_images:  # the picture is encoded at the clip's size
             parts.append("vae")
@@ -526,30 +459,27 @@ class FamilyModel(ABC):
 
     def _scale(self, sigma: Tensor | float, guidance: float | None) -> float:
         second = self.spec.guidance_scale_2
-        own = self.guidance_scale if second is None or self._high_noise(sigma) else second
+        own = self.guidance_scale if second is None or self.network_at(sigma) == 0 else second
         return own if guidance is None else guidance
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         """Forward passes of one velocity: two where guidance runs the negative prompt as well; `guidance` overrides the model's scale."""
         return 1 if self.guidance.embedded or self._scale(sigma, guidance) == 1 else 2
 
-    def _high_noise(self, sigma: Tensor | float) -> bool:
-        if self.boundary is None:
-            return True
-        return float(self._timestep(sigma)) >= self.boundary * self.num_train_timesteps
-
     def trains(self, sigma: Tensor | float) -> bool:
         """Whether a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
-        return tuple(EXPERTS)[self.network_at(sigma)] in self.components
+        return self._component_at(sigma) in self.experts.components
 
     def network_at(self, sigma: Tensor | float) -> int:
         """Which expert predicts the velocity at sigma: 0 the one for high noise, or the only network."""
-        return 0 if self._high_noise(sigma) else 1
+        return self.experts.at(float(self._timestep(sigma)))
+
+    def _component_at(self, sigma: Tensor | float) -> str:
+        return self.experts.all[self.network_at(sigma)]
 
     def _running(self, sigma: Tensor | float) -> Any:
         """The network that predicts the velocity at sigma."""
-        own = tuple(EXPERTS)[self.network_at(sigma)] == self.components[0]
-        return self.network if own else self.others[0]
+        return self.network if self._component_at(sigma) == self.experts.components[0] else self.others[0]
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """bfloat16 compute on float32 master weights; a LoRA's base is in bfloat16 itself and needs none.
@@ -645,7 +575,7 @@ class FamilyModel(ABC):
         trial.spec = replace(self.spec, train=True, lora=None, packed=True)
         trial.transformer, trial.network, trial.others = transformer, self._adapted(transformer), []
         inputs = {name: tensor[None] for name, tensor in self._batchable(self._trial_inputs()).items()}
-        sigma = torch.tensor(0.0 if self.components == ("transformer_2",) else 1.0)
+        sigma = torch.tensor(0.0 if self.experts.components == ("transformer_2",) else 1.0)
         return trial._forward(empty(1, *self.latent_shape()), sigma, empty(1), inputs)
 
     def _trial_inputs(self) -> dict[str, Tensor]:
@@ -661,11 +591,11 @@ class FamilyModel(ABC):
         for module in (*self._modules("network"), *self._modules("vae")):
             module.requires_grad_(False)
             module.eval()
-        for component, transformer in self._trained.items() if adapts else ():
+        for component, transformer in self.experts.trained.items() if adapts else ():
             dead = self.unread if transformer is self.transformer else self._unread(transformer)
             if spec.lora is not None:
                 names = lora.match_targets(transformer, self.lora_targets, self.traits.blocks, dead)
-                lora.add_lora(transformer, spec.lora, names, self._expert(component), dead)
+                lora.add_lora(transformer, spec.lora, names, self.experts.noise(component), dead)
             for name, parameter in transformer.named_parameters():
                 trained = lora.is_lora(name) if spec.lora is not None else name not in dead
                 parameter.requires_grad_(spec.train and trained)
@@ -683,31 +613,13 @@ class FamilyModel(ABC):
         given = self.spec.lora.targets if self.spec.lora is not None else []
         return given or list(self.traits.lora_targets)
 
-    @property
-    def _trained(self) -> dict[str, Any]:
-        """The transformers that are trained, by component."""
-        return {name: getattr(self.pipe, name) for name in self.components}
-
-    def _expert(self, component: str) -> lora.Expert:
-        """Which of Wan 2.2's experts a component is; None for a model with one network."""
-        return None if self.boundary is None else EXPERTS[component]
-
-    def _prefix(self, component: str) -> str:
-        """What comes before a parameter's name where two transformers have the same ones."""
-        return f"{component}." if len(self.components) > 1 else ""
-
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        """Of the transformers that are trained."""
-        named = {self._prefix(name): one.named_parameters() for name, one in self._trained.items()}
-        return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
-
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that training changes, by their names in the diffusers transformer; with both experts after the component's."""
-        return {name: parameter for name, parameter in self._parameters().items() if parameter.requires_grad}
+        return {name: parameter for name, parameter in self.experts.parameters().items() if parameter.requires_grad}
 
     def keep(self, levels: Sequence[Keep]) -> None:
         """What each block keeps for its backward pass."""
-        for transformer in self._trained.values():
+        for transformer in self.experts.trained.values():
             keep_activations(self._blocks_of(transformer), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
@@ -727,13 +639,7 @@ class FamilyModel(ABC):
 
     def load_lora(self, folder: str | Path) -> None:
         """Add a saved LoRA to the network, frozen; to both experts where it has one for each."""
-        folder = pinned_folder(str(folder), option="LoRA")
-        components = tuple(EXPERTS) if lora.has_both(folder) and self.boundary is not None else self.components
-        for component in components:
-            transformer, expert = getattr(self.pipe, component), self._expert(component)
-            own = lora.folder_of(folder, component) if len(components) > 1 else folder
-            lora.load_into(transformer, own, expert=expert)
-            transformer.requires_grad_(False)
+        load_trained(self.experts, folder)
         self.place("network", self._places["network"])
         self._set_attention()
 
@@ -742,20 +648,8 @@ class FamilyModel(ABC):
 
         `weights` replaces parameters by name (an average, or what a sharded run gathered) without a second model.
         """
-        folder, given = Path(folder), dict(weights or {})
-        unknown = given.keys() - self._parameters().keys()
-        if unknown:
-            raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
-        whole = merged or self.spec.lora is None
-        states = {}
-        for component, transformer in self._trained.items():
-            prefix = self._prefix(component)
-            own = {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
-            if whole:
-                states[component] = lora.merged_weights(transformer, own)
-            else:
-                target = lora.folder_of(folder, component) if prefix else folder
-                lora.save_lora(target, transformer, own, self._expert(component))
+        folder, whole = Path(folder), merged or self.spec.lora is None
+        states = save_trained(self.experts, folder, weights or {}, whole=whole)
         if whole:
             export.save_folder(self.folder, folder, states, self.dtype)
         export.write_card(folder, self, whole=whole)
@@ -786,10 +680,3 @@ class ImageModel(FamilyModel):
 
     def _from_pixels(self, pixels: Tensor) -> Tensor:
         return super()._from_pixels(pixels[:, :, 0])[:, :, None]
-
-
-def _trained(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, ...]:
-    """The components that are trained: of Wan 2.2's two experts the spec's, or both."""
-    if index.get("boundary_ratio") is None:
-        return ("transformer",)
-    return tuple(name for name, expert in EXPERTS.items() if spec.expert in (expert, "both"))

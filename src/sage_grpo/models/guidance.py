@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import read_if_there
+from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.spec import ModelSpec
 
 TOGETHER = 4096
@@ -88,3 +90,11 @@ def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> N
             f'model.guidance_scale_2 is {spec.guidance_scale_2:g}, but "{folder}" has no second expert (model_index.json '
             "names no boundary_ratio). Leave it out and set model.guidance_scale."
         )
+
+
+def warn_if_distilled(spec: ModelSpec, folder: Path, guidance: Guidance, scale: float) -> None:
+    """Say so where a distilled checkpoint gets guidance; steps are not known here."""
+    found = find_distilled(spec, folder)
+    advice = None if found is None or guidance.embedded else found.advice(scale)
+    if advice is not None:
+        warnings.warn(advice, stacklevel=3)

@@ -46,14 +46,11 @@ class Parts:
         """The inverse."""
         return torch.cat([parts[name].flatten(1) for name in self.shapes], dim=1)
 
-    def mask(self, names: Sequence[str]) -> Tensor:
-        """True at the numbers of these parts."""
-        mask, places = torch.zeros(self.size, dtype=torch.bool), self.places()
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse names of parts that there are not."""
         for name in names:
-            if name not in places:
-                raise ModelError(f'There is no part "{name}" here: the model has {", ".join(places)}.')
-            mask[places[name]] = True
-        return mask
+            if name not in self.shapes:
+                raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')
 
 
 @runtime_checkable

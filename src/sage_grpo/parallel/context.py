@@ -51,18 +51,35 @@ class SequenceParallel:
         """All tokens (batch x tokens x channels) from every rank's, for a loss that every rank computes alike."""
         return merge(tokens.transpose(0, 1), self.counts(total), self.group).transpose(0, 1)
 
-    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, counts: list[int]) -> Tensor:
-        """Attention over the tokens of all ranks (`counts` of them) for this rank's; batch x tokens x heads x channels."""
-        batch, tokens, heads, channels = value.shape
-        packed = torch.cat([query.to(value.dtype), key.to(value.dtype), value], dim=-1)
-        # (rank, token) x batch x heads of that rank x channels: consecutive rows go to one rank.
-        rows = packed.unflatten(2, (self.size, -1)).permute(2, 1, 0, 3, 4).flatten(0, 1)
-        mine = [tokens] * self.size
-        everyone = exchange(rows, mine, counts, self.group).transpose(0, 1)
-        attended = attention(*everyone.split(channels, dim=-1))
-        back = exchange(attended.transpose(0, 1), counts, mine, self.group)
+    def attend(
+        self,
+        attention: Attention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        counts: list[int],
+        key_counts: list[int] | None = None,
+    ) -> Tensor:
+        """Attention over the tokens of all ranks for this rank's; batch x tokens x heads x channels.
+
+        `counts` are the tokens of every rank that ask; they also are asked, unless `key_counts` tells of others.
+        """
+        batch, tokens, heads, channels = query.shape
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        if key_counts is None:
+            everyone = self._deal(torch.cat([query, key, value], dim=-1), counts).split(channels, dim=-1)
+        else:
+            others = self._deal(torch.cat([key, value], dim=-1), key_counts)
+            everyone = (self._deal(query, counts), *others.split(channels, dim=-1))
+        back = exchange(attention(*everyone).transpose(0, 1), counts, [tokens] * self.size, self.group)
         back = back.unflatten(0, (self.size, tokens)).permute(2, 1, 0, 3, 4)
         return back.reshape(batch, tokens, heads, channels)
+
+    def _deal(self, tokens: Tensor, counts: list[int]) -> Tensor:
+        """All ranks' tokens of this rank's heads, from this rank's tokens of all heads."""
+        # (rank, token) x batch x heads of that rank x channels: consecutive rows go to one rank.
+        rows = tokens.unflatten(2, (self.size, -1)).permute(2, 1, 0, 3, 4).flatten(0, 1)
+        return exchange(rows, [tokens.shape[1]] * self.size, counts, self.group).transpose(0, 1)
 
 
 class _Exchange(torch.autograd.Function):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from sage_grpo.effects import Effect
-from sage_grpo.ranges import Count, Seconds, checked
+from sage_grpo.ranges import Count, NotNegative, Positive, Seconds, checked
 
 
 class ParallelError(ValueError):
@@ -37,6 +37,27 @@ class ParallelSpec:
     """Write checkpoints in the background; needs CPU memory for a copy of this rank's shards."""
     timeout: Seconds = 1800.0
     """Seconds that ranks wait for one another before the run stops and names the missing one."""
+
+
+@checked
+class RaySpec:
+    """Workers on Ray that sample and score clips for the trainer (docs/guides/ray.md)."""
+
+    affects: ClassVar[Effect] = "machine"
+    address: str | None = None
+    """A cluster that is there: "auto" on one of its nodes, or HOST:PORT. None starts one for the run, which only this machine can reach."""
+    workers: Count = 2
+    """Workers at most. One that the cluster has no room for starts as soon as it has; one that dies is replaced."""
+    gpus: NotNegative | None = None
+    """GPUs of a worker; 0.25 lets four share one. None is 1 where the trainer computes on one, else 0."""
+    cpus: Positive = 1.0
+    """CPUs that Ray reserves for a worker."""
+    scores: Literal["workers", "trainer"] = "workers"
+    """Who decodes and scores clips: the worker that sampled them, so that only scores travel; or the trainer, to which latents travel."""
+    limit: Positive = 0.25
+    """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range is refused."""
+    patience: Seconds = 600.0
+    """Seconds without any worker after which the run stops."""
 
 
 @dataclass(frozen=True)

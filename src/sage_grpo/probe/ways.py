@@ -129,7 +129,7 @@ def choose_ways(prober: Prober) -> tuple[Window, Way, list[Way]]:
             "one with probe.steps."
         )
     # As many steps as the evaluation makes on either side.
-    fine = prober.model.sigmas(config.evaluate.steps, rollout.shift)[:-1]
+    fine = prober.model.sigmas(config.evaluate.steps_for(config.model), rollout.shift)[:-1]
     full = Way(
         before=max(int((fine > schedule.sigmas[first]).sum()), 1) if before else 0,
         after=max(int((fine <= schedule.sigmas[stop]).sum()), 1),

@@ -63,10 +63,10 @@ AT_ONCE = 1 << 22
 """Values of chosen frames that are looked at together: many small clips, or one large one."""
 
 
-def appearance(videos: Tensor, members: Sequence[Member], world: World) -> dict[str, float]:
-    """Metrics of all ranks' clips, the same bits on each; `members` says which clips this process has."""
+def appearance(small: Tensor, members: Sequence[Member], world: World) -> dict[str, float]:
+    """Metrics of all ranks' clips, the same bits on each; `small` are thumbnails of this process's clips, `members` says which these are."""
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
-    rows = world.gather(torch.cat([places, thumbnails(videos).flatten(1).double()], 1))
+    rows = world.gather(torch.cat([places, small.flatten(1).double()], 1))
     order = torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])
     return describe(rows[order, 2:].reshape(-1, FRAMES, 3, SIDE, SIDE), rows[order, 0].long())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from sage_grpo.crew.jobs import CrewError
 from sage_grpo.folder import identity, journal
 from sage_grpo.folder.identity import FINISHED, Found, find_run
 from sage_grpo.folder.lock import by_main, owned
@@ -108,12 +109,13 @@ def run(
                 else:
                     _finish(trainer, terminal)
             return Ended(trainer.state.iteration, stopped=stopped, model=trainer.model)
-        except (Diverged, RewardFailure) as error:
+        except (Diverged, RewardFailure, CrewError) as error:
             # All ranks raise alike, so they can also finish together what is being written.
             note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
             trainer.writer.finish()
             raise
         finally:
+            trainer.close()
             metrics.close()
 
 

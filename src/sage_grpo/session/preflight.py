@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sage_grpo.crew import on_ray
 from sage_grpo.data.prompts import Prompt, too_few
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.folder.identity import stable
@@ -33,7 +34,9 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Given | None = None) -
     What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
     """
     given = given or Given()
-    check_plan(config, ranks)
+    objects = ["model"] * (given.model is not None) + [f"reward {name}" for name in given.rewards]
+    on_ray.check(config, ranks, objects)
+    planner = check_plan(config, ranks)
     device = choose_device(config.model.device)
     for source, prompts_given in ((config.data.prompts, given.prompts), (config.data.eval_prompts, given.held_out)):
         if prompts_given is None:
@@ -45,7 +48,7 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Given | None = None) -
     check_code(config, given)
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
     slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
-    remarks = [slow, *prompt_remarks(prompts, held_out), *objective_remarks(config), few]
+    remarks = [slow, *prompt_remarks(prompts, held_out), *objective_remarks(config), few, idle_workers(config, planner)]
     return [text for text in remarks if text]
 
 
@@ -119,20 +122,36 @@ def check_code(config: TrainConfig, given: Given) -> None:
             find_reward(spec)
 
 
-def check_plan(config: TrainConfig, ranks: int = 1) -> None:
+def idle_workers(config: TrainConfig, planner: Planner) -> str:
+    """A sentence on workers that would never have anything to do."""
+    workers = config.rollout.ray.workers
+    if config.rollout.on != "ray":
+        return ""
+    tasks = len(planner.plan(0, [Prompt("")] * config.batch.prompts).tasks())
+    return (
+        f"rollout.ray.workers is {workers}, but an iteration has {tasks} task(s), so that {workers - tasks} of them have nothing to do: use more "
+        "batch.prompts, or a smaller batch.micro_batch that divides batch.group_size."
+        if tasks < workers
+        else ""
+    )
+
+
+def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:
     """Windows, steps and updates on an even grid, and rollouts against ranks."""
     grid = Schedule.shifted(config.rollout.steps, 1.0)
     kernel = config.kernel.build(grid)
     asked = config.rollout.deterministic_last
     # How much noise a step near the end may hold is a matter of the model's grid, which is not known yet.
     last = kernel.leaves_noise if asked is None else asked
-    Planner(
+    planner = Planner(
         config=replace(config, rollout=replace(config.rollout, deterministic_last=last)),
         grid=grid,
         kernel=kernel,
         trains=lambda sigma: True,
         ranks=ranks,
-    ).check()
+    )
+    planner.check()
+    return planner
 
 
 def check_files(config: TrainConfig, given: Given | None = None) -> None:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sage_grpo.inside import printable
-from sage_grpo.printing import fixed, percent
+from sage_grpo.printing import fixed, minutes, percent
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
@@ -166,14 +166,23 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
     spread = f" ± {fixed(metrics['reward/group_std'], 3)}" if "reward/group_std" in metrics else ""
     must = [f"{number}/{total}", f"{_standing(metrics)}{spread}"]
     may = [
+        *_crew(metrics),
         f"kl {metrics['kl/total']:.1e}" if "kl/total" in metrics else "kl skipped",
         *([f"clip {percent(metrics['ratio/clip_fraction'])}"] if "ratio/clip_fraction" in metrics else []),
         f"grad {metrics['gradient/norm']:.2g}",
     ]
-    end = [f"{metrics['time/total']:.1f} s", f"{_minutes(left)} left"]
+    end = [f"{metrics['time/total']:.1f} s", f"{minutes(left)} left"]
     while may and len("  ".join([*must, *may, *end])) > WIDTH:
         may.pop()
     return "  ".join([*must, *may, *end])
+
+
+def _crew(metrics: Mapping[str, float]) -> list[str]:
+    """Who sampled, where others than this process did."""
+    if "crew/workers" not in metrics:
+        return []
+    idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
+    return [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle"]
 
 
 def _standing(metrics: Mapping[str, float]) -> str:
@@ -254,7 +263,3 @@ def plan_table(
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"

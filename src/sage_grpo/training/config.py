@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from sage_grpo.effects import Content, Course, Effect, Record, Speed, Start
+from sage_grpo.effects import Content, Course, Effect, Machine, Record, Speed, Start
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import Rule, SolverName
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.cheap import CheapSpec
+from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.parallel.spec import ParallelSpec, RaySpec
 from sage_grpo.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
@@ -87,8 +88,17 @@ class RolloutConfig:
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: Speed[bool] = False
     """Keep trajectories in CPU memory between rollout and update."""
+    staleness: Natural = 0
+    """Iterations by which the weights that sample are older than those that learn: workers then sample while the trainer updates. Ratios are to the
+    policy that sampled."""
+    on: Machine[Literal["here", "ray"]] = "here"
+    """Who samples: this process, or workers on Ray (the extra sage-grpo[ray])."""
+    ray: RaySpec = RaySpec()
+    """Workers on Ray."""
 
     def __post_init__(self) -> None:
+        if self.on == "here" and self.ray != RaySpec():
+            raise ValueError("rollout.ray is about workers on Ray: set rollout.on ray, or leave it out.")
         for name, unused in (("before_steps", None), ("after_steps", None), ("after_fraction", 1.0)):
             if getattr(self, name) != unused and self.window.kind == "all":
                 raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
@@ -155,6 +165,9 @@ class UpdateConfig:
     deal: Literal["steps", "clips"] = "steps"
     """What is dealt out to a rollout's updates: its trained steps, so that every update sees every clip; or its clips, each with all of its
     trained steps, as most authors' code does (a window of one step then has several updates, too)."""
+    reuse: Natural = 0
+    """Earlier iterations whose rollouts every update learns from again, beside the newest. A clip of theirs counts by how likely the present policy makes its
+    steps beside the policy that made it (half to twice as much as a new one). Costs replays and CPU memory, no rollouts and no rewards."""
     permute_steps: bool = True
     """Deal steps out in random order; false goes from noise to data."""
     gradient_checkpointing: Speed[bool | Literal["attention", "auto"]] = "auto"
@@ -269,14 +282,18 @@ class EvalConfig:
     """How many held-out prompts."""
     per_prompt: Count = 1
     """Clips per prompt."""
-    steps: Count = 40
-    """ODE steps."""
+    steps: Count | None = None
+    """ODE steps. None: those of model.sigmas, or of a checkpoint (or adapter) whose name says that it was distilled to few; else 40."""
     solver: SolverName = "euler"
     """"euler" is the Euler step on the model's grid, "ab2" its second-order sister at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
     seed: Seed = 1234
     """Seed of the initial noises: the same in every evaluation."""
     show: Record[Natural] = 8
     """Clips that are saved as videos."""
+
+    def steps_for(self, model: ModelSpec) -> int:
+        """ODE steps of an evaluation of this model."""
+        return steps_of(model) if self.steps is None else self.steps
 
     def points(self, iterations: int) -> list[int]:
         """After which iterations a run of this length is evaluated."""
@@ -438,6 +455,7 @@ class TrainConfig:
             )
         if self.objective.fresh:
             self._check_fresh()
+        self._check_crew()
 
     @property
     def group_size(self) -> int:
@@ -460,6 +478,9 @@ class TrainConfig:
             f"update.step_fraction {update.step_fraction:g}: objective.levels says how much is learned, set 1": update.step_fraction
             < 1,
             "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": self.optimizer.measures_kl,
+            f"update.reuse {update.reuse}: no step is a Gaussian, whose ratio would say how much an earlier clip counts, set 0": (
+                update.reuse > 0
+            ),
             f"objective.levels {objective.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
                 objective.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
             ),
@@ -501,20 +522,37 @@ class TrainConfig:
         if wrong:
             raise ValueError(f"objective.kind {objective.kind} does not go with " + "; nor with ".join(wrong) + ".")
 
+    def _check_crew(self) -> None:
+        """What others cannot sample, or not ahead, is refused."""
+        rollout, kind = self.rollout, self.objective.kind
+        asked = "rollout.on ray" if rollout.on == "ray" else f"rollout.staleness {rollout.staleness}"
+        reasons = {
+            f"objective.kind {kind}: it has no step with a log-probability, by which a worker is checked and old clips are weighed; use one that "
+            "explores (branch, sage)": self.objective.fresh,
+            "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": rollout.on
+            == "ray"
+            and self.model.lora is None,
+            "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "
+            "than that; leave them out": rollout.staleness > 0 and self.optimizer.measures_kl,
+        }
+        wrong = [reason for reason, found in reasons.items() if found]
+        if wrong and (rollout.on == "ray" or rollout.staleness):
+            raise ValueError(f"{asked} does not go with " + "; nor with ".join(wrong) + ".")
+
     def _check_sigmas(self) -> None:
         """A grid that is stated has one number of steps, and no shift."""
         levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate
         wrong = {
             f"rollout.steps {rollout.steps}": rollout.steps != len(levels),
-            f"evaluate.steps {evaluate.steps}": evaluate.steps != len(levels),
+            f"evaluate.steps {evaluate.steps}": evaluate.steps not in (None, len(levels)),
             f"rollout.shift {rollout.shift}": rollout.shift is not None,
             "evaluate.solver checkpoint": evaluate.solver == "checkpoint",
         }
         found = [name for name, is_wrong in wrong.items() if is_wrong and levels]
         if found:
             raise ValueError(
-                f"model.sigmas has {len(levels)} noise levels, which does not go with {', '.join(found)}: set rollout.steps and evaluate.steps "
-                f"to {len(levels)}, and leave rollout.shift and evaluate.solver out."
+                f"model.sigmas has {len(levels)} noise levels, which does not go with {', '.join(found)}: set rollout.steps to "
+                f"{len(levels)}, and leave evaluate.steps, rollout.shift and evaluate.solver out."
             )
 
     def _check_share(self) -> None:

@@ -14,13 +14,14 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.distilled import USUAL
 from sage_grpo.models.parts import sound_of
 from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.inputs import pictures_of
-from sage_grpo.training.scoring import Scored, check_groups, no_clips, score_everywhere
+from sage_grpo.training.scoring import Scored, check_groups, gathered, no_clips, score_here
 from sage_grpo.types import Conditioning, Sound
 
 
@@ -69,7 +70,7 @@ def evaluate(
     made: list[tuple[Member, Tensor, Tensor]] = []
     for number, batch in enumerate(share):
         x = torch.stack([_start(model.latent_shape(), m, prompts[m.group], config.seed) for m in batch.members])
-        solver = build_solver(model, config.solver, config.steps)
+        solver = build_solver(model, config.solver, config.steps or USUAL)
         latents = solve(model, solver, x.to(model.device), [conditions[m.group] for m in batch.members])
         if number in decoded:
             made += zip(batch.members, model.decode(latents), latents)
@@ -80,7 +81,8 @@ def evaluate(
     mine = [member for member, _, _ in made]
     sampled = torch.stack([latents for _, _, latents in made]) if made else None
     sound = None if sampled is None else sound_of(model, sampled)
-    scored = score_everywhere(reward, videos, mine, shown, model.video.fps, world, latents=sampled, sound=sound)
+    sheet = score_here(reward, videos, mine, shown, model.video.fps, latents=sampled, sound=sound)
+    scored = gathered(reward, sheet, world)
     rows = _rows(scored, prompts, config.seed, mine[: config.show])
     captions = [prompt.text for prompt in shown[: config.show]]
     heard = None if sound is None else sound[: config.show]

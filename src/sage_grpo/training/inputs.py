@@ -110,15 +110,8 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
     hold_to_budget(config.model, _device(config, world, given))
     prompts, held_out = load_sources(config, given)
     reward = load_rewards(config, prompts[0], world, given)
-    model = given.model
-    if model is None:
-        torch.manual_seed(config.seed)
-        device = _device(config, world, given)
-        compiled, why = compiles(config, device)
-        model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
-        if isinstance(model, Explains):
-            model.choices["compile"] = why
-    elif world.device is not None and model.device != world.device:
+    model = load_model(config, world) if given.model is None else given.model
+    if given.model is not None and world.device is not None and model.device != world.device:
         raise ConfigError(
             f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
             f"ModelSpec(...).load({str(world.device)!r})."
@@ -128,6 +121,17 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
     encodes_clips(model)
     found = usable(config.data.clips, prompts, model.video)
     return Inputs(model=model, reward=reward, prompts=found.prompts, held_out=held_out, examples=found)
+
+
+def load_model(config: TrainConfig, world: World) -> VelocityModel:
+    """The model that the configuration names."""
+    torch.manual_seed(config.seed)
+    device = _device(config, world, Given())
+    compiled, why = compiles(config, device)
+    model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
+    if isinstance(model, Explains):
+        model.choices["compile"] = why
+    return model
 
 
 def _device(config: TrainConfig, world: World, given: Given) -> torch.device:
@@ -148,17 +152,23 @@ def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given
     given = given or Given()
     if config.objective.by_gradient:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
-    device = _device(config, world, given)
-    reward = CompositeReward(
-        config.rewards,
+    reward = compose(config, _device(config, world, given), given.rewards)
+    try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
+    return reward
+
+
+def compose(
+    config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None, *, scores: bool = True
+) -> CompositeReward:
+    """The rewards of a run; unless it `scores`, none."""
+    return CompositeReward(
+        config.rewards if scores else (),
         max_failed_fraction=config.max_failed_fraction,
         device=device,
         offload_between=device.type != "cpu",
-        objects=given.rewards,
-        optional=config.data.clips is not None,
+        objects=objects,
+        optional=config.data.clips is not None or not scores,
     )
-    try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
-    return reward
 
 
 def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:

@@ -119,7 +119,7 @@ class Loop:
     def _step(self) -> dict[str, float] | None:
         """One iteration; None where it diverged and the run went back to a good checkpoint instead."""
         trainer = self.trainer
-        trainer.whole = any(observer.shows(trainer.state.iteration) for observer in self.observers)
+        trainer.shows = self._shows
         try:
             with ExitStack() as around:
                 for observer in self.observers:
@@ -130,6 +130,9 @@ class Loop:
             if not wanted or not self.guard.roll_back(f"not_finite ({error})") or self.guard.stops:
                 raise
             return None
+
+    def _shows(self, number: int) -> bool:
+        return any(observer.shows(number) for observer in self.observers)
 
     def _due(self) -> bool:
         """Whether this moment is to be evaluated and has not been."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
@@ -230,6 +230,25 @@ class Plan:
             tuple(groups[start : start + self.abreast])
             for groups in ways.values()
             for start in range(0, len(groups), self.abreast)
+        ]
+
+    def tasks(self, rank: int = 0) -> list[Plan]:
+        """A rank's rollout cut into parts that can be sampled apart, each as a plan for one rank: whole groups, in the micro-batches and with the
+        shared passes that they have in the whole, so that the numbers are the same."""
+        batches = self.batches(rank)
+        together = [{member.group for member in batch.members} for batch in batches]
+        together += [{group.index for group in groups} for groups in self.trunks(rank)]
+        shared: dict[int, set[int]] = {}
+        for index in self.members(rank):
+            if self.groups[index].shared:
+                shared.setdefault(self.groups[index].number, set()).add(index)
+        parts: list[set[int]] = []
+        for groups in [*together, *shared.values()]:
+            touched = [part for part in parts if part & groups]
+            parts = [part for part in parts if not part & groups] + [groups.union(*touched)]
+        return [
+            replace(self, shares=(tuple(batch for batch in batches if batch.members[0].group in part),))
+            for part in sorted(parts, key=min)
         ]
 
     def sampled(self, rank: int) -> Iterator[Pass]:

@@ -468,7 +468,7 @@ def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[Part, ...]:
         raise ModelError(
             f"{asked} is about parts of a clip, and {type(model).__name__} has one, the video. Leave it out."
         )
-    model.parts.mask([*explore, *judged])  # refuses unknown names
+    model.parts.check([*explore, *judged])
     silent = [name for name in judged if explore and name not in explore]
     if silent:
         raise ModelError(

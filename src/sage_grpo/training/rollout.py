@@ -17,6 +17,7 @@ from sage_grpo.models.given import Passes
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.training.placing import settle, to_device, to_storage
 from sage_grpo.training.plan import Group, Plan, Replay, Turn
+from sage_grpo.training.scoring import Judged
 from sage_grpo.types import Conditioning
 
 
@@ -44,6 +45,8 @@ class Rollout:
 
     latents: list[tuple[MicroBatch, Tensor]] = field(default_factory=list)
     records: dict[Replay, Record] = field(default_factory=dict)
+    judged: Judged | None = None
+    """How its clips were seen, where those who sampled them also scored them."""
 
     def record(self, plan: Plan, turn: Turn) -> Record:
         """What is replayed in a turn. Another rank's step on own states is nobody's: its ratio is 1, whatever the network says."""

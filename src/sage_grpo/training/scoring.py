@@ -73,34 +73,69 @@ def check_groups(
             reward.refuse_comparing(f"{world.size} ranks share {size} clips of a prompt. {remedy}")
 
 
-def score_everywhere(
+@dataclass(frozen=True)
+class Sheet:
+    """The scores that one process, or one worker, gave."""
+
+    rows: Tensor
+    """Of every clip its group, its index there, its total and its parts, float64."""
+    failed: list[int]
+    """For every reward the number of clips that it could not score."""
+    lines: list[str]
+    """What the first failures were."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The clips of one process, or of one worker, as they were seen."""
+
+    videos: Tensor
+    """Decoded, uint8; none where a worker decoded them and nobody looks."""
+    sheet: Sheet
+    thumbnails: Tensor | None = None
+    """What the sentinel looks at, where somebody decoded."""
+    sound: Sound | None = None
+
+
+def score_here(
     reward: CompositeReward,
     videos: Tensor,
     members: Sequence[Member],
     prompts: Sequence[Prompt],
     fps: float,
-    world: World,
     early: Early | None = None,
-    dtype: torch.dtype = torch.float64,
     latents: Tensor | None = None,
     sound: Sound | None = None,
-) -> Scored:
-    """Score this rank's clips and gather all ranks'; RewardFailure on all of them when too many clips have no total.
-
-    `members` says which clips they are, `prompts` has the prompt of each; `latents` are what they were decoded from.
-    """
+) -> Sheet:
+    """Score clips. `members` says which clips they are, `prompts` has the prompt of each; `latents` are what they were decoded from."""
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
     groups = [member.group for member in members]
     scores, report = reward.score(videos, texts, fps, metadata, early, latents, groups, sound)
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
     columns = torch.stack([scores.total, *(scores.parts[name] for name in reward.names)], 1)
-    rows = world.gather(torch.cat([places, columns.double().cpu()], 1))
-    mine = report.counts()
-    counts = world.gather(torch.tensor([[mine.get(title, 0) for title in reward.titles]])).sum(0).tolist()
+    counts = report.counts()
+    return Sheet(
+        rows=torch.cat([places, columns.double().cpu()], 1),
+        failed=[counts.get(title, 0) for title in reward.titles],
+        lines=[one.describe() for one in report.failures[:SHOWN]],
+    )
+
+
+def joined(sheets: Sequence[Sheet]) -> Sheet:
+    """Sheets of several workers as one."""
+    counts = [sum(column) for column in zip(*(sheet.failed for sheet in sheets))]
+    lines = [line for sheet in sheets for line in sheet.lines]
+    return Sheet(torch.cat([sheet.rows for sheet in sheets]), counts, lines[:SHOWN])
+
+
+def gathered(reward: CompositeReward, sheet: Sheet, world: World, dtype: torch.dtype = torch.float64) -> Scored:
+    """The scores of all ranks, in order; RewardFailure on all of them when too many clips have no total."""
+    rows = world.gather(sheet.rows)
+    counts = world.gather(torch.tensor([sheet.failed])).sum(0).tolist()
     failed = dict(zip(reward.titles, counts))
     text = ""
     if any(counts):
-        lines = world.texts("\n".join(one.describe() for one in report.failures[:SHOWN]))
+        lines = world.texts("\n".join(sheet.lines))
         text = describe_failures(failed, len(rows), [line for part in lines for line in part.splitlines()])
     check_failures(int((~torch.isfinite(rows[:, 2])).sum()), len(rows), reward.max_failed_fraction, text)
     rows = rows[torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])]

@@ -1,9 +1,12 @@
-"""Everything that a checkpoint holds: a resumed run continues to the bit."""
+"""Everything that a checkpoint holds: a resumed run continues to the bit.
+
+Also earlier rollouts, where updates learn from them again: as long as the policy has moved little, the ratio of its Gaussian steps says exactly how much
+each of their clips still counts (OP-GRPO, arXiv 2604.04142)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 
 from sage_grpo.data.prompts import Prompt, PromptStream
 from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
@@ -19,6 +23,132 @@ from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.training.anchor import Anchor, Ema, Old, Reference
 from sage_grpo.training.config import SentinelConfig, TrainConfig
 from sage_grpo.training.optim import Optimizer
+from sage_grpo.training.placing import settle, to_storage
+from sage_grpo.training.plan import Plan, Replay
+from sage_grpo.training.planner import choose
+from sage_grpo.training.rollout import Record, Rollout
+from sage_grpo.training.scoring import Scored
+from sage_grpo.types import Conditioning
+
+PREFIX = "reuse"
+"""Of the names of tensors in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class States:
+    """What a record has that cannot be made again."""
+
+    x: Tensor
+    x_next: Tensor
+    log_prob_old: Tensor
+    v_old: Tensor | None = None
+
+    def record(self, policy: Policy, conditions: tuple[Conditioning, ...]) -> Record:
+        """The record of these states."""
+        return Record(policy, conditions, self.x, self.x_next, self.v_old, self.log_prob_old)
+
+
+FIELDS = tuple(one.name for one in fields(States))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """An earlier iteration: what its updates learned from."""
+
+    plan: Plan
+    """With the clips that were chosen."""
+    total: Tensor
+    """Rewards of all clips, on every rank."""
+    advantages: Tensor
+    states: dict[Replay, States]
+    """This rank's, in CPU memory."""
+
+    @classmethod
+    def of(cls, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> Lesson:
+        """Of an iteration that is over; its records leave the GPU."""
+        cpu = torch.device("cpu")
+        states = {}
+        for replay, record in rollout.records.items():
+            rows = {name: None if (own := getattr(record, name)) is None else to_storage(own, cpu) for name in FIELDS}
+            states[replay] = States(**rows)  # type: ignore[arg-type]
+        settle(next(iter(rollout.records.values())).policy.model.device)
+        return cls(plan, scored.total, advantages, states)
+
+    @property
+    def scored(self) -> Scored:
+        """Its scores, as far as updates ask for them."""
+        places, size = torch.arange(len(self.total)), self.plan.group_size
+        return Scored(places // size, places % size, self.total, {}, {}, "")
+
+    def rollout(self, replayed: Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]) -> Rollout:
+        """Its records again, under the present weights; `replayed` gives the policy of a replay and what its rows are conditioned on."""
+        return Rollout(records={replay: states.record(*replayed(replay)) for replay, states in self.states.items()})
+
+
+@dataclass
+class Shelf:
+    """The last iterations' lessons, the oldest first. They are part of a checkpoint: what they hold of policies that are gone cannot be made again."""
+
+    config: TrainConfig
+    plan: Callable[[int], Plan]
+    """The plan of an iteration, before clips are chosen."""
+    rank: int
+    ranks: int
+    lessons: list[Lesson] = field(default_factory=list)
+
+    def keep(self, lesson: Lesson) -> None:
+        """Put an iteration on the shelf; the oldest leaves where there is no room."""
+        self.lessons = [*self.lessons, lesson][-self.config.update.reuse :]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of this rank's."""
+        found: dict[str, Tensor] = {}
+        for lesson in self.lessons:
+            start = self._name(lesson.plan.iteration)
+            found |= {f"{start}/total": lesson.total, f"{start}/advantages": lesson.advantages}
+            for place, replay in enumerate(self._replays(lesson.plan)):
+                rows = vars(lesson.states[replay])
+                found |= {f"{start}/{place}/{name}": own for name, own in rows.items() if own is not None}
+        # The end of one step is the start of the next, the same tensor, which safetensors refuses to write twice.
+        firsts = {own.data_ptr(): name for name, own in reversed(found.items())}
+        return {name: own if firsts[own.data_ptr()] == name else own.clone() for name, own in found.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is not a tensor."""
+        return {"iterations": [lesson.plan.iteration for lesson in self.lessons], "ranks": self.ranks}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse what cannot be taken over."""
+        if state["iterations"] and int(state["ranks"]) != self.ranks:
+            raise ValueError(
+                f"each of {state['ranks']} ranks kept the earlier rollouts of its own clips (update.reuse), and now there are {self.ranks}: continue "
+                f"with {state['ranks']}"
+            )
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `state_dict` and `tensors` gave."""
+        self.lessons = []
+        for iteration in map(int, state["iterations"]):
+            start, plan = self._name(iteration), self.plan(iteration)
+            total, advantages = tensors[f"{start}/total"], tensors[f"{start}/advantages"]
+            clips = len(plan.groups) * plan.group_size
+            if len(total) != clips:
+                raise ValueError(
+                    f"iteration {iteration}, which update.reuse keeps, has {len(total)} clips, and one has {clips} now: keep batch.prompts and "
+                    "batch.group_size as they were"
+                )
+            states = {}
+            for place, replay in enumerate(self._replays(plan)):
+                own = {name: tensors.get(f"{start}/{place}/{name}") for name in FIELDS}
+                states[replay] = States(**own)  # type: ignore[arg-type]
+            self.keep(Lesson(choose(self.config, plan, advantages, torch.isfinite(total)), total, advantages, states))
+
+    def _name(self, iteration: int) -> str:
+        return f"{PREFIX}/{self.rank}/{iteration}"
+
+    def _replays(self, plan: Plan) -> list[Replay]:
+        """What this rank's rollout has records of, in an order that the plan alone decides."""
+        return list(dict.fromkeys(one for update in range(plan.updates) for one in plan.replayable(self.rank, update)))
 
 
 @dataclass
@@ -37,6 +167,8 @@ class TrainState:
     reference: Reference = field(default_factory=Reference)
     old: Old | None = None
     """The policy that samples, where it lags behind the live one."""
+    shelf: Shelf | None = None
+    """Earlier rollouts, where updates learn from them again."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
     """Iterations completed."""
@@ -76,7 +208,10 @@ class TrainState:
         self, root: Path, writer: checkpoint.Writer, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None
     ) -> Path:
         """Write a checkpoint of this moment, with what the caller adds to it."""
-        return writer.save(root, self.iteration, self._tensors(), {**self._meta(), **meta}, files)
+        tensors, own = self._tensors(), {} if self.shelf is None else self.shelf.tensors()
+        # Every rank has earlier rollouts of its own, under its own names; what state.json lists all of them have.
+        known = {**self._meta(), "tensors": sorted(tensors), **meta}
+        return writer.save(root, self.iteration, {**tensors, **own}, known, files)
 
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""
@@ -88,6 +223,13 @@ class TrainState:
             self.sentinel.load_state_dict(meta["sentinel"])
             if self.anchor is not None:
                 self.anchor.renewed_at = int(meta["anchor_renewed_at"])
+            if self.shelf is not None:
+                self._take_up(self.shelf, meta["shelf"], folder, world)
+
+    def _take_up(self, shelf: Shelf, known: Mapping[str, Any], folder: Path, world: World) -> None:
+        shelf.check(known)
+        prefix = f"{PREFIX}/{shelf.rank}/"
+        shelf.load(known, checkpoint.load_under(folder, prefix, world) if known["iterations"] else {})
 
     def go_back(self, folder: Path, world: World) -> None:
         """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
@@ -97,6 +239,8 @@ class TrainState:
         meta = self._restore(folder, world)
         self.sentinel.go_back(meta["sentinel"])
         self.optimizer.pace.slow_to(self.sentinel.brake)
+        if self.shelf is not None:  # what the run goes back from is not learned again
+            self.shelf.lessons = []
         if self.anchor is not None:  # the live weights are not the anchor's unless they were then
             was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
             self.anchor.renewed_at = self.updates if was_live else -1
@@ -134,6 +278,7 @@ class TrainState:
             "sentinel": self.sentinel.state_dict(),
             "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,
+            **({} if self.shelf is None else {"shelf": self.shelf.state_dict()}),
         }
 
 

@@ -15,17 +15,14 @@ from random import Random
 import torch
 from torch import Tensor
 
-from sage_grpo.data.groups import Member, MicroBatch
+from sage_grpo.crew.on_ray import crew_of
+from sage_grpo.crew.studio import Studio
+from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.costs import fit_memory
-from sage_grpo.models.base import network_of
-from sage_grpo.models.decoders import load_decoder
-from sage_grpo.models.parts import Sounds, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.base import Early
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
 from sage_grpo.sentinel.figures import Travel, appearance
@@ -34,30 +31,27 @@ from sage_grpo.telling.clock import Clock
 from sage_grpo.training.anchor import Old, Snapshot
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import (
-    LATENTS,
-    Clips,
-    Encoder,
     check_differentiable,
     draw_excerpt,
-    frames_needed,
     pixels_read,
 )
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import Inputs, pictures_of
-from sage_grpo.training.placing import VaeMover, distribute
-from sage_grpo.training.plan import Group, Plan
-from sage_grpo.training.planner import Planner, check_cheap, choose, parts_of
-from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
+from sage_grpo.training.placing import distribute
+from sage_grpo.training.plan import Plan, Replay
+from sage_grpo.training.planner import choose
+from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.scoring import (
+    Judged,
     Scored,
     check_groups,
     describe,
+    gathered,
     metadata_of,
     no_clips,
     preferred,
-    score_everywhere,
 )
-from sage_grpo.training.state import TrainState
+from sage_grpo.training.state import Lesson, Shelf, TrainState
 from sage_grpo.training.update import (
     Diverged,
     Duel,
@@ -96,35 +90,34 @@ class Trainer:
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if spec.lags else None)
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, where its updates may be taken back."""
-        self.parts = parts_of(config, self.model)
-        """Parts of a clip that are learned each for itself; mostly none."""
+        self.studio = Studio(
+            config,
+            self.model,
+            self.reward,
+            world=self.world,
+            clock=self.clock,
+            examples=inputs.examples is not None,
+        )
+        self.planner, self.parts, self.vae = self.studio.planner, self.studio.parts, self.studio.vae
         dims = sum(part.dims for part in self.parts) or math.prod(self.model.latent_shape())
         self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
         self.state.sentinel = Sentinel.of(config, self.reward, self.objective.clip)
-        grid = Schedule(self.model.sigmas(config.rollout.steps, config.rollout.shift))
-        self.planner = Planner(
-            config, grid, config.kernel.build(grid), self.model.trains, self.world.size, network_of(self.model)
-        )
-        self.planner.check()
+        if config.update.reuse:
+            self.state.shelf = Shelf(config, self._planned, self.world.rank, self.world.size)
         self._check_groups()
         if spec.by_gradient:
             check_differentiable(self.model, self.reward, spec.frames)
-        check_cheap(config, self.model, self.planner, split=self.world.sequence_group is not None)
-        self.vae = VaeMover(self.model, config.model)
         self.examples = inputs.examples
-        self.encoder = None
-        """What makes latents of clips that are given."""
-        if inputs.examples is not None:
-            self.encoder = Encoder(self.model, Path(config.out) / LATENTS, self.vae.decoding)
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
-        self.small = None if config.model.decoder is None else load_decoder(config.model.decoder, self.model)
-        """What decodes in the VAE's place."""
-        self.whole = True
-        """Whether somebody else than rewards and sentinel looks at the clips of the coming iteration: else only their frames are decoded."""
+        self.shows: Callable[[int], bool] = lambda number: True
+        """Whether, after so many iterations, somebody else than rewards and sentinel looks at the clips of the next: else only their frames are
+        decoded."""
         self.sound: Sound | None = None
         """Of the last iteration's clips."""
+        self.crew = crew_of(config, self.studio, params, self.objective.clip)
+        """Who samples in this process's place; mostly nobody."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
 
@@ -138,42 +131,47 @@ class Trainer:
 
     def step(self) -> dict[str, float]:
         """One iteration: the straight line."""
-        if self.state.iteration >= self.encoded_until:
+        if self.encoded_until < min(self.config.iterations, self.state.iteration + 1 + self.config.rollout.staleness):
             self.encode_prompts()
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
             rollout = self.roll_out(plan)
-        if plan.examples:
-            videos, scored = no_clips(self.model.video), preferred(len(plan.groups), plan.group_size)
+        judged = None if plan.examples else self.judge(rollout, plan)
+        if judged is None:
+            scored = preferred(len(plan.groups), plan.group_size)
             advantages = scored.total
         else:
-            videos, scored = self.judge(rollout, plan)
+            scored = self.score(judged)
             advantages = self.advantages(scored)
         plan = choose(self.config, plan, advantages, scored.valid)
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages)
+        if self.state.shelf is not None:
+            self.state.shelf.keep(Lesson.of(plan, rollout, scored, advantages))
         self.done = plan
         self.state.iteration += 1
         times = self.clock.report()
         self.vae.observe(times)
         self.failures = scored.report
-        members = self._scored(plan)
-        self.videos, self.captions = videos, [plan.groups[m.group].prompt.text for m in members]
+        members = self.studio.scored(plan)
+        self.videos = no_clips(self.model.video) if judged is None else judged.videos
+        self.sound = None if judged is None else judged.sound
+        self.captions = [plan.groups[m.group].prompt.text for m in members]
         seen, rewards = self.travel.measure(self.world), {}
-        if not plan.examples:
-            if self.whole or self.reward.reads_clips:
-                seen |= appearance(videos, members, self.world)
+        if judged is not None:
+            if judged.thumbnails is not None:
+                seen |= appearance(judged.thumbnails, members, self.world)
             rewards = describe(scored, advantages, self.state.sentinel.witnesses.scores)
-        return {**rewards, **metrics, **seen, **times}
+        crew = {} if self.crew is None else self.crew.row
+        return {**rewards, **metrics, **seen, **crew, **times}
 
-    def judge(self, rollout: Rollout, plan: Plan) -> tuple[Tensor, Scored]:
-        """This process's clips, decoded, and the scores of all."""
-        with self.reward.early(self.model.video.fps) as early:
-            with self.clock("decode"):
-                videos = self.decode(rollout, early, plan.prompts)
-                self.sound = self.listen(rollout)
-            with self.clock("reward"):
-                return videos, self.score(videos, plan, early, self.latents(rollout), self.sound)
+    def judge(self, rollout: Rollout, plan: Plan) -> Judged:
+        """This process's clips as they were seen: here, or by those who sampled them."""
+        return rollout.judged or self.studio.judge(rollout, plan, whole=self.shows(plan.iteration))
+
+    def score(self, judged: Judged) -> Scored:
+        """The scores of all ranks' clips, which then all decide alike."""
+        return gathered(self.reward, judged.sheet, self.world, torch.float32)
 
     def encode_prompts(self) -> None:
         """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
@@ -182,8 +180,10 @@ class Trainer:
         coming.position = state.stream.position
         batches = (coming.take(config.batch.prompts) for _ in range(state.iteration, config.iterations))
         places = [self.planner.places(rank) for rank in range(self.world.size)]
-        near = look_ahead(batches, places, config.data.encode_ahead)
-        mine = [batch[place] for batch in near for place in places[self.world.rank]]
+        least = (1 + config.rollout.staleness) * config.batch.prompts if config.rollout.staleness else 0
+        near = look_ahead(batches, places, max(config.data.encode_ahead, least))
+        again = [] if state.shelf is None else [lesson.plan.prompts for lesson in state.shelf.lessons]
+        mine = [batch[place] for batch in (*again, *near) for place in places[self.world.rank]]
         prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
         with self.clock("encode"):
             tick = self.clock.ticker(len(prompts))
@@ -198,93 +198,16 @@ class Trainer:
     def roll_out(self, plan: Plan) -> Rollout:
         """Sample this rank's clips, with the old policy where that lags behind and samples."""
         with self.state.old.applied() if self.state.old is not None and self.state.old.samples else nullcontext():
-            return self.sampler(plan).run()
+            if self.crew is None:
+                return self.studio.sampler(plan).run()
+            return self.crew.roll_out(plan, self._coming(), self.shows, self.state.sentinel.rollbacks)
 
-    def sampler(self, plan: Plan) -> Sampler:
-        """What samples this rank's clips."""
-        config = self.config.rollout
-        groups = [plan.groups[index] for index in plan.members(self.world.rank)]
-        conditions = self.model.encode([g.prompt.text for g in groups], [pictures_of(g.prompt) for g in groups])
-        passes = plan.rollout_passes(self.world.rank) + plan.idle_passes(self.world.rank)
-        return Sampler(
-            plan,
-            self.world.rank,
-            self.policy,
-            {group.index: condition for group, condition in zip(groups, conditions)},
-            keys=NoiseKeys(
-                self.config.seed,
-                plan.iteration,
-                same_start=config.same_noise,
-                same_fresh=self.config.objective.kind == "dpo",
-            ),
-            storage=Storage(
-                dtype=getattr(torch, config.storage),
-                device=torch.device("cpu") if config.offload else self.model.device,
-                velocities=self.objective.needs_v_old,
-            ),
-            solver=config.solver,
-            cheap=config.cheap,
-            examples=partial(self.example, plan) if plan.examples else None,
-            progress=self.clock.ticker(passes.total()),
-        )
-
-    def example(self, plan: Plan, member: Member) -> Tensor:
-        """The latents of a clip that is given."""
-        assert self.encoder is not None
-        return self.encoder(plan.groups[member.group].prompt.clips[member.index])
-
-    def policy(self, group: Group) -> Policy:
-        """The policy that samples a group."""
-        places = tuple(part.place for part in self.parts)
-        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
-
-    def decode(self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = ()) -> Tensor:
-        """The clips that this process scores, uint8. Rewards that compute elsewhere (`early`) get each micro-batch's as soon as they are there,
-        with the prompts of their groups."""
-        mine = self._mine(rollout)
-        tick = self.clock.ticker(len(mine))
-        frames = None if self.whole else frames_needed(self.model, self.reward)
-        frames = None if frames and self.small is not None else frames  # another decoder makes whole clips
-        clips = Clips(self.model, frames, sum(len(latents) for _, latents in mine))
-        with self.vae.decoding() if self.small is None and frames != [] else nullcontext():
-            for batch, latents in mine:
-                decoded = clips.add(latents, self.small)
-                if early is not None:
-                    shown = [prompts[member.group] for member in batch.members]
-                    texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
-                    early.add(decoded, texts, metadata, latents)
-                tick()
-        return clips.videos
-
-    def latents(self, rollout: Rollout) -> Tensor | None:
-        """What the clips that this process scores are decoded from."""
-        mine = self._mine(rollout)
-        return torch.cat([latents for _, latents in mine]) if mine else None
-
-    def _mine(self, rollout: Rollout) -> list[tuple[MicroBatch, Tensor]]:
-        return [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
-
-    def listen(self, rollout: Rollout) -> Sound | None:
-        """What the clips that this process scores sound like, where they do and somebody listens."""
-        latents = self.latents(rollout) if self.whole or self.reward.hears else None
-        with self.vae.decoding() if isinstance(self.model, Sounds) else nullcontext():
-            return None if latents is None else sound_of(self.model, latents)
-
-    def score(
-        self,
-        videos: Tensor,
-        plan: Plan,
-        early: Early | None = None,
-        latents: Tensor | None = None,
-        sound: Sound | None = None,
-    ) -> Scored:
-        """Rewards of this rank's clips, then one gather over all ranks, which then all decide alike."""
-        members = self._scored(plan)
-        shown = [plan.groups[member.group].prompt for member in members]
-        fps = self.model.video.fps
-        return score_everywhere(
-            self.reward, videos, members, shown, fps, self.world, early, torch.float32, latents, sound
-        )
+    def _coming(self) -> list[Plan]:
+        """The iterations after the one that is due that are sampled with the weights of now."""
+        first, size = self.state.iteration + 1, self.config.batch.prompts
+        numbers = range(first, min(first + self.config.rollout.staleness, self.config.iterations))
+        prompts = self.state.stream.peek(len(numbers) * size)
+        return [self.planner.plan(n, prompts[at * size : (at + 1) * size]) for at, n in enumerate(numbers)]
 
     def advantages(self, scored: Scored) -> Tensor:
         """Group-relative advantages of all rollouts; with a column for each part where rewards judge parts."""
@@ -338,7 +261,10 @@ class Trainer:
         extra = [
             (need == "pass") * self.config.objective.reference_passes + old for need, old in zip(needs, old_passes)
         ]
-        passes = sum(rounds * (1 + more) for rounds, more in zip(plan.rounds, extra))
+        lessons = [] if state.shelf is None else state.shelf.lessons
+        earlier = [(lesson, lesson.rollout(self._law(lesson.plan))) for lesson in lessons]
+        plans = [plan, *(lesson.plan for lesson in lessons)]
+        passes = sum(rounds * (1 + more) for one in plans for rounds, more in zip(one.rounds, extra))
         tick = self.clock.ticker(passes + plan.gauge_rounds)
         logs = []
         if self.before is not None:
@@ -347,6 +273,11 @@ class Trainer:
             self.old.begin()
         for update in range(plan.updates):
             items = self.items(plan, rollout, scored, advantages, update, pushes)
+            for lesson, again in earlier:
+                old = self.items(lesson.plan, again, lesson.scored, lesson.advantages, update)
+                items += [dataclasses.replace(item, reused=True) for item in old]
+            if earlier:
+                items = [dataclasses.replace(item, weight=item.weight / len(plans)) for item in items]
             if self.old is not None and old_passes[update]:
                 with self.old.applied():
                     items = with_old(self.objective, items, device, tick, self.parts)
@@ -367,13 +298,16 @@ class Trainer:
                 progress=tick,
                 parts=self.parts,
             )
-            logs.append(self._apply(summarize(tally, self.world, plan.labels(update))))
+            labels = list(dict.fromkeys(label for one in plans for label in one.labels(update)))
+            logs.append(self._apply(summarize(tally, self.world, labels)))
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:
                 logs[-1] |= self._measure(plan, rollout, tick)
             self._advance(logs[-1])
         if self.old is not None:
             self.old.end(self.config.objective.decay(plan.iteration + 1))
         metrics = mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
+        if self.config.rollout.staleness:  # weights have moved on since the rollout: 0 would be wrong
+            metrics.pop("ratio/first_log", None)
         return {**metrics, "preference/skipped": float(plan.skipped)} if self.config.objective.by_choice else metrics
 
     def items(
@@ -414,6 +348,16 @@ class Trainer:
                 )
             )
         return items
+
+    def _law(self, plan: Plan) -> Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]:
+        """The policy of every replay of a plan, and what its rows are conditioned on."""
+        return partial(self.studio.replayed, plan, conditions=self.studio.conditions(plan))
+
+    def _planned(self, iteration: int) -> Plan:
+        """The plan of an earlier iteration, before clips were chosen."""
+        stream = PromptStream(self.state.stream.prompts, self.config.seed)
+        stream.position = iteration * self.config.batch.prompts
+        return self.planner.plan(iteration, stream.take(self.config.batch.prompts))
 
     def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> Duel:
         """Where the members of a replay stand in the plan's pairs."""
@@ -481,24 +425,22 @@ class Trainer:
                 self.model,
                 self.reward,
                 self.held_out,
-                config.evaluate,
+                dataclasses.replace(config.evaluate, steps=config.evaluate.steps_for(config.model)),
                 micro_batch=config.batch.micro_batch,
                 world=self.world,
                 progress=progress,
             )
-
-    def _scored(self, plan: Plan) -> list[Member]:
-        """The rollouts that this process decodes and scores: ranks that share clips share that work too. Given clips nobody does."""
-        if plan.examples:
-            return []
-        batches = plan.batches(self.world.rank)
-        return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
 
     def save(
         self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None
     ) -> Path:
         """Write a checkpoint, with what the caller adds to its state and its files."""
         return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
+
+    def close(self) -> None:
+        """Let go of workers, where there are any."""
+        if self.crew is not None:
+            self.crew.close()
 
     def export(self, folder: Path) -> None:
         """Write weights that load into diffusers: the EMA's when there is one. Called by all ranks."""

@@ -19,6 +19,16 @@ def is_heldout(names: Iterable[str]) -> bool:
     return hashlib.sha256("/".join(names).encode()).digest()[0] % 10 == 0
 
 
+def check_values(scene: object, attributes: Mapping[str, Sequence[str]]) -> None:
+    """Raise a ValueError for a value that its attribute does not have."""
+    for name, values in attributes.items():
+        value = getattr(scene, name)
+        if value not in values:
+            raise ValueError(
+                f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
+            )
+
+
 def vocabulary_of(phrases: Iterable[str], templates: Iterable[str]) -> tuple[str, ...]:
     """Every word of the phrases, and of the templates without their {fields}, sorted."""
     plain = [re.sub(r"\{\w+\}", " ", template) for template in templates]

@@ -1,14 +1,48 @@
-"""What the judges of all worlds have in common: checks, prompts outside the grammar, beliefs to scores."""
+"""What the judges of all worlds have in common: clips as tensors, checks, prompts outside the grammar, beliefs to scores."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from sage_grpo.types import PartScores
+
+R = TypeVar("R", bound="Rows")
+
+
+PIXELS_AT_ONCE = 2**21
+"""Clips are judged in portions of about this many pixels, to bound memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Tensors with one row a clip."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def __getitem__(self, index: slice | Tensor | list[int]) -> Self:
+        """A sub-batch, by slice, integer tensor, list or mask."""
+        return self._each(lambda rows: rows[index])
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        return self._each(lambda rows: rows.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(**{field.name: change(getattr(self, field.name)) for field in fields(self)})
+
+
+def joined(parts: Sequence[R]) -> R:
+    """Batches one after another."""
+    names = [field.name for field in fields(parts[0])]
+    return type(parts[0])(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 class Named(Protocol):
@@ -89,6 +123,76 @@ class Smallest:
     """Least height and width."""
     why: str
     """What cannot be told with fewer frames."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Generic[R]):
+    """Everything a judge finds in a batch of clips before it looks at a prompt."""
+
+    vq: Tensor
+    """Visual quality, B."""
+    mq: Tensor
+    """Motion quality, B."""
+    gate: Tensor
+    """Mean over the frames of "there is what this world shows, and nothing else", B."""
+    drift: Tensor
+    """R.m.s. distance to the nearest renderable clip, B."""
+    beliefs: dict[str, Tensor]
+    """For every attribute B x (its values): how far the clip shows each."""
+    nearest: R
+    """The nearest renderable clip."""
+
+
+class Judge(ABC, Generic[R]):
+    """A reward that looks at clips of a world, in portions, and compares what they show with their prompts.
+
+    ``VQ``, ``MQ`` and ``TA`` are in [0, 1]; ``TA/NAME`` are the parts of TA, all of them NaN for a prompt that `read` does not understand.
+    ``Overall`` = TA + MQ / 2 + VQ / 2. ``drift``, of which LOWER is better, is the r.m.s. distance (pixels in [0, 1]) to the nearest
+    renderable clip: how far a policy has left the data manifold. Give it weight 0, or a negative one.
+    """
+
+    read: ClassVar[Reader]
+    """What prompts ask for."""
+    weights: ClassVar[Mapping[str, float]]
+    """Share of each attribute in TA; they sum to one."""
+    smallest: ClassVar[Smallest]
+    """The clips that it can score."""
+
+    @abstractmethod
+    def look(self, videos: Tensor) -> Verdict[R]:
+        """What clips show that fit into memory; as `examine`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that a call returns."""
+        return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in self.weights))
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
+        """Score uint8 clips B x F x H x W x 3 against their prompts."""
+        check_clips(videos, prompts, self.smallest)
+        if not len(videos):
+            return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
+        return self.parts(self.examine(videos), prompts)
+
+    def parts(self, verdict: Verdict[R], prompts: Sequence[str]) -> PartScores:
+        """The scores of what was found."""
+        wanted = self.read(prompts, verdict.vq.device)
+        parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
+        parts |= alignment(wanted, verdict.beliefs, self.weights, verdict.gate)
+        parts["Overall"] = parts["TA"] + 0.5 * verdict.mq + 0.5 * verdict.vq
+        return PartScores({name: parts[name].float() for name in self.names}, wanted.reasons)
+
+    @torch.no_grad()
+    def examine(self, videos: Tensor) -> Verdict[R]:
+        """What the clips show, whatever was asked for: uint8 or float in [0, 1], B x F x H x W x 3."""
+        portion = max(1, PIXELS_AT_ONCE // videos[0, ..., 0].numel())
+        with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit
+            verdicts = [self.look(part) for part in videos.split(portion)]
+        return Verdict(
+            **{name: torch.cat([getattr(one, name) for one in verdicts]) for name in ("vq", "mq", "gate", "drift")},
+            beliefs={name: torch.cat([one.beliefs[name] for one in verdicts]) for name in self.weights},
+            nearest=joined([one.nearest for one in verdicts]),
+        )
 
 
 def check_clips(videos: Tensor, prompts: Sequence[str], smallest: Smallest) -> None:

@@ -135,6 +135,22 @@ def test_fast_text_and_velocity_are_the_stock_ones_on_512_tokens(stock) -> None:
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=0)
 
 
+@pytest.mark.slow
+def test_what_a_gpu_compiles_traces_whole_and_gives_the_same_numbers(stock, vae) -> None:
+    """With a break in it, a compiled block would be slower than a plain one, and nobody would notice."""
+    network, codec = FastTransformer(deepcopy(stock.transformer)), WholeClips(vae)
+    ids = prompt_ids(stock.tokenizer, TEXTS, CAPTION)
+    inputs = torch.randn(3, 4, 3, 4, 4), torch.tensor([0.2, 0.7, 1.0]), encode_text(stock.text_encoder, ids), ids
+    clips = torch.rand(1, 3, 5, 16, 16)
+    with torch.no_grad():
+        plain, pixels = network(*inputs), codec.decoder(codec.encoder(clips)[:, :4])
+        for block in network.transformer.blocks:
+            block.compile(backend="eager", fullgraph=True)
+        whole = torch.compile(lambda x: codec.decoder(codec.encoder(x)[:, :4]), backend="eager", fullgraph=True)
+        torch.testing.assert_close(network(*inputs), plain, atol=1e-6, rtol=0)
+        torch.testing.assert_close(whole(clips), pixels, atol=1e-6, rtol=0)
+
+
 def test_our_family_and_the_stock_pipeline_agree_on_the_folder(folder, stock, vae) -> None:
     model = ModelSpec(path=str(folder), train=False, cache=None, guidance_scale=1.0).load()
     assert model.latent_shape() == (4, 5, 16, 16)

@@ -195,7 +195,7 @@ def test_a_start_is_where_the_flow_goes_on(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_the_command_makes_a_pipeline_and_scores_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_makes_a_pipeline_and_scores_it(tmp_path: Path) -> None:
     from diffusers import WanPipeline
 
     from sage_grpo.commands.scenes import Options, run

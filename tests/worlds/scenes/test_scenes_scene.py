@@ -7,15 +7,11 @@ import torch
 
 from sage_grpo.worlds.scenes.scene import (
     ATTRIBUTES,
-    TEMPLATES,
     Scene,
-    SceneBatch,
-    batch_of,
     from_text,
     random_scenes,
     some_scenes,
     to_text,
-    words,
 )
 
 HELDOUT = [
@@ -28,15 +24,6 @@ BALL = Scene(place="meadow", count="one", kind="ball", colour="red", texture="st
 @pytest.fixture(scope="module")
 def scenes() -> list[Scene]:
     return some_scenes("all", 700)
-
-
-@pytest.mark.parametrize("template", range(len(TEMPLATES)))
-def test_text_is_invertible(template: int, scenes: list[Scene]) -> None:
-    texts = [to_text(scene, template) for scene in scenes]
-    assert [from_text(text) for text in texts] == scenes
-    assert len(set(texts)) == len(scenes)
-    assert all(len(text.split()) <= 30 for text in texts)
-    assert set(" ".join(texts).split()) <= set(words())
 
 
 def test_sentences_read_as_english() -> None:
@@ -54,9 +41,6 @@ def test_sentences_read_as_english() -> None:
         other_colour="yellow",
     )
     assert to_text(slides) == "a dotted blue box slides right behind a yellow cone in the desert"
-    assert len({to_text(slides, index) for index in range(len(TEMPLATES))}) == len(TEMPLATES)
-    assert len(words()) < 120
-    assert all(word == word.lower() and word.isalpha() for word in words())
 
 
 def test_free_wording_is_understood() -> None:
@@ -139,12 +123,3 @@ def test_draws_keep_to_their_seed_and_their_ranges() -> None:
     assert max(one.phase.max(), one.angle.max()) < 1
     assert some_scenes("train", 50, 1) == some_scenes("train", 50, 1) != some_scenes("train", 50, 2)
     assert len(set(some_scenes("train", 300))) == 300
-
-
-def test_batches_keep_their_scenes(scenes: list[Scene]) -> None:
-    batch = batch_of(scenes[:40], torch.Generator().manual_seed(0))
-    assert isinstance(batch, SceneBatch)
-    assert batch.scenes() == scenes[:40]
-    assert batch[3:9].scenes() == scenes[3:9]
-    assert batch.to("cpu").texts(2) == [to_text(scene, 2) for scene in scenes[:40]]
-    assert len(batch_of([])) == 0

@@ -7,39 +7,19 @@ import torch
 
 from sage_grpo.worlds.shapes.scene import (
     ATTRIBUTES,
-    TEMPLATES,
     Scene,
     all_scenes,
-    batch_of,
     from_text,
     heldout_scenes,
     random_scenes,
     to_text,
     train_scenes,
-    words,
 )
 
 FIRST_HELDOUT = [
     "a small red circle moves right slowly on a grey background",
     "a small red circle moves left slowly on a navy background",
 ]
-
-
-@pytest.mark.parametrize("template", range(len(TEMPLATES)))
-def test_text_is_invertible(template: int) -> None:
-    scenes = all_scenes()
-    texts = [to_text(scene, template) for scene in scenes]
-    assert [from_text(text) for text in texts] == scenes
-    assert len(set(texts)) == len(scenes)
-    assert all(len(text.split()) <= 25 for text in texts)
-    assert set(" ".join(texts).split()) <= set(words())
-
-
-def test_templates_differ_and_the_vocabulary_is_small() -> None:
-    assert len(TEMPLATES) >= 6
-    assert len({to_text(all_scenes()[0], index) for index in range(len(TEMPLATES))}) == len(TEMPLATES)
-    assert len(words()) < 120
-    assert all(word == word.lower() and word.isalpha() for word in words())
 
 
 def test_free_wording_is_understood() -> None:
@@ -95,12 +75,3 @@ def test_random_scenes_keep_to_their_split_and_their_seed() -> None:
     assert draw.offset.abs().max() <= 1
     assert draw.phase.min() >= 0
     assert draw.phase.max() < 1
-
-
-def test_batches_keep_their_scenes() -> None:
-    scenes = all_scenes()[::37]
-    batch = batch_of(scenes, torch.Generator().manual_seed(0))
-    assert batch.scenes() == scenes
-    assert batch[3:9].scenes() == scenes[3:9]
-    assert [from_text(text) for text in batch.texts(2)] == scenes
-    assert len(batch_of([])) == 0

@@ -8,6 +8,7 @@ from sage_grpo.lab.design import Suite
 from sage_grpo.lab.suites.after import after
 from sage_grpo.lab.suites.common import Size, expected_seconds
 from sage_grpo.lab.suites.few_steps import few_steps
+from sage_grpo.lab.suites.gradients import gradients
 from sage_grpo.lab.suites.headline import headline, tuning
 from sage_grpo.lab.suites.leash import (
     dose,
@@ -20,7 +21,7 @@ from sage_grpo.lab.suites.leash import (
     taken,
     witness,
 )
-from sage_grpo.lab.suites.methods import distance, preferences, scaling, table2, table2_a
+from sage_grpo.lab.suites.methods import distance, preferences, reuse, scaling, staleness, table2, table2_a
 from sage_grpo.lab.suites.samplers import equaliser, noise, regime
 from sage_grpo.lab.suites.second import (
     scenes_equaliser,
@@ -38,7 +39,8 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps, preferences),
+        *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps, preferences, gradients),
+        *(reuse, staleness),
         *(
             scenes_headline,
             scenes_tuning,

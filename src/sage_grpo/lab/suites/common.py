@@ -28,6 +28,7 @@ UNTRAINED: Mapping[str, Any] = {
 OVERALL = Column(key="Overall", ceiling=ceiling(SETTING_B))
 DRIFT = Column(key="drift", higher=False)
 FLICKER = Column(key="flicker", label="flicker (untrained)", higher=False)
+SHARPNESS = Column(key="sharpness", label="sharpness (untrained)")
 COLUMNS = (OVERALL, Column(key="VQ"), Column(key="MQ"), Column(key="TA"), DRIFT, FLICKER)
 """The columns of the paper's Table 2, with the true drift, and a metric that is not trained on in the place of CLIPScore."""
 SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 8))
@@ -50,8 +51,11 @@ BRANCH_NATS, SAGE_NATS = 0.01, 0.4
 PER_ITERATION, PER_EVALUATION, PER_RUN = 0.044, 0.05, 0.2
 """Seconds of one H200 that an iteration of sage, an evaluation and a start take when 16 processes share it (`seconds` of the rows in
 docs/results/table2 and docs/results/distance, over 16)."""
-SHARES: Mapping[str, float] = {"branch": 0.45, "branch_long": 0.7, "flow_grpo": 2.0, "nft": 4.3, "awm": 3.1}
-"""What an iteration of other methods takes of that (docs/results/headline)."""
+SHARES: Mapping[str, float] = {
+    **{"branch": 0.45, "branch_long": 0.7, "flow_grpo": 2.0, "nft": 4.3, "awm": 3.1},
+    **dict.fromkeys(("refl", "draft", "adjoint"), 4.0),
+}
+"""What an iteration of other methods takes of that (docs/results/headline); by the reward's gradient a guess: clips are differentiated one by one."""
 WORLD_SHARES: Mapping[str, float] = {"scenes": 5.0}
 """What an iteration and an evaluation take of that in another world: by operations, not measured yet."""
 

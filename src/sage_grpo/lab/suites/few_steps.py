@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sage_grpo.lab.design import Arm, Column, Suite
-from sage_grpo.lab.suites.common import COLUMNS, Size, judged, sized
+from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.suites.common import COLUMNS, SHARPNESS, Size, judged, sized
 
 SEEDS = tuple(range(9001, 9009))
 """No run had these before."""
@@ -34,7 +34,7 @@ def few_steps(size: Size) -> Suite:
         options={"model.path": FOLDER, "evaluate.prompts": 128, "evaluate.steps": STEPS, "rewards": judged()},
         iterations=90,
         points=(0, 15, 30, 60, 90),
-        columns=(*COLUMNS, Column(key="sharpness", label="sharpness (untrained)")),
+        columns=(*COLUMNS, SHARPNESS),
         figures=("curves", "bars"),
         notes=f"The model is made first, by `sage-grpo shapes distill`, in the folder where the suite is run ({FOLDER}). Evaluated at its own {STEPS} steps: "
         "the base row is the distilled model. `cps` at eta 1 renews all noise at every step, as multi-step consistency sampling does.",

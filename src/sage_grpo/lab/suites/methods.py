@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.suites.common import (
     BRANCH_NATS,
     COLUMNS,
     DRIFT,
     FLICKER,
+    FRESH,
     MEASURED,
     OVERALL,
     SETTING_A,
     SETTING_B,
+    SHARPNESS,
     Size,
     judged,
     sized,
@@ -103,8 +108,18 @@ def table2_a(size: Size) -> Suite:
     return sized(suite, size, brief=("sage/a + dual", "sage/a", "branch/a"), smoke=("sage/a + dual", "branch/a"))
 
 
+PAIRS = "shapes-pairs"
+"""Folder of the clips that offline arms learn from, below the one in which the suite is run."""
+MAKE_PAIRS = (
+    "sage-grpo generate --prompts shapes --first 180 --per_prompt 12 --steps 6 --solver ab2 --batch 96 "
+    f"--rewards '[{{name: shapes, weights: {{TA: 1, MQ: 0.5, VQ: 0.5}}, batch_size: 0}}]' --out {PAIRS}"
+)
+"""As many clips of as many prompts as an online arm samples and scores in 45 iterations, in the same groups and by the same solver."""
+
+
 def preferences(size: Size) -> Suite:
     """What learning from which clip of a group is best gives, beside learning from all of them by how much they differ."""
+    offline: Mapping[str, Any] = {"data.clips": f"{PAIRS}/pairs.jsonl"}
     arms = (
         Arm(name="branch", recipe="shapes/branch"),
         Arm(name="dpo", recipe="shapes/dpo"),
@@ -113,8 +128,10 @@ def preferences(size: Size) -> Suite:
             name="dpo, moving anchor", recipe="shapes/dpo", options={"trust_region.mode": "moving", "anchor.every": 10}
         ),
         Arm(name="dpo, beta 50", recipe="shapes/dpo", options={"objective.beta": 50.0}),
+        Arm(name="dpo offline", recipe="shapes/dpo", options=offline),
         Arm(name="rft", recipe="shapes/rft"),
         Arm(name="rft, best of the group", recipe="shapes/rft", options={"batch.trained_fraction": 0.05}),
+        Arm(name="sft offline, best of 12", recipe="shapes/rft", options=offline),
     )
     suite = Suite(
         name="preferences",
@@ -126,11 +143,44 @@ def preferences(size: Size) -> Suite:
         options={**MEASURED, "rewards": judged()},
         iterations=45,
         points=(0, 15, 45),
-        columns=COLUMNS,
+        columns=(*COLUMNS, SHARPNESS),
         figures=("bars", "curves"),
-        notes="Offline arms (data.clips) need clips on disk, which a suite does not make: they are a comparison of their own.",
+        notes=f"Offline arms learn from clips of the base, which are made first, in the folder where the suite is run: `{MAKE_PAIRS}`. Their passes and rewards, "
+        "which are those of an online arm, are not among the figures of the offline arms.",
     )
-    return sized(suite, size, brief=("branch", "dpo", "rft"), smoke=("branch", "dpo"))
+    return sized(suite, size, brief=("branch", "dpo", "dpo offline", "rft"), smoke=("branch", "dpo"))
+
+
+def reuse(size: Size) -> Suite:
+    """Earlier rollouts in every update, beside the newest, and twice the rate that less noise may allow."""
+    ways = {"branch": ("shapes/branch", {}), "sage": ("shapes/sage_paper", {**WITHOUT_KL, "update.step_fraction": 1.0})}
+    arms = tuple(
+        Arm(
+            name=f"{name} reuse {count}{'' if rate == 5e-5 else f' at {rate:g}'}",
+            recipe=recipe,
+            options={**options, "update.reuse": count, "optimizer.lr": rate},
+        )
+        for name, (recipe, options) in ways.items()
+        for rate in (5e-5, 1e-4)
+        for count in (0, 1, 3)
+    )
+    suite = Suite(
+        name="reuse",
+        title="Learning from earlier rollouts again",
+        question="Rollouts and rewards are what an iteration costs most of, replays are cheap. Does learning from the last one or three rollouts again, with "
+        "exact ratios, get further at equal reward calls and at equal passes?",
+        arms=arms,
+        baseline="branch reuse 0",
+        seeds=tuple(range(9201, 9209)),
+        options={**MEASURED, "rewards": judged()},
+        iterations=45,
+        points=(0, 15, 30, 45),
+        columns=COLUMNS,
+        figures=("curves", "bars"),
+        notes="Reward calls are equal at equal iterations. A replay of branch is one pass for a whole group, of sage one for every clip.",
+    )
+    brief = [arm.name for arm in arms if not arm.name.endswith("0.0001")]
+    return sized(suite, size, brief=brief, smoke=("branch reuse 0", "branch reuse 1"))
 
 
 def scaling(size: Size) -> Suite:
@@ -210,3 +260,29 @@ def distance(size: Size) -> Suite:
     )
     brief = ("branch_long", "branch_long, only warned", "branch, 300 iterations")
     return sized(suite, size, brief=brief, smoke=("branch_long", "branch, 300 iterations"))
+
+
+def staleness(size: Size) -> Suite:
+    """What clips of old weights cost: iterations between the weights that sample and those that learn."""
+    arms = tuple(
+        Arm(name=f"{method}, {old} old", recipe=f"shapes/{recipe}", options={"rollout.staleness": old})
+        for method, recipe in (("branch", "branch"), ("sage", "sage_paper"))
+        for old in (0, 1, 2, 4)
+    )
+    suite = Suite(
+        name="staleness",
+        title="Clips of old weights",
+        question="Workers that sample while the trainer updates make clips of weights that are one iteration old or more. What does that cost per clip, so that one "
+        "knows what the time that it saves must be worth?",
+        arms=arms,
+        baseline="branch, 0 old",
+        options={**MEASURED, "rewards": judged()},
+        seeds=FRESH,
+        iterations=90,
+        points=(0, 15, 45, 90),
+        columns=(OVERALL, DRIFT, FLICKER),
+        notes="Sampled in one process with old weights (`rollout.on here`): the numbers are those of workers, the seconds are not.",
+    )
+    return sized(
+        suite, size, brief=("branch, 0 old", "branch, 4 old"), smoke=("branch, 0 old", "branch, 1 old"), shorter=45
+    )

@@ -39,12 +39,14 @@ PIPELINES: Mapping[str, str] = {
     "LTXImageToVideoPipeline": "ltx",
     "LTXConditionPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
+    "LTX2ImageToVideoPipeline": "ltx2",
     "HunyuanVideoPipeline": "hunyuan",
     "SanaVideoPipeline": "sana_video",
     "FluxPipeline": "flux",
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
+    "QwenImageEditPipeline": "qwen_image_edit",
     "ZImagePipeline": "z_image",
 }
 """Which family serves which diffusers pipeline."""

@@ -157,9 +157,9 @@ def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
             f"{into}.{'unload_lora_weights' if into == 'pipe' else 'unload_lora'}()",
         ]
     second = 'pipe.load_lora_weights("path/to/this/folder"{}, load_into_transformer_2=True)'
-    if model.components == ("transformer_2",):
+    if model.experts.components == ("transformer_2",):
         return [*lines, second.format("")]
-    if len(model.components) > 1:
+    if len(model.experts.components) > 1:
         return [*lines, LOAD, second.format(f', weight_name="{SECOND}/{FILE}"')]
     if "HunyuanVideo15" in pipeline:
         lines.insert(1, "from sage_grpo.models.lora import load_lora")

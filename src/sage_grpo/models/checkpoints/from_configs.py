@@ -25,6 +25,7 @@ Build = Callable[[str, Mapping[str, Any]], Any]
 COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "hunyuan15": ("HunyuanVideo15Pipeline", "HunyuanVideo15Transformer3DModel", "AutoencoderKLHunyuanVideo15"),
     "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
+    "ltx2": ("LTX2Pipeline", "LTX2VideoTransformer3DModel", "AutoencoderKLLTX2Video"),
 }
 """Pipeline, transformer and VAE of text-to-video checkpoints, for those whose files are not here."""
 

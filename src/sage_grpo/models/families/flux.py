@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.distilled import is_schnell
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, ImageModel, Traits
+from sage_grpo.models.family import ImageModel
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
+from sage_grpo.models.network.splitting import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
 """Of T5, to which the pipeline's call pads a prompt; the network attends to the padding."""
@@ -47,6 +50,11 @@ class Flux(ImageModel):
 
     def _reading(self) -> str:
         return f"{self.text_tokens} text tokens"
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""
+        plan = SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 0, "txt_ids": 0}, rotary=JOINT)
+        split_network(self.network, self.blocks(), sequence, plan)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:

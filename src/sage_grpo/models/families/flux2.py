@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, ImageModel, Traits
+from sage_grpo.models.base import SequenceSplit
+from sage_grpo.models.family import ImageModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, unpack
+from sage_grpo.models.network.splitting import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
 class Flux2(ImageModel):
@@ -53,6 +56,11 @@ class Flux2(ImageModel):
         from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
         return math.exp(compute_empirical_mu(self.tokens, num_steps))
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""
+        plan = SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 1, "txt_ids": 1}, rotary=JOINT)
+        split_network(self.network, self.blocks(), sequence, plan)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         self._encoder("text_encoder")

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import Grid
+from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 

@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
+from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.files import read_json
-from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.splitting import TOKENS, SplitPlan, split_network
 from sage_grpo.models.schedulers import BENT, TAKES_MU
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 CONDITION = "LTXConditionPipeline"
@@ -70,6 +73,11 @@ class Ltx(FamilyModel):
 
     def _guidance_style(self) -> Guidance:
         return Guidance(rescale=self.options["guidance_rescale"] or 0.0)
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""
+        plan = SplitPlan(inputs={TOKENS: 1, "timestep": 1}, positions=("rope",))
+        split_network(self.network, self.blocks(), sequence, plan)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         self._encoder("text_encoder")

@@ -1,4 +1,4 @@
-"""LTX-2, 2.3 and 2.5: video and sound from text, in one network."""
+"""LTX-2, 2.3 and 2.5: video and sound from text or a first frame, in one network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
+from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
-from sage_grpo.models.network.inputs import Grid, pack, seen_tokens, unpack
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.splitting import SOUND, TOKENS, SplitPlan, split_network
 from sage_grpo.models.parts import Parts
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
@@ -30,7 +33,7 @@ class Ltx2(FamilyModel):
     """LTX-2 as a VelocityModel whose states have two parts, `video` and `audio`."""
 
     traits = Traits(
-        pipelines=("LTX2Pipeline",),
+        pipelines=("LTX2Pipeline", "LTX2ImageToVideoPipeline"),
         components=("tokenizer", "text_encoder", "connectors", "audio_vae", "vocoder"),
         video=VideoSpec(frames=121, height=512, width=768, fps=24.0),
         guidance_scale=3.0,
@@ -41,7 +44,7 @@ class Ltx2(FamilyModel):
         text_tokens=1024,
         even_sigmas=True,
         dynamic_shift=True,
-        # As the pipeline's arguments. All but the last are parts of guidance: a scale of 1 turns them off together.
+        # As the pipelines' arguments. All but the last two are parts of guidance: a scale of 1 turns them off together.
         options={
             "audio_guidance_scale": 7.0,
             "guidance_rescale": 0.7,
@@ -49,8 +52,9 @@ class Ltx2(FamilyModel):
             "stg_block": 28,
             "modality_scale": 3.0,
             "cross_timestep": 1.0,
+            "image_crf": None,
         },
-        whole={"stg_block": (0, 1000), "cross_timestep": (0, 1)},
+        whole={"stg_block": (0, 1000), "cross_timestep": (0, 1), "image_crf": (0, 51)},
     )
 
     @classmethod
@@ -63,6 +67,10 @@ class Ltx2(FamilyModel):
                     f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
                     "Published checkpoints of LTX-2 do not set it."
                 )
+
+    @classmethod
+    def _pipeline(cls, index: Mapping[str, Any]) -> str:
+        return "LTX2ImageToVideoPipeline"  # the same weights make clips from text, too; this one knows how a picture is read
 
     def _prepare(self) -> None:
         # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and what it adds nothing.
@@ -88,14 +96,30 @@ class Ltx2(FamilyModel):
         """The video's latents (channels, frames, height, width) and the sound's (channels, moments, bands)."""
         pipe, video = self.pipe, self.video
         per_second = pipe.audio_sampling_rate / pipe.audio_hop_length / float(pipe.audio_vae_temporal_compression_ratio)
-        config = pipe.audio_vae.config
+        # A plan has no sound decoder, and the pipeline itself then takes these.
+        config = {"mel_bins": 64, "latent_channels": 8} if pipe.audio_vae is None else pipe.audio_vae.config
         moments = round(video.frames / video.fps * per_second)
-        bands = config.mel_bins // pipe.audio_vae_mel_compression_ratio
-        return Parts({"video": self.grid.latents(video), "audio": (config.latent_channels, moments, bands)})
+        bands = config["mel_bins"] // pipe.audio_vae_mel_compression_ratio
+        return Parts({"video": self.grid.latents(video), "audio": (config["latent_channels"], moments, bands)})
 
     def latent_shape(self) -> tuple[int, ...]:
         """Numbers of one sample's parts together."""
         return (self.parts.size,)
+
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""
+        plan = SplitPlan(
+            inputs={TOKENS: 1, SOUND: 1, "timestep": 1},
+            positions=("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope"),
+            rotary={
+                "video_rotary_emb": (TOKENS,),
+                "ca_video_rotary_emb": (TOKENS,),
+                "audio_rotary_emb": (SOUND,),
+                "ca_audio_rotary_emb": (SOUND,),
+            },
+            merged={"proj_out": TOKENS, "audio_proj_out": SOUND},
+        )
+        split_network(self.network, self.blocks(), sequence, plan)
 
     # ---- prompts
 
@@ -107,16 +131,67 @@ class Ltx2(FamilyModel):
         pipe, device = self.pipe, self._places["text"]
         embeds, mask, _, _ = pipe.encode_prompt(prompt, do_classifier_free_guidance=False, device=device)
         text, audio_text, seen = pipe.connectors(embeds, mask, padding_side=pipe.tokenizer.padding_side)
-        return {
+        inputs = {
             "text": seen_tokens(text[0], seen[0]).to(self.dtype),
             "audio_text": seen_tokens(audio_text[0], seen[0]).to(self.dtype),
         }
+        return inputs if image is None else {**inputs, "condition": self._first_latents(image)}
+
+    @property
+    def takes_images(self) -> bool:
+        """The same weights make clips from text and from an image."""
+        return True
+
+    def _reading(self) -> str:
+        return f"image_crf {self.options['image_crf']}"
+
+    def _first_latents(self, image: Tensor) -> Tensor:
+        """The latents of the first frame, of the picture as a compressed video shows it: such ones the network was trained with."""
+        from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
+        from PIL import Image
+
+        vae, given = self.pipe.vae, self.options["image_crf"]
+        crf = resolve_default_image_crf(self.pipe.text_encoder) if given is None else int(given)
+        picture = Image.fromarray(apply_image_conditioning_crf(image.cpu().numpy(), crf))
+        pixels = self.pipe.video_processor.preprocess(picture, height=self.video.height, width=self.video.width)
+        pixels = pixels.to(self._places["vae"], vae.dtype)
+        latents = vae.encode(pixels[:, :, None]).latent_dist.mode().to(torch.float32)
+        return self.pipe._normalize_latents(latents, vae.latents_mean, vae.latents_std)[0]
 
     # ---- velocities
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         """Forward passes of one velocity: with guidance up to four."""
         return 1 if self._scale(sigma, guidance) == 1 else 2 + len(self._perturbed())
+
+    def both(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        conditions: Sequence[Conditioning],
+        *,
+        guidance: float | None = None,
+        timestep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`velocity`, and what the prompt alone gives. A first frame that is given is in its place from the beginning, so that guidance measures
+        the clip with it, and the velocity there points at it."""
+        self._check_latents(x)
+        given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
+        if not given:
+            return super().both(x, sigma, conditions, guidance=guidance, timestep=timestep)
+        shown = self.parts.split(x.clone())
+        for row, frame in given.items():
+            shown["video"][row, :, :1] = frame.to(x)
+        v, alone = super().both(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
+        return self._pointed(x, sigma, given, v), self._pointed(x, sigma, given, alone)
+
+    def _pointed(self, x: Tensor, sigma: Tensor, given: Mapping[int, Tensor], v: Tensor) -> Tensor:
+        """Velocities that point at the first frames that are given, by row."""
+        clips, parts = self.parts.split(x)["video"], self.parts.split(v)
+        video = list(parts["video"].split(1))
+        for row, frame in given.items():
+            video[row] = after_first_frame(clips[row : row + 1], frame.to(x)[None], sigma, video[row])
+        return self.parts.join({**parts, "video": torch.cat(video)})
 
     def _perturbed(self) -> dict[str, tuple[float, dict[str, Any]]]:
         """Passes by which guidance leads away from what the network makes with less: how far, and what it is told."""
@@ -171,12 +246,17 @@ class Ltx2(FamilyModel):
         parts = self.parts.split(x.to(self._input_dtype))
         video, audio = parts["video"], parts["audio"]
         frames, height, width = video.shape[2:]
+        told = timestep
+        if "condition" in inputs:  # a timestep for each token: the picture's are free of noise
+            told = timestep[:, None].repeat(1, frames * height * width)
+            told[:, : height * width] = 0
         tokens, audio_tokens = self.network(
             hidden_states=pack(video),
             audio_hidden_states=audio.transpose(1, 2).flatten(2),
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             audio_encoder_hidden_states=inputs["audio_text"].to(self._input_dtype),
-            timestep=timestep,
+            timestep=told,
+            audio_timestep=timestep,
             sigma=timestep,
             num_frames=frames,
             height=height,

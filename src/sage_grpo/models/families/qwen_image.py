@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
+from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
+from sage_grpo.models.network.splitting import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
 """To which the pipeline's call cuts a prompt."""
@@ -51,6 +55,11 @@ class QwenImage(FamilyModel):
     def _guidance_style(self) -> Guidance:
         return Guidance(renormalize=SIDE)
 
+    def split_sequence(self, sequence: SequenceSplit) -> None:
+        """From now on run only this rank's part of every clip's tokens."""
+        plan = SplitPlan(at="transformer_blocks.0", inputs={TOKENS: 1, TEXT: 1}, positions=("pos_embed",), rotary=JOINT)
+        split_network(self.network, self.blocks(), sequence, plan)
+
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         whole = len(self.pipe.tokenizer(self.pipe.prompt_template_encode.format(prompt)).input_ids)
         crop = self.pipe.prompt_template_encode_start_idx
@@ -64,16 +73,17 @@ class QwenImage(FamilyModel):
         return {"text": text[0].to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        shape = (1, x.shape[3] // SIDE, x.shape[4] // SIDE)
+        pictures = [x, *([inputs["condition"]] if "condition" in inputs else [])]  # the second is one that is edited
+        shapes = [(1, one.shape[3] // SIDE, one.shape[4] // SIDE) for one in pictures]
         tokens = self.network(
-            hidden_states=pack(x.to(self._input_dtype), SIDE),
+            hidden_states=torch.cat([pack(one.to(self._input_dtype), SIDE) for one in pictures], dim=1),
             timestep=timestep.to(self._input_dtype) / 1000,  # rounded where the pipeline rounds it
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             encoder_hidden_states_mask=None,
-            img_shapes=[[shape]] * len(x),
+            img_shapes=[shapes] * len(x),
             return_dict=False,
         )[0]
-        return unpack(tokens, x, SIDE)
+        return unpack(tokens[:, : self.tokens], x, SIDE)
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         return wan_latents(self.pipe.vae, latents)

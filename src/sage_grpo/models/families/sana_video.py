@@ -14,9 +14,10 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.inputs import Grid, seen_tokens
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 VAES = ("AutoencoderKLWan", "AutoencoderKLLTX2Video")

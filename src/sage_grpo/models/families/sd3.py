@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, ImageModel, Traits
+from sage_grpo.models.family import ImageModel
 from sage_grpo.models.network.inputs import Grid
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
 class Sd3(ImageModel):

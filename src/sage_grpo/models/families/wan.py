@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
-from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, after_first_frame
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512

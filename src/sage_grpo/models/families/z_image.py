@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.family import IMAGE, ImageModel, Traits
+from sage_grpo.models.family import ImageModel
 from sage_grpo.models.network.inputs import SIDE, Grid
+from sage_grpo.models.traits import IMAGE, Traits
 
 
 class Batched(nn.Module):

@@ -124,11 +124,14 @@ def _compiled(
     return _cut(output) if _sampling.get() else output
 
 
-def _cut(output: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """The same values without the graph that made them, which frees it; the next block still sees that they would have one."""
+def _cut(output: Any) -> Any:
+    """The same values without the graph that made them, which frees it; the next block still sees that they would have one.
+
+    The last block of Stable Diffusion 3 has nothing to say of the text.
+    """
     if isinstance(output, Tensor):
         return output.detach().requires_grad_(output.requires_grad)
-    return tuple(part.detach().requires_grad_(part.requires_grad) for part in output)
+    return None if output is None else tuple(map(_cut, output))
 
 
 def keep_one_graph(network: nn.Module) -> None:

@@ -81,6 +81,7 @@ def train_vae(
         weight_decay=0.0,
         average=0.995,
         until=until,
+        compiled=options.compile,
     )
     trainer.run(report)
     settle(bank[: 4096 if device.type == "cuda" else 64])

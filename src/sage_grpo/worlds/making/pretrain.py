@@ -59,6 +59,8 @@ def pretrain(options: StageOptions, maker: Maker) -> int:
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     _single_precision(device, exact=False)
     torch.backends.cudnn.benchmark = device.type == "cuda"
+    if options.compile and device.type == "cuda":
+        torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     until = started + 60 * options.call_minutes if options.call_minutes else math.inf

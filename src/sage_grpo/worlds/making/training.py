@@ -127,16 +127,19 @@ class Trainer:
         weight_decay: float,
         average: float,
         until: float = math.inf,
+        compiled: bool = False,
     ) -> None:
         """`minutes` of training, those before a resume counted; or `steps`, where they are not 0. `batches` is told the progress in [0, 1].
 
-        `until` is a time of perf_counter at which this process has to save and stop, wherever it is.
+        `until` is a time of perf_counter at which this process has to save and stop, wherever it is. `compiled` compiles the loss on a GPU.
         """
         self.name, self.parameters = name, dict(parameters)
         self._options, self._minutes, self._most_steps, self._until = options, minutes, steps, until
         self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
         self._weights: list[Tensor] = list(self.parameters.values())
         self._batches, self._average, self._peak_lr = batches, average, peak_lr
+        if compiled and self._weights[0].is_cuda:
+            loss = torch.compile(loss, dynamic=False)
         self._step = Step(loss, self._weights, options.graphs)
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=peak_lr, betas=(0.9, 0.99), weight_decay=weight_decay, fused=self._weights[0].is_cuda

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.types import PartScores, RewardFacts
-from sage_grpo.worlds.judging import Reader, Smallest, alignment, check_clips, pick, ramp
+from sage_grpo.types import RewardFacts
+from sage_grpo.worlds.judging import Judge, Reader, Smallest, Verdict, pick, ramp
 from sage_grpo.worlds.scenes.fit import (
     STRAY_FROM,
     STRAY_TO,
@@ -42,52 +41,28 @@ WEIGHTS: dict[str, float] = {
 }
 """Share of each attribute in TA; they sum to one."""
 
-PIXELS_AT_ONCE = 2**21
-"""Clips are judged in portions of about this many pixels, to bound memory."""
-
 _SMALLEST = Smallest(frames=9, side=32, why="with fewer, a bounce cannot be seen")
 _read = Reader("scenes", tuple(ATTRIBUTES), from_text)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Everything the judge finds in a batch of clips before it looks at a prompt."""
-
-    vq: Tensor
-    """Visual quality, B."""
-    mq: Tensor
-    """Motion quality, B."""
-    gate: Tensor
-    """Mean over the frames of "there is an object that moves, and nothing that is not of this world", B."""
-    drift: Tensor
-    """R.m.s. distance to the nearest renderable clip, B."""
-    beliefs: dict[str, Tensor]
-    """For every attribute B x (its values): how far the clip shows each."""
-    nearest: SceneBatch
-    """The nearest renderable clip."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScenesJudge:
+class ScenesJudge(Judge[SceneBatch]):
     """Reward for clips of the scenes world, by analysis-by-synthesis.
 
-    The parts, each with one value a clip:
+    The parts, besides ``Overall`` and ``drift`` (see `Judge`):
 
     - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has objects of the world in one of its
       places, wherever they are.
     - ``MQ`` in [0, 1]: how closely the objects follow the nearest path of any verb, turning as they should, with one
       identity throughout, before a camera that moves as one of the three does. What stands still follows none.
     - ``TA`` in [0, 1]: how far the clip shows what the prompt says; ``TA/kind`` and so on are its parts. Where the
-      prompt names no second object, relation, other_kind and other_colour ask that there is none. NaN for a prompt
-      that `from_text` does not understand: that clip cannot be scored.
-    - ``Overall`` = TA + MQ / 2 + VQ / 2, at most 2; NaN with TA.
-    - ``drift`` >= 0, LOWER is better: r.m.s. distance (pixels in [0, 1]) to the nearest renderable clip. It is a
-      diagnostic of how far a policy has left the data manifold; give it weight 0, or a negative one.
+      prompt names no second object, relation, other_kind and other_colour ask that there is none.
 
     All parts but drift are gated by "there is an object, and nothing unexplained of its size", without which blank
     clips score well. Clips with a shorter side above 64 are judged at 64. fps is not used: a verb takes one clip.
     """
 
+    read, weights, smallest = _read, WEIGHTS, _SMALLEST
     facts: ClassVar = RewardFacts(
         what="the judge of the embedded scenes world",
         parts="VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute",
@@ -102,41 +77,7 @@ class ScenesJudge:
     shake_width: float = 0.05
     """R.m.s. distance of the camera from its way, in world units, at which MQ has fallen to 1/e."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parts that a call returns."""
-        return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in ATTRIBUTES))
-
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against their prompts."""
-        check_clips(videos, prompts, _SMALLEST)
-        if not len(videos):
-            return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
-        verdict = self.examine(videos)
-        wanted = _read(prompts, videos.device)
-        parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
-        parts |= alignment(wanted, verdict.beliefs, WEIGHTS, verdict.gate)
-        parts["Overall"] = parts["TA"] + 0.5 * verdict.mq + 0.5 * verdict.vq
-        return PartScores({name: parts[name].float() for name in self.names}, wanted.reasons)
-
-    @torch.no_grad()
-    def examine(self, videos: Tensor) -> Verdict:
-        """What the clips show, whatever was asked for: uint8 or float in [0, 1], B x F x H x W x 3."""
-        portion = max(1, PIXELS_AT_ONCE // videos[0, ..., 0].numel())
-        with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit
-            verdicts = [self._examine(part) for part in videos.split(portion)]
-        return Verdict(
-            **{name: torch.cat([getattr(one, name) for one in verdicts]) for name in ("vq", "mq", "gate", "drift")},
-            beliefs={name: torch.cat([one.beliefs[name] for one in verdicts]) for name in ATTRIBUTES},
-            nearest=SceneBatch(
-                **{
-                    field.name: torch.cat([getattr(one.nearest, field.name) for one in verdicts])
-                    for field in fields(SceneBatch)
-                }
-            ),
-        )
-
-    def _examine(self, videos: Tensor) -> Verdict:
+    def look(self, videos: Tensor) -> Verdict[SceneBatch]:
         videos = _at_size(videos.float() / 255 if videos.dtype == torch.uint8 else videos.float())
         place = fit_place(videos)
         objects = find_objects(videos, place.gain * place.plates)

@@ -8,7 +8,7 @@ rendering needs no loop over clips.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.hints import did_you_mean
-from sage_grpo.worlds.grammar import is_heldout, named_in, vocabulary_of
+from sage_grpo.worlds.grammar import check_values, is_heldout, named_in, vocabulary_of
+from sage_grpo.worlds.judging import Rows
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "place": ("meadow", "desert", "snow", "city"),
@@ -116,12 +117,7 @@ class Scene:
     """Colour of the second object."""
 
     def __post_init__(self) -> None:
-        for name, values in ATTRIBUTES.items():
-            value = getattr(self, name)
-            if value not in values:
-                raise ValueError(
-                    f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
-                )
+        check_values(self, ATTRIBUTES)
         if reason := _impossible(self.names):
             raise ValueError(reason)
 
@@ -142,7 +138,7 @@ class Scene:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneBatch:
+class SceneBatch(Rows):
     """Scenes as tensors, with the continuous parameters that no prompt names."""
 
     place: Tensor
@@ -175,17 +171,6 @@ class SceneBatch:
     """float32, B in [0, 1): the turn at which something that rolls or spins starts."""
     view: Tensor
     """float32, B in [-1, 1]: which part of the place is seen."""
-
-    def __len__(self) -> int:
-        return self.place.shape[0]
-
-    def __getitem__(self, index: slice | Tensor | list[int]) -> SceneBatch:
-        """A sub-batch, by slice, integer tensor, list or mask."""
-        return SceneBatch(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
-
-    def to(self, device: torch.device | str) -> SceneBatch:
-        """The same batch on another device."""
-        return SceneBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     def scenes(self) -> list[Scene]:
         """The named attributes of every clip."""

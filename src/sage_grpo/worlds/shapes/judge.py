@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sage_grpo.types import PartScores, RewardFacts
-from sage_grpo.worlds.judging import Reader, Smallest, alignment, check_clips
+from sage_grpo.worlds.judging import Judge, Reader, Smallest, Verdict, check_clips
 from sage_grpo.worlds.shapes.fit import (
     MOTION_WIDTH,
     MOTIONS,
@@ -34,36 +34,15 @@ WEIGHTS: dict[str, float] = {
 }
 """Share of each attribute in TA; they sum to one."""
 
-PIXELS_AT_ONCE = 2**21
-"""Clips are judged in portions of about this many pixels, to bound memory."""
-
 _SMALLEST = Smallest(frames=5, side=16, why="with fewer, slow and fast bounces look alike")
 _read = Reader("shapes", tuple(ATTRIBUTES), from_text)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Everything the judge finds in a batch of clips before it looks at a prompt."""
-
-    vq: Tensor
-    """Visual quality, B."""
-    mq: Tensor
-    """Motion quality, B."""
-    gate: Tensor
-    """Mean over the frames of "there is exactly one object", B."""
-    drift: Tensor
-    """R.m.s. distance to the nearest renderable clip, B."""
-    beliefs: dict[str, Tensor]
-    """For every attribute B x (its values): how far the clip shows each."""
-    nearest: SceneBatch
-    """The nearest renderable clip."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShapesJudge:
+class ShapesJudge(Judge[SceneBatch]):
     """Reward for clips of the shapes world, by analysis-by-synthesis.
 
-    The parts, each with one value a clip:
+    The parts, besides ``Overall`` and ``drift`` (see `Judge`):
 
     - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has one object of the world on one of
       its backgrounds, wherever that object is. Needs exactly one object.
@@ -71,15 +50,12 @@ class ShapesJudge:
       identity throughout. An object that stands still follows none.
     - ``TA`` in [0, 1]: how far the clip shows what the prompt says; ``TA/shape`` and so on are its parts. Each
       counts in proportion to the frames (or, for motion and speed, to the likelihood), so it rises smoothly.
-      NaN for a prompt that `from_text` does not understand: that clip cannot be scored.
-    - ``Overall`` = TA + MQ / 2 + VQ / 2, at most 2; NaN with TA.
-    - ``drift`` >= 0, LOWER is better: r.m.s. distance (pixels in [0, 1]) to the nearest renderable clip. It is a
-      diagnostic of how far a policy has left the data manifold; give it weight 0, or a negative one.
 
     All parts but drift are gated by "there is exactly one object", without which blank clips score well. fps is
     not used: in this world speed is the way covered in one clip.
     """
 
+    read, weights, smallest = _read, WEIGHTS, _SMALLEST
     facts: ClassVar = RewardFacts(
         what="the judge of the embedded shapes world",
         parts="VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute",
@@ -90,48 +66,12 @@ class ShapesJudge:
     motion_width: float = 0.08
     """R.m.s. distance from the path, in world units, at which MQ has fallen to 1/e; 0.0625 is a pixel of 32."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parts that a call returns."""
-        return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in ATTRIBUTES))
-
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against their prompts."""
-        check_clips(videos, prompts, _SMALLEST)
-        if not len(videos):
-            return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
-        return self._parts(self.examine(videos), prompts)
-
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
         """The same for float clips in [0, 255], with a graph. What is nearest is found first and does not move with the pixels."""
         with torch.autocast(videos.device.type, enabled=False):
-            return self._parts(self._examine(videos / 255), prompts)
+            return self.parts(self.look(videos / 255), prompts)
 
-    def _parts(self, verdict: Verdict, prompts: Sequence[str]) -> PartScores:
-        wanted = _read(prompts, verdict.vq.device)
-        parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift}
-        parts |= alignment(wanted, verdict.beliefs, WEIGHTS, verdict.gate)
-        parts["Overall"] = parts["TA"] + 0.5 * verdict.mq + 0.5 * verdict.vq
-        return PartScores({name: parts[name].float() for name in self.names}, wanted.reasons)
-
-    @torch.no_grad()
-    def examine(self, videos: Tensor) -> Verdict:
-        """What the clips show, whatever was asked for: uint8 or float in [0, 1], B x F x H x W x 3."""
-        portion = max(1, PIXELS_AT_ONCE // videos[0, ..., 0].numel())
-        with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit
-            verdicts = [self._examine(part) for part in videos.split(portion)]
-        return Verdict(
-            **{name: torch.cat([getattr(one, name) for one in verdicts]) for name in ("vq", "mq", "gate", "drift")},
-            beliefs={name: torch.cat([one.beliefs[name] for one in verdicts]) for name in ATTRIBUTES},
-            nearest=SceneBatch(
-                **{
-                    field.name: torch.cat([getattr(one.nearest, field.name) for one in verdicts])
-                    for field in fields(SceneBatch)
-                }
-            ),
-        )
-
-    def _examine(self, videos: Tensor) -> Verdict:
+    def look(self, videos: Tensor) -> Verdict[SceneBatch]:
         videos = videos.float() / 255 if videos.dtype == torch.uint8 else videos.float()
         frames = fit_frames(videos)
         size = frames.size.mean(1).argmax(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.hints import did_you_mean
-from sage_grpo.worlds.grammar import Meaning, Phrase, is_heldout, named_in, vocabulary_of
+from sage_grpo.worlds.grammar import Meaning, Phrase, check_values, is_heldout, named_in, vocabulary_of
+from sage_grpo.worlds.judging import Rows
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "shape": ("circle", "square", "triangle", "cross", "ring"),
@@ -81,12 +82,7 @@ class Scene:
     """Colour of the background."""
 
     def __post_init__(self) -> None:
-        for name, values in ATTRIBUTES.items():
-            value = getattr(self, name)
-            if value not in values:
-                raise ValueError(
-                    f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
-                )
+        check_values(self, ATTRIBUTES)
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -100,7 +96,7 @@ class Scene:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneBatch:
+class SceneBatch(Rows):
     """Scenes as tensors, with the continuous parameters that no prompt names."""
 
     shape: Tensor
@@ -119,17 +115,6 @@ class SceneBatch:
     """float32, B x 2 in [-1, 1]: where the path lies (x, y) in the room that it has."""
     phase: Tensor
     """float32, B in [0, 1): where a loop or a bounce starts; straight paths ignore it."""
-
-    def __len__(self) -> int:
-        return self.shape.shape[0]
-
-    def __getitem__(self, index: slice | Tensor | list[int]) -> SceneBatch:
-        """A sub-batch, by slice, integer tensor, list or mask."""
-        return SceneBatch(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
-
-    def to(self, device: torch.device | str) -> SceneBatch:
-        """The same batch on another device."""
-        return SceneBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     def scenes(self) -> list[Scene]:
         """The named attributes of every clip."""

@@ -63,6 +63,8 @@ class PretrainOptions(StageOptions):
     """Attention heads of the transformer, of 64 channels each; 6 with 10 blocks are 25 million parameters."""
     blocks: Count = Sizes.blocks
     """Blocks of the transformer."""
+    compile: bool = True
+    """Compile what a step computes, on a GPU: about a minute first, then faster steps (falls back to plain ones where that fails)."""
     bfloat16: bool = True
     """Compute in bfloat16 on a GPU, on weights in single precision; without it in TF32. A CPU always computes in single precision."""
 

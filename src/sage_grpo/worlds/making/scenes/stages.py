@@ -129,6 +129,8 @@ def train_flow(
     device, network = transformer.device, FastTransformer(transformer)
     empty = prompt_ids(tokenizer, [""], CAPTION).to(device)
     half = options.bfloat16 and device.type == "cuda"
+    if options.compile and device.type == "cuda":
+        transformer.compile_repeated_blocks(dynamic=False)  # blocks are alike: one is compiled, in seconds
 
     def batches(progress: float) -> Inputs:
         n = options.flow_batch

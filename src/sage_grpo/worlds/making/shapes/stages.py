@@ -155,5 +155,6 @@ def train_flow(
         peak_lr=options.flow_lr,
         weight_decay=0.01,
         average=0.999,
+        compiled=options.compile,
         until=until,
     ).run()

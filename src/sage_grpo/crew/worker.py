@@ -1,0 +1,71 @@
+"""A worker: a studio of its own, with the trainer's weights of the version that a job asks for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sage_grpo.crew.jobs import Job, Kept, Result, moved, unpack
+from sage_grpo.crew.studio import Studio
+from sage_grpo.parallel.world import World
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import compose, load_model
+from sage_grpo.training.placing import get_ready, hold_to_budget, settle
+from sage_grpo.training.rollout import Record
+from sage_grpo.training.scoring import Judged, no_clips
+
+CPU = torch.device("cpu")
+
+
+class Worker:
+    """Holds the model, and with `rollout.ray.scores workers` the rewards. Text encoders and the optimizer are the trainer's."""
+
+    def __init__(self, config: TrainConfig, threads: int, paths: Sequence[str]) -> None:
+        """threads: of PyTorch on the CPU, as at the trainer: sums over other numbers of them differ in the last bits. paths: where the trainer finds
+        code of the user's own."""
+        torch.set_num_threads(threads)
+        sys.path += [path for path in paths if path not in sys.path]
+        if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker its own
+            config = replace(config, model=replace(config.model, device="cuda"))
+        get_ready(wanted=config.model.deterministic)
+        model = load_model(config, World())
+        hold_to_budget(config.model, model.device)
+        scores = config.rollout.ray.scores == "workers"
+        self.studio = Studio(config, model, compose(config, model.device, scores=scores))
+        self.scores, self.version = scores, -1
+
+    def ready(self) -> str:
+        """What it computes on."""
+        device = self.studio.model.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+    def make(self, job: Job, weights: bytes) -> Result:
+        """Do a job."""
+        began, studio = time.perf_counter(), self.studio
+        if job.version != self.version:
+            unpack(weights, studio.model.trainable())
+            self.version = job.version
+        plan = studio.planner.plan(job.iteration, job.prompts).tasks()[job.part]
+        rollout = studio.sampler(plan, moved(job.conditions, studio.model.device)).run()
+        judged = self._shown(studio.judge(rollout, plan, whole=job.whole), job) if self.scores else None
+        records = {replay: _kept(record) for replay, record in rollout.records.items()}
+        latents = [] if self.scores else [(batch, rows.to(CPU)) for batch, rows in rollout.latents]
+        settle(studio.model.device)
+        return Result(records, latents, judged, time.perf_counter() - began)
+
+    def _shown(self, judged: Judged, job: Job) -> Judged:
+        """Clips travel where somebody looks at them."""
+        videos = judged.videos.to(CPU) if job.whole else no_clips(self.studio.model.video)
+        return replace(judged, videos=videos, sound=judged.sound if job.whole else None)
+
+
+def _kept(record: Record) -> Kept:
+    def here(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(CPU)
+
+    return Kept(record.x.to(CPU), record.x_next.to(CPU), here(record.v_old), here(record.log_prob_old))

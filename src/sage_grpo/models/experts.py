@@ -1,0 +1,97 @@
+"""The transformers of a pipeline: one, or two experts (Wan 2.2) of which each has the noise on its side of a boundary; and the files of what they learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from sage_grpo.hub import pinned_folder
+from sage_grpo.models import ModelError, lora
+from sage_grpo.models.spec import ModelSpec
+
+NOISE: Mapping[str, lora.Expert] = {"transformer": "high", "transformer_2": "low"}
+"""Components of a model with two experts, by the noise that each is for."""
+
+
+class Experts:
+    """Which transformers a pipeline has, which of them are trained, and which runs when."""
+
+    def __init__(self, spec: ModelSpec, index: Mapping[str, Any], pipe: Any) -> None:
+        self._pipe = pipe
+        self.boundary: float | None = index.get("boundary_ratio")
+        """The noise level at which the second expert takes over; None for one network."""
+        self.all = ("transformer",) if self.boundary is None else tuple(NOISE)
+        """Components, the one for high noise first."""
+        self.components = trained_components(spec, index)
+        """Those that are trained: one, or both."""
+
+    def at(self, timestep: float) -> int:
+        """Which of `all` runs at a timestep."""
+        if self.boundary is None:
+            return 0
+        return 0 if timestep >= self.boundary * float(self._pipe.scheduler.config.num_train_timesteps) else 1
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The transformers that are trained, by component."""
+        return {name: getattr(self._pipe, name) for name in self.components}
+
+    def of(self, component: str) -> Any:
+        """The transformer of a component."""
+        return getattr(self._pipe, component)
+
+    def noise(self, component: str) -> lora.Expert:
+        """The noise that a component is for; None for a model with one network."""
+        return None if self.boundary is None else NOISE[component]
+
+    def prefix(self, component: str) -> str:
+        """What comes before a parameter's name where two transformers have the same ones."""
+        return f"{component}." if len(self.components) > 1 else ""
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Of the transformers that are trained."""
+        named = {self.prefix(name): one.named_parameters() for name, one in self.trained.items()}
+        return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
+
+
+def trained_components(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, ...]:
+    """The components that are trained: of Wan 2.2's two experts the spec's, or both."""
+    if index.get("boundary_ratio") is None:
+        return ("transformer",)
+    return tuple(name for name, noise in NOISE.items() if spec.expert in (noise, "both"))
+
+
+def load_trained(experts: Experts, source: str | Path) -> None:
+    """Add a saved LoRA, frozen; to both experts where it has one for each."""
+    folder = pinned_folder(str(source), option="LoRA")
+    components = experts.all if lora.has_both(folder) else experts.components
+    for component in components:
+        transformer = experts.of(component)
+        own = lora.folder_of(folder, component) if len(components) > 1 else folder
+        lora.load_into(transformer, own, expert=experts.noise(component))
+        transformer.requires_grad_(False)
+
+
+def save_trained(
+    experts: Experts, folder: Path, weights: Mapping[str, Tensor], *, whole: bool
+) -> dict[str, dict[str, Tensor]]:
+    """Write the LoRAs of the transformers that are trained, or return their merged weights where whole ones are asked for.
+
+    `weights` replaces parameters by name.
+    """
+    unknown = weights.keys() - experts.parameters().keys()
+    if unknown:
+        raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
+    states = {}
+    for component, transformer in experts.trained.items():
+        prefix = experts.prefix(component)
+        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+        if whole:
+            states[component] = lora.merged_weights(transformer, own)
+        else:
+            target = lora.folder_of(folder, component) if prefix else folder
+            lora.save_lora(target, transformer, own, experts.noise(component))
+    return states

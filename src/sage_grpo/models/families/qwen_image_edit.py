@@ -1,0 +1,84 @@
+"""Qwen-Image-Edit: a picture from a picture and an instruction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.models.checkpoints.checkpoint import has_component
+from sage_grpo.models.families.qwen_image import QwenImage
+from sage_grpo.models.network.gradients import empty
+from sage_grpo.models.network.inputs import SIDE
+
+PIXELS = 1024 * 1024
+"""To which the pipeline brings the picture that is given, whatever size it makes."""
+PLACE = "<|image_pad|>"
+"""Where the pipeline's template has the picture."""
+
+
+class Reader:
+    """What transformers' processor of Qwen2-VL makes of a text and a picture. That class asks for torchvision, for videos, which nobody reads here."""
+
+    def __init__(self, folder: Path, tokenizer: Any) -> None:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        self.pictures, self.tokenizer = Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer
+
+    def __call__(self, text: list[str], images: Any, **how: Any) -> Any:
+        """Tokens of the texts, with as many in the picture's place as it has, and its patches."""
+        from transformers import BatchFeature
+
+        seen = self.pictures(images=images, return_tensors="pt")
+        count = int(seen["image_grid_thw"][0].prod()) // self.pictures.merge_size**2
+        tokens = self.tokenizer([one.replace(PLACE, PLACE * count) for one in text], **how)
+        return BatchFeature({**tokens, **seen})
+
+
+class QwenImageEdit(QwenImage):
+    """Qwen-Image-Edit as a VelocityModel of one-frame clips. The picture's latents are tokens beside those of the one that is made."""
+
+    traits = replace(
+        QwenImage.traits,
+        pipelines=("QwenImageEditPipeline",),
+        components=("tokenizer", "text_encoder", "processor"),
+        read_here=("processor",),
+        options={"picture_pixels": PIXELS},
+        whole={"picture_pixels": (32 * 32, math.inf)},
+    )
+
+    def _prepare(self) -> None:
+        if has_component(self.index, "processor"):
+            self.pipe.processor = Reader(self.folder / "processor", self.pipe.tokenizer)
+
+    @property
+    def image_to_video(self) -> bool:
+        """Every sample needs a picture."""
+        return True
+
+    def _reading(self) -> str:
+        return f"{self.options['picture_pixels']:g} pixels"
+
+    def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+        from PIL import Image
+
+        assert image is not None
+        pipe, picture = self.pipe, Image.fromarray(image.cpu().numpy())
+        width, height, _ = calculate_dimensions(self.options["picture_pixels"], picture.width / picture.height)
+        shown = pipe.image_processor.resize(picture, height, width)
+        pixels = pipe.image_processor.preprocess(shown, height, width)[:, :, None]
+        self._encoder("text_encoder")
+        text, _ = pipe.encode_prompt(prompt, image=shown, device=self._places["text"])
+        latents = pipe._encode_vae_image(pixels.to(self._places["vae"], pipe.vae.dtype), None)
+        return {"text": text[0].to(self.dtype), "condition": latents[0].to(torch.float32)}
+
+    def _trial_inputs(self) -> dict[str, Tensor]:
+        return super()._trial_inputs() | {"condition": empty(self.grid.channels, 1, SIDE, SIDE)}
+
+
+load = QwenImageEdit.load

@@ -1,0 +1,64 @@
+"""The constants of a family, and those that several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sage_grpo.types import VideoSpec
+
+IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
+"""What models of images make unless told otherwise."""
+JOINT_ATTENTION = (
+    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+"""Attention of two streams that attend together: modules that a LoRA adapts."""
+CROSS_ATTENTION = (
+    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+)
+"""Attention of the video to itself and then to the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The constants of a family."""
+
+    pipelines: tuple[str, ...]
+    """Classes of diffusers pipelines whose checkpoints the family runs."""
+    components: tuple[str, ...]
+    """What a checkpoint must have besides transformer, VAE and scheduler."""
+    video: VideoSpec
+    """Clip format where neither the spec nor the checkpoint names one."""
+    guidance_scale: float
+    """Guidance where neither the spec nor the checkpoint names one."""
+    blocks: Mapping[str, str]
+    """Names of the transformer's lists of repeated blocks, in order, each with what its config calls their number."""
+    lora_targets: tuple[str, ...]
+    """Modules that a LoRA adapts unless told otherwise."""
+    encoders: tuple[str, ...]
+    """Components that only encoding needs; they load on demand."""
+    read_here: tuple[str, ...] = ()
+    """Components that the family reads itself."""
+    decoders: tuple[str, ...] = ("vae",)
+    """Components that make a clip of latents."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """What the network reads of a prompt, each with what its config calls its width: "text" has tokens, anything else is one vector.
+    By it is found which parameters nothing reads; where it is empty, all are trained."""
+    text_tokens: int = 0
+    """Tokens of a prompt, where the costs of training are known: as many as it is padded to, or a long one's."""
+    ragged: tuple[tuple[str, int], ...] = ()
+    """Inputs of a block (name, dimension) whose length differs between prompts."""
+    padded: bool = False
+    """The network attends to its text's padding, so that encodings hold it and all have one length."""
+    even_sigmas: bool = False
+    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
+    dynamic_shift: bool = False
+    """The pipeline hands its scheduler a shift that grows with the number of tokens."""
+    embeds_guidance: bool = False
+    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none unless asked for."""
+    options: Mapping[str, float | None] = field(default_factory=dict)
+    """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""
+    whole: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Those that are whole numbers, with the least and the most."""

@@ -1,0 +1,112 @@
+"""What workers cannot do is refused before anything is loaded, with the reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sage_grpo.crew import on_ray
+from sage_grpo.crew.jobs import CrewError
+from sage_grpo.models.lora import LoraSpec
+from sage_grpo.parallel.spec import RaySpec
+from sage_grpo.recipes.methods import adjoint, nft
+from sage_grpo.session.preflight import preflight
+from sage_grpo.training.inputs import Given
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def config(make_config):
+    made = make_config(model={"lora": LoraSpec(rank=2)})
+    return replace(made, rollout=replace(made.rollout, on="ray"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: replace(c, model=replace(c.model, lora=None)), "model.lora null"),
+        (lambda c: nft(c), "objective.kind nft: it has no step with a log-probability"),
+        (lambda c: adjoint(c), "objective.kind gradient"),
+        (
+            lambda c: replace(
+                c,
+                rollout=replace(c.rollout, on="here", staleness=1),
+                optimizer=replace(c.optimizer, max_kl=1.0),
+            ),
+            "rollout.staleness 1 does not go with optimizer.target_kl or max_kl",
+        ),
+        (
+            lambda c: replace(c, rollout=replace(c.rollout, on="here", ray=RaySpec(workers=3))),
+            "rollout.ray is about workers on Ray",
+        ),
+    ],
+)
+def test_configurations(config, change, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        change(config)
+
+
+def test_what_only_the_start_knows(config, monkeypatch) -> None:
+    monkeypatch.setattr(on_ray, "find_ray", lambda address: None)
+    with pytest.raises(CrewError, match="one training process, and there are 2"):
+        preflight(config, ranks=2)
+    with pytest.raises(CrewError, match="cannot have the reward mine that this program made"):
+        preflight(config, given=Given(rewards={"mine": None}))  # type: ignore[dict-item]
+    assert not [text for text in preflight(config) if "task" in text]
+    many = replace(config, rollout=replace(config.rollout, ray=RaySpec(workers=9)))
+    assert any("9, but an iteration has 2 task(s), so that 7" in text for text in preflight(many))
+
+
+def test_without_the_package_the_extra_is_named(config, monkeypatch) -> None:
+    for name in ("RAY_USAGE_STATS_ENABLED", on_ray.LOOPBACK):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(CrewError, match=r'pip install "sage-grpo\[ray\]"'):
+        preflight(config)
+
+
+def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch) -> None:
+    class Ray:
+        open = False
+
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, **options: object) -> None:
+            self.open = True
+
+        def nodes(self) -> list[dict[str, str]]:
+            return [{"NodeManagerAddress": "192.0.2.7"}]
+
+        def shutdown(self) -> None:
+            self.open = False
+
+    ray = Ray()
+    monkeypatch.setattr(on_ray, "find_ray", lambda address: ray)
+    with pytest.raises(CrewError, match=r"listens on 192.0.2.7, where others could run code"):
+        on_ray.connect(RaySpec())
+    assert not ray.open
+
+
+def test_the_manifest_is_yaml_and_keeps_strangers_away() -> None:
+    cluster, policy = yaml.safe_load_all((ROOT / "examples" / "ray" / "kuberay.yaml").read_text())
+    assert (cluster["kind"], policy["kind"]) == ("RayCluster", "NetworkPolicy")
+    head, (workers,) = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    assert head["rayStartParams"]["include-dashboard"] == "false"
+    label = policy["spec"]["podSelector"]["matchLabels"]
+    for group in (head, workers):
+        assert group["template"]["metadata"]["labels"] == label, "the policy covers it"
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert f"\nray=={cluster['spec']['rayVersion']}\n" in pinned
+
+
+def test_the_job_script_can_be_read() -> None:
+    subprocess.run(["bash", "-n", str(ROOT / "scripts" / "slurm_ray.sh")], check=True)

@@ -1,0 +1,215 @@
+"""A run whose clips are made by workers is the run that makes them itself, whoever did what."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from in_process import employing
+
+from sage_grpo.crew.jobs import CrewError, moved
+from sage_grpo.doctor import examine
+from sage_grpo.flow.windows import Window
+from sage_grpo.models.lora import LoraSpec
+from sage_grpo.parallel.spec import RaySpec
+from sage_grpo.telling.terminal import iteration_line
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.types import Conditioning
+from trainer_helpers import resume, same, weights_of
+
+ITERATIONS = 2
+
+
+@pytest.fixture
+def config(make_config):
+    """A few groups of a toy, all of whose weights travel as if they were a LoRA."""
+    made = make_config(model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3})
+    return replace(made, batch=BatchConfig(prompts=3, group_size=2, micro_batch=2))
+
+
+def on_ray(config, **spec):
+    return replace(config, rollout=replace(config.rollout, on="ray", ray=RaySpec(**spec)))
+
+
+def figures(row):
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "crew/"))}
+
+
+def run(trainer, iterations=ITERATIONS):
+    rows = [figures(trainer.step()) for _ in range(iterations)]
+    return rows, weights_of(trainer)
+
+
+def assert_alike(one, other):
+    assert one[0] == other[0]
+    assert same(one[1], other[1])
+
+
+_ALONE = []
+
+
+@pytest.fixture
+def alone(config, make_trainer):
+    """What the run gives without workers."""
+    if not _ALONE:
+        _ALONE.append(run(make_trainer(config)))
+    return _ALONE[0]
+
+
+def test_groups_that_go_different_ways_come_back_in_order(config, make_trainer, monkeypatch) -> None:
+    """Where some walk side by side, micro-batches do not stand in the order of groups."""
+    window = Window(kind="drawn", at=[0, 1])
+    rollout = replace(config.rollout, window=window, same_noise=True, steps=4)
+    batch = BatchConfig(prompts=6, group_size=2, micro_batch=2)
+    mixed = replace(config, rollout=rollout, batch=batch, kernel=replace(config.kernel, name="sage_exact"))
+    mixed = replace(mixed, update=replace(mixed.update, updates_per_rollout=1))
+    alone, others = make_trainer(mixed), employing(monkeypatch, on_ray(mixed), "a", "b")
+    disorder = False
+    for _ in range(2):
+        assert figures(alone.step()) == figures(others.step())
+        assert torch.equal(alone.videos, others.videos)
+        order = [member.group for task in alone.done.tasks() for member in others.studio.scored(task)]
+        disorder |= order != [member.group for member in alone.studio.scored(alone.done)]
+    assert disorder, "tasks were the whole in order: nothing was tried"
+
+
+@pytest.mark.parametrize("scores", ["workers", "trainer"])
+def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
+    trainer = employing(monkeypatch, on_ray(config, scores=scores), "a", "b")
+    assert_alike(run(trainer), alone)
+    assert {worker for worker, _ in trainer.crew.hands.done} == {"a", "b"}
+    assert len(trainer.crew.hands.done) == ITERATIONS * 3
+    assert trainer.crew.row["crew/gap"] == 0.0
+    assert list(trainer.crew.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
+
+
+def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
+    draw = random.Random(0)
+    trainer = employing(
+        monkeypatch, on_ray(config), "a", "b", fate=lambda worker, job: "dies" if draw.random() < 0.6 else ""
+    )
+    assert_alike(run(trainer), alone)
+    assert trainer.crew.row["crew/lost"] >= 1
+
+
+def test_who_lies_is_refused_and_its_clips_are_made_again(config, alone, monkeypatch) -> None:
+    trainer = employing(
+        monkeypatch, on_ray(config), "a", "liar", fate=lambda worker, job: "lies" if worker == "liar" else ""
+    )
+    with pytest.warns(UserWarning, match="liar is refused"):
+        assert_alike(run(trainer), alone)
+    assert trainer.crew.hands.names == ["a"]
+    assert trainer.crew.row["crew/refused"] == 1.0
+
+
+def test_where_all_lie_the_run_ends(config, monkeypatch) -> None:
+    trainer = employing(monkeypatch, on_ray(config), "a", "b", fate=lambda worker, job: "lies")
+    with (
+        pytest.raises(CrewError, match=r"differs by 0.05 .*rollout.ray.limit"),
+        pytest.warns(UserWarning, match="is refused"),
+    ):
+        trainer.step()
+
+
+def test_a_difference_within_the_limit_is_told_and_kept(config, monkeypatch) -> None:
+    trainer = employing(monkeypatch, on_ray(config, limit=1e3), "a", fate=lambda worker, job: "lies")
+    trainer.step()
+    assert trainer.crew.row["crew/gap"] == pytest.approx(0.05, rel=1e-3)
+    assert trainer.crew.gaps.keys() == {"a"}
+
+
+def test_a_job_that_always_fails_ends_the_run_with_its_error(config, monkeypatch) -> None:
+    trainer = employing(monkeypatch, on_ray(config), "a", fate=lambda worker, job: "fails" * (job.part == 1))
+    with pytest.raises(CrewError, match=r"(?s)Part 2 of iteration 1 failed 3 times.*out of memory"):
+        trainer.step()
+
+
+@pytest.mark.parametrize("patience", [600.0, 0.01])
+def test_without_any_worker_the_run_ends(config, monkeypatch, patience) -> None:
+    trainer = employing(monkeypatch, on_ray(config, patience=patience), "a", fate=lambda worker, job: "dies")
+    trainer.crew.hands.replaces = False
+    if patience < 1:
+        monkeypatch.setattr(trainer.crew.hands, "hope", lambda: "")
+    with pytest.raises(CrewError, match=r"no worker to sample clips: (all are gone|none was there for 0.01 seconds)"):
+        trainer.step()
+
+
+def test_one_that_joins_late_gets_work(config, alone, monkeypatch) -> None:
+    trainer = employing(monkeypatch, on_ray(config), "a")
+    rows = [figures(trainer.step())]
+    trainer.crew.hands.names.append("late")
+    rows += [figures(trainer.step()) for _ in range(ITERATIONS - 1)]
+    assert_alike((rows, weights_of(trainer)), alone)
+    assert any(worker == "late" for worker, _ in trainer.crew.hands.done)
+
+
+def test_a_continued_run_is_the_whole_run(config, alone, monkeypatch, tmp_path) -> None:
+    first = employing(monkeypatch, on_ray(config), "a", "b")
+    rows = [figures(first.step())]
+    first.save(tmp_path / "kept")
+    first.writer.finish()
+    second = employing(monkeypatch, on_ray(config), "c")
+    resume(second, tmp_path / "kept")
+    rows += [figures(second.step()) for _ in range(ITERATIONS - 1)]
+    assert same(weights_of(second), alone[1])
+
+
+@pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a liar", "fail"), ("a", "warn")])
+def test_the_doctor_sees_every_worker(config, monkeypatch, names, status) -> None:
+    asked = replace(on_ray(config), batch=BatchConfig(prompts=1, group_size=2, micro_batch=2))
+    trainer = employing(monkeypatch, asked, *names.split(), fate=lambda worker, job: "lies" if worker == "liar" else "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (check,) = examine.of_workers(trainer, trainer.crew)
+    assert check.status == status, check.value
+    assert "1 of 2" in check.value or trainer.crew.gaps.keys() == set(names.split())
+    assert trainer.crew.hands.names == [], "workers are let go"
+
+
+def stale(config, by):
+    return replace(config, rollout=replace(config.rollout, staleness=by))
+
+
+def test_old_weights_here_and_on_workers_are_the_same_run(config, make_trainer, monkeypatch) -> None:
+    """And another than that of the newest weights."""
+    here, fresh = make_trainer(stale(config, 2)), run(make_trainer(config), 3)
+    rows = [here.step() for _ in range(3)]
+    assert [row["crew/staleness"] for row in rows] == [0.0, 1.0, 2.0]
+    assert all("ratio/first_log" not in row for row in rows), "it is 0 only where nothing is old"
+    assert rows[2]["ratio/std"] > fresh[0][2]["ratio/std"]
+    assert not same(weights_of(here), fresh[1])
+    workers = employing(monkeypatch, stale(on_ray(config), 2), "a", "b")
+    assert_alike(run(workers, 3), ([figures(row) for row in rows], weights_of(here)))
+    assert workers.crew.row["crew/gap"] == 0.0, "ratios are checked with the weights that sampled"
+    workers.close()
+    assert not workers.crew._thread.is_alive()
+
+
+@pytest.mark.parametrize("where", ["here", "workers"])
+def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatch, where) -> None:
+    workers = where == "workers"
+    trainer = employing(monkeypatch, stale(on_ray(config), 1), "a") if workers else make_trainer(stale(config, 1))
+    trainer.step()
+    trainer.state.sentinel.rollbacks += 1
+    trainer.step()
+    assert trainer.crew.row["crew/staleness"] == 0.0
+    trainer.close()
+
+
+def test_the_terminal_says_who_sampled() -> None:
+    row = {"reward/total": 1.0, "gradient/norm": 0.1, "time/total": 2.0}
+    crew = {"crew/workers": 3.0, "crew/idle_s": 1.0, "crew/busy_s": 3.0}
+    assert "3 workers 25% idle" in iteration_line(1, 4, row | crew, 6.0)
+    assert "workers" not in iteration_line(1, 4, row | {"crew/staleness": 1.0}, 6.0)
+
+
+def test_conditions_that_are_one_object_stay_one() -> None:
+    shared = torch.ones(2)
+    one, other = Conditioning({"text": shared}), Conditioning({"text": shared})
+    there = moved({0: one, 1: one, 2: other}, torch.device("meta"))
+    assert there[0] is there[1]
+    assert there[2] is not there[0]
+    assert there[2].tensors["text"] is there[0].tensors["text"]

@@ -1,0 +1,75 @@
+"""What `plan` says of workers: tasks, what travels, and who waits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sage_grpo.cli import main
+from sage_grpo.crew.jobs import Job, packed
+from sage_grpo.crew.worker import Worker
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.forecast import hardware
+from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.crew import Crew, crew_of
+from sage_grpo.models.lora import LoraSpec
+from sage_grpo.parallel.spec import RaySpec
+from sage_grpo.recipes import recipe
+from sage_grpo.training.config import BatchConfig, TrainConfig
+
+
+def config_of(workers: int = 2, **rollout: object) -> TrainConfig:
+    base = recipe("shapes/branch")
+    return replace(
+        base,
+        model=replace(base.model, lora=LoraSpec(rank=4)),
+        batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
+        rollout=replace(base.rollout, on="ray", ray=RaySpec(workers=workers), **rollout),
+    )
+
+
+def crew(config: TrainConfig) -> Crew:
+    found = forecast(config, hardware.cpu(), gpus=1)
+    made = crew_of(found, found)
+    assert made is not None
+    return made
+
+
+def test_workers_share_the_sampling_and_staleness_hides_it() -> None:
+    one, two, many = crew(config_of(1)), crew(config_of(2)), crew(config_of(8))
+    assert (one.tasks, one.rounds, two.rounds, many.rounds) == (4, 4, 2, 1)
+    assert two.sampling_seconds == pytest.approx(one.sampling_seconds / 2)
+    assert two.iteration_seconds == pytest.approx(two.sampling_seconds + two.updating_seconds)
+    assert crew(config_of(2, staleness=1)).iteration_seconds == max(two.sampling_seconds, two.updating_seconds)
+    assert "4 workers have nothing to do" in many.bottleneck
+    assert one.task_megabytes == two.task_megabytes
+    assert crew_of(*[forecast(recipe("shapes/branch"), hardware.cpu(), gpus=1)] * 2) is None
+
+
+@pytest.mark.slow
+def test_what_travels_is_what_a_worker_gives_back() -> None:
+    config, said = config_of(), crew(config_of())
+    worker = Worker(config, 1, [])
+    weights = packed(worker.studio.model.trainable())
+    prompts = tuple(Prompt(f"a red circle {number}") for number in range(4))
+    plan = worker.studio.planner.plan(0, prompts)
+    conditions = worker.studio.conditions(plan)
+    made = worker.make(Job(0, 0, 1, 0, prompts, conditions, whole=False), weights)
+    assert made.bytes == pytest.approx(1e6 * said.task_megabytes)
+    assert len(weights) == pytest.approx(1e6 * said.weights_megabytes, rel=0.1)  # names are written, too
+
+
+@pytest.mark.slow
+def test_the_command_prices_workers_of_another_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "hunyuan15_lora/branch", "--rollout.on", "ray", "--rollout.ray.workers", "4", "--gpu", "h200"]
+    found = []
+    for more in ([], ["--worker_gpu", "a100-80"]):
+        assert main([*asked, *more, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["crew"])
+    same, slower = found
+    assert slower["sampling_seconds"] > same["sampling_seconds"]
+    assert slower["updating_seconds"] == same["updating_seconds"]
+    assert main(["plan", "hunyuan15_lora/branch", "--gpu", "h200", "--worker_gpu", "a100-80"]) == 2
+    assert "--rollout.on ray" in capsys.readouterr().err
