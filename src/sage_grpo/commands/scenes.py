@@ -31,16 +31,8 @@ class Options(WorldOptions):
 
 def run(options: Options) -> int:
     """Do what `action` says; return the exit status."""
-    if options.action == "pretrain":
-        from sage_grpo.worlds.making.scenes.pretrain import pretrain
-
-        return pretrain(options.pretrain)
     if options.action == "reward":
         from sage_grpo.worlds.making.scenes.reward import train_reward
 
         return train_reward(options.reward)
-    from sage_grpo.worlds.making.scenes import score as making
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    does = {"score": worlds.score, "ceiling": worlds.ceiling, "render": worlds.render}
-    return does[options.action](SCENES, making, options)
+    return worlds.run(SCENES, options)

@@ -30,16 +30,8 @@ class Options(WorldOptions):
 
 def run(options: Options) -> int:
     """Do what `action` says; return the exit status."""
-    if options.action == "pretrain":
-        from sage_grpo.worlds.making.shapes.pretrain import pretrain
-
-        return pretrain(options.pretrain)
     if options.action == "distill":
         from sage_grpo.worlds.making.shapes.distill import distill
 
         return distill(options.distill)
-    from sage_grpo.worlds.making.shapes import score as making
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    does = {"score": worlds.score, "ceiling": worlds.ceiling, "render": worlds.render}
-    return does[options.action](SHAPES, making, options)
+    return worlds.run(SHAPES, options)

@@ -1,9 +1,10 @@
-"""What `sage-grpo shapes` and `sage-grpo scenes` do alike: score a world's model, measure the best score there is, render clips."""
+"""What `sage-grpo shapes` and `sage-grpo scenes` do alike: make a world's model, score it, measure the best score there is, render clips."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sage_grpo.inside import replace_text
 from sage_grpo.printing import fixed
@@ -11,10 +12,9 @@ from sage_grpo.ranges import Count, Seed, checked
 from sage_grpo.worlds.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-    from torch import Tensor
+
+    from sage_grpo.worlds.making.pretrain import Maker
 
 
 @checked
@@ -35,38 +35,45 @@ class WorldOptions:
     """Clips a prompt in `ceiling`."""
 
 
-class Scoring(Protocol):
-    """The module `score` of a world's making."""
+def run(world: World, options: Any) -> int:
+    """Do what `action` says, of what every world has; return the exit status."""
+    maker: Maker = import_module(f"sage_grpo.worlds.making.{world.name}.pretrain").MAKER
+    if options.action == "pretrain":
+        from sage_grpo.worlds.making.pretrain import pretrain
 
-    def score(self, folder: Path, *, prompts: int, steps: int, pictures: Path, device: torch.device) -> str:
-        """Sample and judge a pipeline folder; return a table."""
-
-    def clean_clips(
-        self, folder: Path | None, prompts: Sequence[str], *, seed: int, device: torch.device
-    ) -> dict[str, Tensor]:
-        """Perfect clips, as they are and after a folder's VAE."""
+        return pretrain(options.pretrain, maker)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return {"score": score, "ceiling": ceiling, "render": render}[options.action](maker, options)
 
 
-def score(world: World, making: Scoring, options: WorldOptions) -> int:
+def score(maker: Maker, options: WorldOptions) -> int:
     """Sample a model on held-out prompts and judge its clips."""
-    if options.model is None or not (options.model / "model_index.json").is_file():
+    from sage_grpo.worlds.making import score as making
+
+    world, folder = maker.world, options.model
+    if folder is None or not (folder / "model_index.json").is_file():
         raise FileNotFoundError(
-            f"{world.name} score needs --model FOLDER with a saved pipeline (model_index.json), got {options.model}."
+            f"{world.name} score needs --model FOLDER with a saved pipeline (model_index.json), got {folder}."
         )
-    making.score(options.model, prompts=options.prompts, steps=options.steps, pictures=options.out, device=_device())
+    making.score(world, folder, prompts=options.prompts, steps=options.steps, pictures=options.out, device=_device())
     return 0
 
 
-def ceiling(world: World, making: Scoring, options: WorldOptions) -> int:
+def ceiling(maker: Maker, options: WorldOptions) -> int:
     """Scores of clean clips of the held-out prompts that runs are evaluated on, as they are and after the VAE."""
     import json
 
+    from sage_grpo.models.checkpoints.checkpoint import resolve
+    from sage_grpo.models.spec import ModelSpec
     from sage_grpo.rewards.built_in.video_stats import VideoStats
-    from sage_grpo.worlds.making.score import judge_clips
+    from sage_grpo.worlds.making.score import clean_clips, judge_clips
 
+    world = maker.world
+    own = resolve(ModelSpec(path=world.model)) if world.carried else Path(world.model)
+    codec = maker.codec(maker.load_vae(options.model or own, _device()))
     texts = world.texts("heldout")[: options.prompts] * options.draws
     found = {}
-    for name, clips in making.clean_clips(options.model, texts, seed=options.seed, device=_device()).items():
+    for name, clips in clean_clips(world, codec, texts, seed=options.seed).items():
         parts = VideoStats(parts=("flicker", "sharpness"))(clips, texts, world.format[2])
         scores = judge_clips(world, clips, texts) | {part: float(values.mean()) for part, values in parts.items()}
         found[name] = {part: value for part, value in scores.items() if "/" not in part}
@@ -81,15 +88,14 @@ def ceiling(world: World, making: Scoring, options: WorldOptions) -> int:
     return 0
 
 
-def render(world: World, making: Scoring, options: WorldOptions) -> int:
+def render(maker: Maker, options: WorldOptions) -> int:
     """Draw what a perfect model would, as a picture with a row a clip."""
-    from importlib import import_module
-
     import torch
 
     from sage_grpo.video import contact_sheet
     from sage_grpo.worlds.shapes.render import to_uint8
 
+    world = maker.world
     frames, side, _ = world.format
     scene, draw = (import_module(f"{world.package}.{name}") for name in ("scene", "render"))
     scenes = scene.random_scenes(options.prompts, torch.Generator().manual_seed(options.seed), split="all")

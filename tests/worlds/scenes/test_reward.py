@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sage_grpo.cli import main
-from sage_grpo.worlds.making.saving import save_pipeline
 from sage_grpo.worlds.making.scenes import reward as making
 from sage_grpo.worlds.making.scenes.faults import FAULTS, mistaken, spoil, spoilt_groups
 from sage_grpo.worlds.making.scenes.networks import (
@@ -22,14 +21,13 @@ from sage_grpo.worlds.making.scenes.networks import (
     build_vae,
 )
 from sage_grpo.worlds.making.scenes.options import Sizes
-from sage_grpo.worlds.making.scenes.pretrain import assemble
+from sage_grpo.worlds.making.scenes.pretrain import MAKER
 from sage_grpo.worlds.making.scenes.reward import Pool, fit, make_pool, train_reward
 from sage_grpo.worlds.making.scenes.reward_options import Biases, RewardOptions
 from sage_grpo.worlds.making.scenes.votes import agreement, differences, impressions, people, votes
 from sage_grpo.worlds.scenes.judge import WEIGHTS
 from sage_grpo.worlds.scenes.learned import PARTS, LearnedReward, Scorer, ScorerConfig, raw_scores, save_scorer
 from sage_grpo.worlds.scenes.scene import from_text, random_scenes, some_scenes, words
-from sage_grpo.worlds.world import SCENES
 
 CPU = torch.device("cpu")
 HONEST = Biases(annotators=1, noise=0, colour=0, motion=0, forgiven=0)
@@ -186,7 +184,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = build_tokenizer(words())
     parts = build_vae(sizes).eval(), build_transformer(sizes), build_text_encoder(sizes, len(tokenizer))
     folder = tmp_path_factory.mktemp("model") / "scenes"
-    save_pipeline(assemble(*parts, tokenizer, 3.0), folder, SCENES, 3.0)
+    MAKER.save(*parts, tokenizer, folder, 3.0)
     return folder
 
 

@@ -12,7 +12,6 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.worlds.making.saving import save_pipeline
 from sage_grpo.worlds.making.scenes.networks import (
     FastTransformer,
     build_text_encoder,
@@ -23,11 +22,10 @@ from sage_grpo.worlds.making.scenes.networks import (
     prompt_ids,
 )
 from sage_grpo.worlds.making.scenes.options import PretrainOptions, Sizes
-from sage_grpo.worlds.making.scenes.pretrain import assemble
+from sage_grpo.worlds.making.scenes.pretrain import MAKER
 from sage_grpo.worlds.making.scenes.stages import CAPTION, samples, to_flow
 from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
 from sage_grpo.worlds.scenes.scene import TEMPLATES, random_scenes, to_text, words
-from sage_grpo.worlds.world import SCENES
 
 TINY = Sizes(latent_channels=4, vae_channels=(4, 8, 12), heads=2, head_dim=12, blocks=2, text_width=16)
 TEXTS = ["two striped red balls bounce in a meadow while the camera pans left", "", "a zebra"]
@@ -62,7 +60,7 @@ def folder(vae, tokenizer, tmp_path_factory) -> Path:
     FastTransformer(transformer)  # as training leaves it
     vae.register_to_config(latents_mean=[0.1, -0.2, 0.3, 0.0], latents_std=[0.5, 1.5, 1.0, 2.0])
     folder = tmp_path_factory.mktemp("scenes") / "pipeline"
-    save_pipeline(assemble(vae, transformer, text_encoder, tokenizer, 3.0), folder, SCENES, 3.0)
+    MAKER.save(vae, transformer, text_encoder, tokenizer, folder, 3.0)
     return folder
 
 

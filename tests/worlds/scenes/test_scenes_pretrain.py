@@ -13,12 +13,12 @@ import torch
 from sage_grpo.worlds.making.autoencoder import encode
 from sage_grpo.worlds.making.imperfect import Clips
 from sage_grpo.worlds.making.options import Flaws
-from sage_grpo.worlds.making.scenes import pretrain as making
+from sage_grpo.worlds.making.pretrain import Maker, pretrain
 from sage_grpo.worlds.making.scenes import stages
 from sage_grpo.worlds.making.scenes.imperfect import CLIPS, imperfect_captions, misnamed
 from sage_grpo.worlds.making.scenes.networks import build_vae
 from sage_grpo.worlds.making.scenes.options import PretrainOptions
-from sage_grpo.worlds.making.scenes.pretrain import ScenesMaker, pretrain
+from sage_grpo.worlds.making.scenes.pretrain import MAKER
 from sage_grpo.worlds.making.scenes.stages import object_weight, scale_latents, to_flow
 from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
 from sage_grpo.worlds.making.training import Trainer
@@ -44,12 +44,12 @@ TINY = PretrainOptions(
 
 
 @pytest.fixture
-def small_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Maker:
     """The same stages on 5 frames of 16 x 16."""
     clips = Clips(random_scenes=random_scenes, render=render, frames=5, side=16, rough=CLIPS.rough)
     for name, value in {"CLIPS": clips, "FRAMES": 5, "SIDE": 16}.items():
         monkeypatch.setattr(stages, name, value)
-    monkeypatch.setattr(ScenesMaker, "clips", clips)
+    return replace(MAKER, clips=clips)
 
 
 @pytest.fixture
@@ -101,18 +101,6 @@ def test_captions_without_flaws_name_their_clips() -> None:
     assert len({caption.split()[0] for caption in captions}) > 3  # all templates are used
 
 
-def test_flaws_change_the_share_of_clips_they_claim() -> None:
-    generator = torch.Generator().manual_seed(0)
-    clips = Clips(random_scenes=random_scenes, render=render, frames=3, side=32)
-    scenes = random_scenes(120, generator)
-    none = Flaws(jitter_share=0, blur_share=0, noise_share=0)
-    clean = clips.imperfect(scenes, none, generator, CPU)
-    for share in ("jitter_share", "blur_share", "noise_share"):
-        spoilt = clips.imperfect(scenes, replace(none, **{share: 0.5}), generator, CPU)
-        changed = (spoilt != clean).flatten(1).any(1).float().mean()
-        assert changed == pytest.approx(0.5, abs=0.16)
-
-
 def test_objects_weigh_more_than_places() -> None:
     scenes = random_scenes(24, torch.Generator().manual_seed(0), split="all")
     place = backdrop(scenes.place, scroll_of(scenes, 5), 64, 64)
@@ -137,25 +125,23 @@ def test_latents_have_unit_scale_once_they_are_measured() -> None:
     assert (latents.std((0, 2, 3, 4)) - 1).abs().max() < 1e-3
 
 
-@pytest.mark.usefixtures("small_clips")
 def test_a_short_run_lowers_its_losses_and_shows_samples(
-    tmp_path: Path, losses, monkeypatch: pytest.MonkeyPatch
+    small: Maker, tmp_path: Path, losses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "SHOW_SECONDS", 0)
-    pretrain(replace(TINY, out=tmp_path, vae_steps=10, flow_steps=16, vae_lr=5e-3, flow_lr=1e-2))
+    pretrain(replace(TINY, out=tmp_path, vae_steps=10, flow_steps=16, vae_lr=5e-3, flow_lr=1e-2), small)
     assert {"reconstructions.png", "samples.png"} <= {path.name for path in tmp_path.iterdir()}
     for stage, few in (("vae", 3), ("flow", 5)):
         first, last = losses[stage][:few], losses[stage][-few:]
         assert sum(last) < 0.9 * sum(first), (stage, losses[stage])
 
 
-@pytest.mark.usefixtures("small_clips")
-def test_a_run_in_parts_is_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    pretrain(replace(TINY, out=tmp_path / "whole"))
+def test_a_run_in_parts_is_the_whole_run(small: Maker, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pretrain(replace(TINY, out=tmp_path / "whole"), small)
     parts = replace(TINY, out=tmp_path / "parts", resume=True, call_minutes=1e-9)
     calls = 0
     while not (parts.out / "pipeline").exists():
-        pretrain(parts)  # every call has time for one step
+        pretrain(parts, small)  # every call has time for one step
         calls += 1
     assert calls == 3  # a step of the VAE; its second and one of the flow; the last
     said = capsys.readouterr().out
@@ -168,12 +154,11 @@ def test_a_run_in_parts_is_the_whole_run(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_clips")
-def test_a_finished_vae_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_finished_vae_is_used_as_it_is(small: Maker, tmp_path: Path) -> None:
     first = replace(TINY, out=tmp_path / "first")
-    pretrain(first)
+    pretrain(first, small)
     second = replace(TINY, out=tmp_path / "second", vae=first.out / "vae", flow_steps=1)
-    pretrain(second)
+    pretrain(second, small)
     parts = [weights(one.out / "pipeline" / "vae") for one in (first, second)]
     assert all(torch.equal(parts[1][name], tensor) for name, tensor in parts[0].items())
     configs = [json.loads((one.out / "pipeline" / "vae" / "config.json").read_text()) for one in (first, second)]
@@ -182,13 +167,12 @@ def test_a_finished_vae_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_clips")
-def test_a_start_is_where_the_flow_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_is_where_the_flow_goes_on(small: Maker, tmp_path: Path) -> None:
     first = replace(TINY, out=tmp_path / "first")
-    pretrain(first)
+    pretrain(first, small)
     seen = []
-    monkeypatch.setattr(making, "train_flow", lambda vae, transformer, *others: seen.append(transformer))
-    pretrain(replace(TINY, out=tmp_path / "second", vae=first.out / "vae", start=first.out / "pipeline"))
+    watched = replace(small, train_flow=lambda vae, transformer, *others: seen.append(transformer))
+    pretrain(replace(TINY, out=tmp_path / "second", vae=first.out / "vae", start=first.out / "pipeline"), watched)
     stored = weights(first.out / "pipeline" / "transformer")
     state = seen[0].state_dict()
     assert all(torch.equal(state[name.rpartition("/")[2]].half(), tensor) for name, tensor in stored.items())

@@ -36,10 +36,10 @@ def test_folder_is_small_and_holds_safetensors_only() -> None:
 @pytest.mark.slow
 def test_vae_reconstructs_clean_clips(model) -> None:
     from sage_grpo.worlds.making.autoencoder import psnr
-    from sage_grpo.worlds.making.shapes.networks import load_vae
+    from sage_grpo.worlds.making.shapes.pretrain import MAKER
 
     clips = CLIPS.clean(16, torch.Generator().manual_seed(5), torch.device("cpu"))
-    assert psnr(load_vae(FOLDER, torch.device("cpu")), clips) >= 28.0
+    assert psnr(MAKER.codec(MAKER.load_vae(FOLDER, torch.device("cpu"))), clips) >= 28.0
 
 
 @pytest.mark.slow

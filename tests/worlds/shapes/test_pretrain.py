@@ -12,6 +12,7 @@ import torch
 from sage_grpo.worlds.making.flow import draw_sigma
 from sage_grpo.worlds.making.imperfect import blur, jitter
 from sage_grpo.worlds.making.options import Flaws
+from sage_grpo.worlds.making.pretrain import pretrain
 from sage_grpo.worlds.making.shapes.imperfect import CLIPS, imperfect_captions, misnamed
 from sage_grpo.worlds.making.shapes.networks import (
     PREFIX_LENGTH,
@@ -27,7 +28,7 @@ from sage_grpo.worlds.making.shapes.networks import (
     velocity,
 )
 from sage_grpo.worlds.making.shapes.options import PretrainOptions, Sizes
-from sage_grpo.worlds.making.shapes.pretrain import pretrain
+from sage_grpo.worlds.making.shapes.pretrain import MAKER
 from sage_grpo.worlds.making.training import Trainer, learning_rate
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, TEMPLATES, from_text, random_scenes, to_text, train_scenes, words
 
@@ -217,7 +218,7 @@ def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: 
         report_seconds=0,
         device="cpu",
     )
-    assert pretrain(options) == 0
+    assert pretrain(options, MAKER) == 0
     printed = capsys.readouterr().out
     for stage, few in (("vae", 3), ("flow", 15)):
         losses = [
@@ -236,5 +237,5 @@ def test_short_run_lowers_its_loss_and_saves_a_pipeline(tmp_path: Path, capsys: 
     assert "| TA/shape |" in (folder / "README.md").read_text()
 
     again = replace(options, resume=True, score_prompts=0)
-    pretrain(again)
+    pretrain(again, MAKER)
     assert "[flow] resumed at step 60" in capsys.readouterr().out

@@ -4,56 +4,86 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from sage_grpo.inside import replace_text
 from sage_grpo.worlds.making.autoencoder import Codec, psnr
 from sage_grpo.worlds.making.imperfect import Clips
-from sage_grpo.worlds.making.options import StageOptions
-from sage_grpo.worlds.making.saving import command, listing
+from sage_grpo.worlds.making.saving import command, listing, save_pipeline
 from sage_grpo.worlds.making.score import score
 from sage_grpo.worlds.making.training import OutOfTime
 from sage_grpo.worlds.world import World
 
 
-class Maker(ABC):
-    """How the model of one world is made. `vae` is the stock class in all methods."""
+@dataclass(frozen=True, kw_only=True)
+class Maker:
+    """How the model of one world is made: its data, its networks and what trains them. `options` are those of the world's pretraining."""
 
-    world: ClassVar[World]
-    clips: ClassVar[Clips]
-    card: ClassVar[str]
+    world: World
+    clips: Clips
+    card: str
     """The model card, with places for {command}, {listing} and {table}."""
+    pipeline: str
+    """Class of the pipeline in diffusers."""
+    vae: str
+    """Class of the VAE in diffusers."""
+    build_vae: Callable[[Any], Any]
+    """A fresh VAE of these sizes."""
+    codec: Callable[[Any], Codec]
+    """The VAE as training uses it."""
+    train_vae: Callable[[Any, Any, float], float]
+    """(VAE, options, until): train in place; return the PSNR on clean unseen clips."""
+    tokenizer: Callable[[], Any]
+    """The tokenizer of the world's words."""
+    networks: Callable[[Any, Any], tuple[Any, Any]]
+    """(sizes, tokenizer): a fresh transformer and a fresh text encoder."""
+    encode_pool: Callable[[Any, Any, Any, torch.Generator], Any]
+    """(VAE, tokenizer, options, generator): the flow's data, encoded."""
+    train_flow: Callable[..., None]
+    """(VAE, transformer, text encoder, tokenizer, pool, options, until): train both networks in place."""
+    assemble: Callable[..., Any]
+    """(VAE, transformer, text encoder, tokenizer, shift): the pipeline."""
 
-    @abstractmethod
-    def build_vae(self) -> Any:
-        """A fresh VAE."""
-
-    @abstractmethod
     def load_vae(self, folder: Path, device: torch.device) -> Any:
         """A VAE from its own folder or from a pipeline's."""
+        import diffusers
 
-    @abstractmethod
-    def codec(self, vae: Any) -> Codec:
-        """The VAE as training uses it."""
+        inner = folder / "vae" if (folder / "vae").is_dir() else folder
+        if not (inner / "config.json").is_file():
+            raise FileNotFoundError(f"No VAE in {folder}: expected config.json in it or in its folder vae/.")
+        return getattr(diffusers, self.vae).from_pretrained(inner).to(device, torch.float32)
 
-    @abstractmethod
-    def train_vae(self, vae: Any, until: float) -> float:
-        """Train in place; return the PSNR on clean unseen clips."""
-
-    @abstractmethod
-    def make_flow(self, vae: Any, folder: Path, device: torch.device, until: float) -> None:
+    def make_flow(self, vae: Any, options: Any, folder: Path, until: float) -> None:
         """Encode the data, train the flow on it and write the pipeline."""
+        import diffusers
 
-    @abstractmethod
-    def sizes(self) -> object:
-        """The sizes of the networks, for the card."""
+        tokenizer = self.tokenizer()
+        if options.start is None:
+            networks = self.networks(options.sizes(), tokenizer)
+        else:
+            pipe = getattr(diffusers, self.pipeline).from_pretrained(options.start, local_files_only=True)
+            networks = pipe.transformer, pipe.text_encoder
+        transformer, text_encoder = (one.to(vae.device, torch.float32).requires_grad_(True).train() for one in networks)
+        started = time.perf_counter()
+        pool = self.encode_pool(vae, tokenizer, options, torch.Generator().manual_seed(options.seed + 1))
+        millions = sum(parameter.numel() for parameter in transformer.parameters()) / 1e6
+        say(started, f"encoded {options.flow_clips} clips; the transformer has {millions:.1f} million parameters")
+        self.train_flow(vae, transformer, text_encoder, tokenizer, pool, options, until)
+        self.save(vae, transformer, text_encoder, tokenizer, folder, options.shift)
+
+    def save(self, vae: Any, transformer: Any, text_encoder: Any, tokenizer: Any, folder: Path, shift: float) -> None:
+        """Write the pipeline, a copy in half precision."""
+        copies = (deepcopy(one).cpu().half().eval() for one in (vae, transformer, text_encoder))
+        save_pipeline(self.assemble(*copies, tokenizer, shift), folder, self.world, shift)
 
 
-def pretrain(options: StageOptions, maker: Maker) -> int:
+def pretrain(options: Any, maker: Maker) -> int:
     """Run all stages, or as far as the minutes of this call go; return 0."""
     torch.manual_seed(options.seed)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -68,7 +98,7 @@ def pretrain(options: StageOptions, maker: Maker) -> int:
     try:
         vae, quality = _vae_stage(options, maker, device, until)
         say(started, f"the VAE reaches {quality:.2f} dB on unseen clean clips")
-        maker.make_flow(vae, folder, device, until)
+        maker.make_flow(vae, options, folder, until)
     except OutOfTime as stopped:
         say(started, f"{stopped}: this call's minutes are over. The same command with --pretrain.resume true goes on.")
         return 0
@@ -77,7 +107,7 @@ def pretrain(options: StageOptions, maker: Maker) -> int:
         _single_precision(device, exact=True)  # as a CPU would
         prompts, steps = options.score_prompts, options.score_steps
         table = score(maker.world, folder, prompts=prompts, steps=steps, pictures=options.out, device=device)
-        facts = listing(maker.world, options, maker.sizes(), quality)
+        facts = listing(maker.world, options, options.sizes(), quality)
         text = maker.card.format(table=table, listing=facts, command=command(maker.world, options))
         replace_text(folder / "README.md", text)
         say(started, f"scores in {options.out / 'scores.json'}")
@@ -94,7 +124,7 @@ def _single_precision(device: torch.device, *, exact: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not exact
 
 
-def _vae_stage(options: StageOptions, maker: Maker, device: torch.device, until: float) -> tuple[Any, float]:
+def _vae_stage(options: Any, maker: Maker, device: torch.device, until: float) -> tuple[Any, float]:
     own = options.out / "vae"
     # With a state, a resumed stage trains on for what is left of its (perhaps longer) budget.
     finished = options.resume and (own / "config.json").is_file() and not (options.states / "vae.safetensors").exists()
@@ -103,8 +133,12 @@ def _vae_stage(options: StageOptions, maker: Maker, device: torch.device, until:
         vae = maker.load_vae(ready, device)
         generator = torch.Generator().manual_seed(options.seed)
         return vae, psnr(maker.codec(vae), maker.clips.clean(256 if device.type == "cuda" else 8, generator, device))
-    vae = maker.build_vae().to(device) if options.vae_start is None else maker.load_vae(options.vae_start, device)
+    vae = (
+        maker.build_vae(options.sizes()).to(device)
+        if options.vae_start is None
+        else maker.load_vae(options.vae_start, device)
+    )
     vae.requires_grad_(True).train()
-    quality = maker.train_vae(vae, until)
+    quality = maker.train_vae(vae, options, until)
     vae.save_pretrained(own)
     return vae, quality

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -59,16 +58,6 @@ def build_vae(sizes: Sizes) -> AutoencoderKLWan:
             else:
                 nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
     return vae
-
-
-def load_vae(folder: Path, device: torch.device) -> AutoencoderKLWan:
-    """A VAE from its own folder or from a pipeline's."""
-    from diffusers import AutoencoderKLWan
-
-    inner = folder / "vae" if (folder / "vae").is_dir() else folder
-    if not (inner / "config.json").is_file():
-        raise FileNotFoundError(f"No VAE in {folder}: expected config.json in it or in its folder vae/.")
-    return AutoencoderKLWan.from_pretrained(inner).to(device, torch.float32)
 
 
 def build_transformer(sizes: Sizes) -> WanTransformer3DModel:

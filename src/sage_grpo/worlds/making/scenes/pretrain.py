@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from sage_grpo.worlds.making import pretrain as any_world
-from sage_grpo.worlds.making.autoencoder import Codec
-from sage_grpo.worlds.making.pretrain import Maker, say
-from sage_grpo.worlds.making.saving import save_pipeline
+from sage_grpo.worlds.making.pretrain import Maker
 from sage_grpo.worlds.making.scenes.imperfect import CLIPS
-from sage_grpo.worlds.making.scenes.networks import (
-    build_text_encoder,
-    build_tokenizer,
-    build_transformer,
-    build_vae,
-    load_vae,
-)
-from sage_grpo.worlds.making.scenes.options import PretrainOptions, Sizes
+from sage_grpo.worlds.making.scenes.networks import build_text_encoder, build_tokenizer, build_transformer, build_vae
+from sage_grpo.worlds.making.scenes.options import Sizes
 from sage_grpo.worlds.making.scenes.stages import encode_pool, train_flow, train_vae
 from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
 from sage_grpo.worlds.scenes.scene import words
@@ -66,60 +51,9 @@ Held-out combinations, ODE, no guidance; the judge is `sage_grpo.worlds.scenes.j
 """
 
 
-def pretrain(options: PretrainOptions) -> int:
-    """Run all stages; return 0."""
-    return any_world.pretrain(options, ScenesMaker(options))
-
-
-@dataclass(frozen=True)
-class ScenesMaker(Maker):
-    """How the scenes world's model is made."""
-
-    options: PretrainOptions
-    world = SCENES
-    clips = CLIPS
-    card = CARD
-
-    def build_vae(self) -> AutoencoderKLWan:
-        """A fresh VAE."""
-        return build_vae(self.options.sizes())
-
-    def load_vae(self, folder: Path, device: torch.device) -> AutoencoderKLWan:
-        """A VAE from its own folder or from a pipeline's."""
-        return load_vae(folder, device)
-
-    def codec(self, vae: AutoencoderKLWan) -> Codec:
-        """The VAE on whole clips."""
-        return WholeClips(vae)
-
-    def train_vae(self, vae: AutoencoderKLWan, until: float) -> float:
-        """Train in place; return the PSNR on clean unseen clips."""
-        return train_vae(vae, self.options, until)
-
-    def make_flow(self, vae: AutoencoderKLWan, folder: Path, device: torch.device, until: float) -> None:
-        """Encode the data, train the flow on it and write the pipeline."""
-        options, tokenizer = self.options, build_tokenizer(words())
-        if options.start is not None:
-            from diffusers import WanPipeline
-
-            pipe = WanPipeline.from_pretrained(options.start, local_files_only=True).to(device, torch.float32)
-            transformer, text_encoder = pipe.transformer, pipe.text_encoder
-        else:
-            sizes = options.sizes()
-            transformer = build_transformer(sizes).to(device)
-            text_encoder = build_text_encoder(sizes, len(tokenizer)).to(device)
-        transformer.requires_grad_(True).train()
-        text_encoder.requires_grad_(True).train()
-        started = time.perf_counter()
-        pool = encode_pool(vae, tokenizer, options, torch.Generator().manual_seed(options.seed + 1))
-        millions = sum(parameter.numel() for parameter in transformer.parameters()) / 1e6
-        say(started, f"encoded {len(pool.ids)} clips; the transformer has {millions:.1f} million parameters")
-        train_flow(vae, transformer, text_encoder, tokenizer, pool, options, until)
-        save_pipeline(assemble(vae, transformer, text_encoder, tokenizer, options.shift), folder, SCENES, options.shift)
-
-    def sizes(self) -> Sizes:
-        """The sizes of the networks, for the card."""
-        return self.options.sizes()
+def networks(sizes: Sizes, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """A fresh transformer and a fresh text encoder."""
+    return build_transformer(sizes), build_text_encoder(sizes, len(tokenizer))
 
 
 def assemble(
@@ -129,11 +63,10 @@ def assemble(
     tokenizer: PreTrainedTokenizerFast,
     shift: float,
 ) -> WanPipeline:
-    """The pipeline, a copy in half precision, which runs as diffusers' do."""
+    """The pipeline, which runs as diffusers' do."""
     from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
     from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
-    vae, transformer, text_encoder = (deepcopy(one).cpu().half().eval() for one in (vae, transformer, text_encoder))
     transformer.set_attn_processor(WanAttnProcessor())
     return WanPipeline(
         tokenizer=tokenizer,
@@ -142,3 +75,21 @@ def assemble(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
         transformer=transformer,
     )
+
+
+MAKER = Maker(
+    world=SCENES,
+    clips=CLIPS,
+    card=CARD,
+    pipeline="WanPipeline",
+    vae="AutoencoderKLWan",
+    build_vae=build_vae,
+    codec=WholeClips,
+    train_vae=train_vae,
+    tokenizer=lambda: build_tokenizer(words()),
+    networks=networks,
+    encode_pool=encode_pool,
+    train_flow=train_flow,
+    assemble=assemble,
+)
+"""How the scenes world's model is made."""

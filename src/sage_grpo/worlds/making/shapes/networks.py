@@ -7,7 +7,6 @@ captions of a batch have one length: masks, padding and loops over the batch. Th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -53,7 +52,7 @@ def build_vae(sizes: Sizes) -> AutoencoderKLHunyuanVideo15:
         temporal_compression_ratio=4,
         scaling_factor=1.0,
     )
-    return _batched(vae)
+    return batched(vae)
 
 
 def build_transformer(sizes: Sizes) -> HunyuanVideo15Transformer3DModel:
@@ -126,17 +125,7 @@ def build_text_encoder_2() -> T5EncoderModel:
     return T5EncoderModel(config)
 
 
-def load_vae(folder: Path, device: torch.device) -> AutoencoderKLHunyuanVideo15:
-    """A VAE from its own folder or from a pipeline's."""
-    from diffusers import AutoencoderKLHunyuanVideo15
-
-    inner = folder / "vae" if (folder / "vae").is_dir() else folder
-    if not (inner / "config.json").is_file():
-        raise FileNotFoundError(f"No VAE in {folder}: expected config.json in it or in its folder vae/.")
-    return _batched(AutoencoderKLHunyuanVideo15.from_pretrained(inner).to(device, torch.float32))
-
-
-def _batched(vae: AutoencoderKLHunyuanVideo15) -> AutoencoderKLHunyuanVideo15:
+def batched(vae: AutoencoderKLHunyuanVideo15) -> AutoencoderKLHunyuanVideo15:
     """The VAE with a mask that is made at once and has no batch axis: the stock one takes one clip at a time."""
     for block in vae_attention(vae):
         block.prepare_causal_attention_mask = causal_mask

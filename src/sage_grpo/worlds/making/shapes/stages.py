@@ -12,9 +12,9 @@ from torch import Tensor
 from sage_grpo.worlds.making import autoencoder
 from sage_grpo.worlds.making.autoencoder import AT_ONCE, encode
 from sage_grpo.worlds.making.flow import draw_sigma, flow_loss
-from sage_grpo.worlds.making.options import Flaws
 from sage_grpo.worlds.making.shapes.imperfect import CLIPS, imperfect_captions
 from sage_grpo.worlds.making.shapes.networks import (
+    batched,
     encode_text,
     packed,
     prefix_ids,
@@ -38,7 +38,7 @@ def train_vae(vae: AutoencoderKLHunyuanVideo15, options: PretrainOptions, until:
     """Train in place, leave averaged weights and a scaling factor; return the PSNR on clean unseen clips."""
     frames = 1 + (FRAMES - 1) // vae.temporal_compression_ratio
     return autoencoder.train_vae(
-        vae,
+        batched(vae),
         options,
         CLIPS,
         parameters=dict(vae.named_parameters()),
@@ -81,21 +81,17 @@ class Pool:
 
 @torch.no_grad()
 def encode_pool(
-    vae: AutoencoderKLHunyuanVideo15,
-    tokenizer: Qwen2Tokenizer,
-    flaws: Flaws,
-    n: int,
-    generator: torch.Generator,
+    vae: AutoencoderKLHunyuanVideo15, tokenizer: Qwen2Tokenizer, options: PretrainOptions, generator: torch.Generator
 ) -> Pool:
-    """Render, caption and encode n clips of training combinations, once: a step of the flow only draws from this pool."""
-    device, scale = vae.device, vae.config.scaling_factor
+    """Render, caption and encode clips of training combinations, once: a step of the flow only draws from this pool."""
+    codec, n, device, scale = batched(vae), options.flow_clips, vae.device, vae.config.scaling_factor
     latents, ids = [], []
     known: dict[str, list[int]] = {}  # there are far fewer captions than clips
     for start in range(0, n, AT_ONCE):
         scenes = random_scenes(min(AT_ONCE, n - start), generator, split="train")
-        clips = CLIPS.imperfect(scenes, flaws, generator, device)
-        latents.append((encode(vae, clips) * scale).half())
-        captions = imperfect_captions(scenes, flaws, generator)
+        clips = CLIPS.imperfect(scenes, options, generator, device)
+        latents.append((encode(codec, clips) * scale).half())
+        captions = imperfect_captions(scenes, options, generator)
         new = sorted(set(captions) - known.keys())
         known |= zip(new, prompt_ids(tokenizer, new) if new else [])
         ids += [known[caption] for caption in captions]
