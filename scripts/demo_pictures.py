@@ -13,13 +13,20 @@ import io
 import shutil
 import sys
 import tempfile
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
 from sage_grpo import generate
+from sage_grpo.inside import replacing
 from sage_grpo.report.page import write_report
-from sage_grpo.report.picture import animate, draw_run
-from sage_grpo.report.run_data import read_run
-from sage_grpo.video import contact_sheet
+from sage_grpo.report.picture import draw_run, lettered, side_by_side
+from sage_grpo.report.run_data import RunData, read_run
+from sage_grpo.video import contact_sheet, read_video
 
 PAIRS = (2, 4, 12, 15, 5, 7)
 """Held-out clips by their place: four that gained, one whose cross became rounder, and one that lost its cross."""
@@ -44,9 +51,31 @@ def main(out: Path, runs: list[Path]) -> None:
         screens(page, out)
 
 
+def animate(run: RunData, file: Path, *, places: Sequence[int], columns: int = 2, short: int = 128) -> Path:
+    """Pairs of a run (by their place) as one animated WebP, each under its prompt: for a page that plays no videos."""
+    line = max(14, short // 8)
+    pairs = run.pairs(0, max(places) + 1)
+    prompts = [textwrap.wrap(pairs[place][0], int(4.8 * short / line)) for place in places]
+    tiles = []
+    for place, lines in zip(places, prompts):
+        (base, fps), (tuned, _) = (read_video(clip) for clip in pairs[place][1:])
+        both = side_by_side(base, tuned, short)
+        width = both.shape[2]
+        blank = [""] * (max(map(len, prompts)) - len(lines))
+        above = torch.cat([lettered(width, line, {text: width / 2}) for text in (*blank, *lines)])
+        tiles.append(F.pad(torch.cat([above.expand(len(both), -1, -1, -1), both], 1), (0, 0, 8, 8, 6, 8), value=255))
+    rows = [torch.cat(tiles[start : start + columns], dim=2) for start in range(0, len(tiles), columns)]
+    frames = [Image.fromarray(frame.numpy()) for frame in torch.cat(rows, dim=1)]
+    milliseconds = [round(1000 / fps)] * (len(frames) - 1) + [700]  # it stands still before it starts again
+    with replacing(file) as fresh:
+        frames[0].save(
+            fresh, "WEBP", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, quality=85, method=6
+        )
+    return file
+
+
 def screens(page: str, out: Path) -> None:
     """The report on a desk, in the dark and on a phone."""
-    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     views = {

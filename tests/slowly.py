@@ -60,7 +60,7 @@ models/test_parity.py::test_checkpoint_solver_is_the_pipeline[wan_i2v-scheduler5
 models/test_parity.py::test_scheduler_settings_are_honoured[wan22_t2v-config0]
 session/test_runner_resume.py::test_a_damaged_checkpoint_is_passed_over_with_a_warning[flip_a_bit]
 session/test_runner_resume.py::test_a_stop_cuts_an_evaluation_short_and_the_continued_run_does_it_again[2-2]
-commands/test_cli.py::test_a_run_is_drawn
+commands/test_run_folder.py::test_a_run_is_drawn
 models/test_lora_files.py::test_a_lora_with_adapters_that_nothing_reads_still_loads
 models/test_lora_files.py::test_saved_lora_gives_the_trained_velocities[hunyuan15_t2v-high]
 models/test_lora_files.py::test_saved_lora_continues
@@ -105,7 +105,6 @@ worlds/scenes/test_reward.py::test_the_loss_recovers_the_order_that_votes_have
 benchmarks/test_where.py::test_each_step_runs_with_the_weights_that_its_letter_names
 lab/test_suites.py::test_a_smoke_run_gives_every_column[noise-dance 0.5, 6 steps]
 test_video_files.py::test_the_same_clip_gives_the_same_file
-commands/test_cli.py::test_evaluate_a_run_repeats_its_last_evaluation
 report/test_report_data.py::test_a_finished_run_that_is_started_again_keeps_its_report
 training/test_sparse_clips.py::test_a_run_has_the_same_figures_and_weights_and_shows_whole_clips
 session/test_api.py::test_a_run_with_objects_is_evaluated_with_them

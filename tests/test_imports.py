@@ -60,13 +60,3 @@ def test_configs_are_light() -> None:
     """A spec is a frozen dataclass whose load() imports the heavy thing."""
     modules = ("sage_grpo.training.config", "sage_grpo.models.spec", "sage_grpo.rewards.spec")
     assert not _modules_after("\n".join(f"import {module}" for module in modules)) & set(HEAVY)
-
-
-def test_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    import sage_grpo
-    from sage_grpo.cli import main
-
-    assert main(["--version"]) == 0
-    assert sage_grpo.__version__ in capsys.readouterr().out
-    assert main(["inspct"]) == 2
-    assert "Did you mean 'inspect'?" in capsys.readouterr().err

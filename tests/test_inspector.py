@@ -167,21 +167,3 @@ def test_a_single_step_and_a_single_kernel_can_be_drawn(tmp_path: Path) -> None:
     path = tmp_path / "one.png"
     assert run(Options(kernels=["flow"], steps=1, eta=0.0, json=True, figure=path)) == 0
     assert path.stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--kernels", "[saeg]"], "Did you mean 'sage'"),
-        (["--kernels", "[]"], "kernels is empty"),
-        (["--eta", "1.5"], "leave cps out"),
-        (["--eta", "-1"], "eta must be in [0, 10], got -1.0"),
-        (["--steps", "0"], "steps must be at least 1, got 0"),
-        (["--shift", "0"], "shift must be positive"),
-    ],
-)
-def test_mistakes_are_answered_with_the_next_action(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["inspect", "--figure", "null", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -25,6 +25,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_a_screen_or_two(name: str, capsys) -> None:
     lines = said(capsys, name, "--help").splitlines()
+    assert lines[0].startswith(f"usage: sage-grpo {name}")
     assert len(lines) <= 142
     assert max(map(len, lines)) <= 80
 

@@ -146,24 +146,6 @@ def test_the_parser_names_the_whole_key(argv: list[str], message: str) -> None:
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["evaluate", "--micro_batch", "-3"], "micro_batch must be at least 1, got -3"),
-        (["evaluate", "--settings.steps", "0"], "settings.steps must be at least 1, got 0"),
-        (["evaluate", "--out", ""], "out is empty"),
-        (["generate", "--prompts", "a", "--out", ""], "out must be not empty"),
-        (["serve-reward", "--rewards", '[{"name": "clip"}]', "--port", "70000"], "port must be in [0, 65535], got 70000"),
-        (["serve-reward", "--rewards", '[{"name": "clip"}]', "--limits.read_timeout_s", "-1"], "limits.read_timeout_s"),
-        (["launch", "--nproc", "2", "--grace", "-1", "train"], "grace must be at least 0, got -1"),
-        (["shapes", "render", "--prompts", "-2"], "prompts must be at least 1, got -2"),
-    ],
-)  # fmt: skip
-def test_commands_refuse_before_they_start(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         parse(TrainConfig, ["--iterations", "0", "--optimizer.lr", "-1"], prog="train")

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sage_grpo.cli import main
 from sage_grpo.clips import bench, generate
 from sage_grpo.commands.generate import Options, run
 from sage_grpo.flow.kernels import KernelSpec
@@ -215,14 +214,3 @@ def test_a_lists_own_seeds_win(wan, tmp_path) -> None:
         clip.seed for clip in bench.clips_of(options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv")))
     ]
     assert seeds == [70, 71, 72, 73, 74, 10, 11, 12, 13, 14, 0, 1, 2, 3, 4]
-
-
-def test_what_does_not_go_together_is_refused(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.txt").write_text("a cat\n")
-    assert main(["generate", "--bench", "vbenhc", "--prompts", "p.txt"]) != 0
-    assert "Did you mean 'vbench'" in capsys.readouterr().err
-    assert main(["generate", "--bench", "vbench", "--per_prompt", "2", "--prompts", "p.txt"]) != 0
-    assert "the suite says how many clips" in capsys.readouterr().err
-    assert main(["generate", "--rewrites", "x.txt", "--prompts", "a"]) != 0
-    assert "--rewrites goes with --bench" in capsys.readouterr().err

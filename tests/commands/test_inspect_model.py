@@ -56,11 +56,6 @@ def test_without_a_model_the_grid_is_even(capsys: pytest.CaptureFixture[str]) ->
         assert [row["sigma"] for row in rows] == pytest.approx(Schedule.shifted(6, shift).sigmas[:-1].tolist())
 
 
-def test_no_such_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", "--model", str(tmp_path / "missing"), "--figure", "null"]) != 0
-    assert "missing" in capsys.readouterr().err
-
-
 def test_the_figure_can_be_drawn_on_a_checkpoints_grid(checkpoint: Path) -> None:
     grids = grid_for(Options(model=str(checkpoint), steps=6))
     assert grids.make(4).num_steps == 4

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from sage_grpo.cli import main
 from sage_grpo.clips.evaluate import compare, pairs_document
 from sage_grpo.commands.evaluate import pairs_table as table
 from sage_grpo.training.evaluate import Evaluation
@@ -59,17 +58,3 @@ def test_one_prompt_has_no_interval_and_says_so() -> None:
     assert written["pairs"][1] == {
         "prompt": "b", "noise": "1", "base": {"total": None, "TA": 1.0}, "tuned": {"total": 1.0, "TA": 1.0}
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "compares a tuned model with its base"),
-        (["--videos", "clips", "--prompts", "p.csv"], "--pairs would change nothing"),
-    ],
-)
-def test_there_must_be_two_models(words: list[str], says: str, capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.csv").write_text("video,prompt\n")
-    assert main(["evaluate", "--pairs", "true", *words]) != 0
-    assert says in capsys.readouterr().err

@@ -34,21 +34,6 @@ def test_words_without_an_option_are_runs(tmp_path: Path, capsys: pytest.Capture
     assert loose_words(["--runs", "a", "b"], "runs", Options) == ["--runs", "a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["report"], "Name the folder of a run"),
-        (["report", "nowhere"], "There is no folder nowhere"),
-        (["report", "{run}", "--watch", "--out", "x.html"], "leave out --out"),
-        (["report", "{run}", "--every", "0"], "every must be"),
-    ],
-)
-def test_mistakes_are_named(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    run = fake_run(tmp_path / "run")
-    assert main([word.format(run=run) for word in words]) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_watch_prints_an_address_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
     run, answers = fake_run(tmp_path / "run"), []
 

@@ -92,16 +92,3 @@ def test_packages_keys_and_names_are_checked(monkeypatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "k")
     assert readiness(RewardSpec(name="vlm_judge", options={**options, "key_env": "JUDGE_KEY"})).ready
     assert "Did you mean 'hpsv2'" in readiness(RewardSpec(name="hpsv22")).missing[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["shapes/sag"], "Did you mean 'shapes/sage'"),
-        (["absent.yaml"], "There is no file absent.yaml"),
-        (["{folder}"], "is not the folder of a run"),
-    ],
-)
-def test_what_is_no_configuration_is_refused(words, answer, tmp_path, capsys) -> None:
-    assert main(["rewards", *(word.format(folder=tmp_path) for word in words)]) == 2
-    assert answer in capsys.readouterr().err

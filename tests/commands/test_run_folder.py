@@ -1,11 +1,11 @@
-"""evaluate and generate on the folder of a run: its settings unless told otherwise, any of its weights, to the bit."""
+"""evaluate, generate and export on the folder of a run: its settings unless told otherwise, any of its weights, to the bit."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from sage_grpo.cli import main
 from sage_grpo.clips.evaluate import EvaluateSpec
 from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.printing import number
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
 from sage_grpo.training.config import (
@@ -68,7 +69,7 @@ def finished(checkpoint, tmp_path_factory) -> Run:
             rollout=RolloutConfig(steps=3, deterministic_last=True),
             optimizer=OptimizerConfig(lr=1e-2 if kind == "full" else 0.3, ema=0.5 if kind == "full" else None),
             evaluate=EvalConfig(every=1, prompts=2, per_prompt=2, steps=3, seed=5, show=1),
-            keep=KeepConfig(checkpoint_every=1, videos_every=0),
+            keep=KeepConfig(checkpoint_every=1, videos_every=1 if kind == "lora" else 0, videos=1),
             log=LogConfig(tensorboard=False, progress=False),
         )
         train(config)
@@ -107,9 +108,11 @@ def own(run: Path, iteration: int) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, evaluated) -> None:
+def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, evaluated, tmp_path: Path) -> None:
     run = finished(kind)
-    found = {0: evaluated(run, "--weights", "base"), 1: evaluated(run, "--checkpoint", "1"), 2: evaluated(run)}
+    found = {0: evaluated(run, "--weights", "base"), 1: evaluated(run, "--checkpoint", "1")}
+    found[2] = evaluated(run, "--out", str(tmp_path))
+    assert (tmp_path / "clips.png").is_file()
     assert found == {iteration: own(run, iteration) for iteration in found}
     assert len({one["total"] for one in found.values()}) == 3
     if kind == "full":
@@ -255,18 +258,6 @@ def test_weights_do_not_go_into_another_model(change: dict, says: str, finished:
         Choice(run=str(run)).find(replace(read_config(run).model, **change)).load()
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["generate", "--prompts", "a cat"]])
-@pytest.mark.parametrize("words", [["--weights", "best"], ["--checkpoint", "1"], ["--ema"]])
-def test_weights_of_a_run_need_a_run(command: list[str], words: list[str], capsys) -> None:
-    assert main([*command, *words]) == 2
-    assert f"{words[0]} chooses among the weights of a run: give --run" in capsys.readouterr().err
-
-
-def test_two_adapters_are_refused(capsys) -> None:
-    assert main(["generate", "--prompts", "a cat", "--model.lora.rank", "3", "--lora", "somewhere"]) == 2
-    assert "both name an adapter" in capsys.readouterr().err
-
-
 @pytest.fixture
 def generated(monkeypatch, tmp_path: Path) -> Callable[..., tuple[torch.Tensor, float]]:
     """The clip that `generate` writes for one prompt, and its frame rate."""
@@ -294,3 +285,78 @@ def test_generate_makes_the_clip_that_was_evaluated(kind: str, finished: Run, ge
         assert (clip.int() - evaluated.int()).abs().max() <= 1
         clips.append(clip)
     assert (clips[0].int() - clips[1].int()).abs().max() > 1
+
+
+def test_written_config_reads_back_as_the_same_run(finished: Run) -> None:
+    run = finished("lora")
+    written = yaml.safe_load((run / "config.yaml").read_text())
+    assert json.loads(json.dumps(asdict(read_config(run)))) == written
+    assert written["model"]["lora"]["rank"] == 2
+
+
+def test_evaluate_scores_existing_files(finished: Run, tmp_path: Path) -> None:
+    run = finished("lora")
+    prompts = tmp_path / "prompts.txt"
+    files = sorted((run / "videos").glob("*.mp4"))
+    prompts.write_text("a cat\n" * len(files))
+    reward = json.dumps([{"name": "video_stats", "weights": {"brightness": 1.0}}])
+    arguments = ["--videos", str(run / "videos"), "--prompts", str(prompts), "--rewards", reward]
+    assert main(["evaluate", *arguments, "--out", str(tmp_path / "out")]) == 0
+    assert len((tmp_path / "out" / "scores.csv").read_text().splitlines()) == len(files) + 1
+
+
+def test_export_writes_a_lora_and_a_merged_model(finished: Run, tmp_path: Path) -> None:
+    run = finished("lora")
+    assert main(["export", "--run", str(run), "--out", str(tmp_path / "lora")]) == 0
+    name = "pytorch_lora_weights.safetensors"
+    exported, trained = load_file(tmp_path / "lora" / name), load_file(run / "final" / name)
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[key], trained[key]) for key in trained)
+    assert any(tensor.any() for key, tensor in exported.items() if ".lora_B." in key)
+    assert main(["export", "--run", str(run), "--merged", "--out", str(tmp_path / "merged")]) == 0
+    assert (tmp_path / "merged" / "model_index.json").is_file()
+    assert main(["export", "--run", str(run), "--checkpoint", "77", "--out", str(tmp_path / "none")]) == 2
+
+
+def test_export_lists_what_it_sends_and_says_what_was_trained(
+    finished: Run, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished("lora")
+    sent = []
+    monkeypatch.setattr("sage_grpo.hub.upload", lambda *args, **kwargs: sent.append((args, kwargs)) or "a page")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "somebody")
+    out = tmp_path / "lora"
+    words = ["export", "--run", str(run), "--out", str(out), "--push_to", "me/mine"]
+    assert main([*words, "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert not sent
+    assert "Would send to the private repository me/mine" in said
+    files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert {"README.md", "pytorch_lora_weights.safetensors"} < files
+    assert any(name.startswith("clips/heldout-") for name in files)
+    assert all(name in said for name in files)
+    card = (out / "README.md").read_text()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    before, after = rows[0]["eval/brightness"], rows[-1]["eval/brightness"]
+    assert f"| brightness | {number(before)} | {number(after)} |" in card
+    assert 'video_stats {"brightness": 1.0}' in card
+    assert 'src="clips/heldout-' in card
+    assert str(tmp_path) not in card
+    assert str(run) not in card  # names of places stay here
+    assert main(words) == 0  # into the same folder: nothing is there twice
+    (((folder, repo, listed), options),) = sent
+    assert (folder, repo) == (out, "me/mine")
+    assert {file.name for file in listed} == files
+    assert options["private"] is True
+    assert (out / "README.md").read_text().count("## Recipe") == 1
+    (out / "notes.yaml").write_text("mine")
+    assert main(words) == 2
+    assert "also holds notes.yaml" in capsys.readouterr().err
+    assert len(sent) == 1
+
+
+def test_a_run_is_drawn(finished: Run, tmp_path: Path) -> None:
+    run = finished("lora")
+    from sage_grpo.report.picture import draw_run
+
+    assert draw_run(run, tmp_path / "picture.png").stat().st_size > 10_000

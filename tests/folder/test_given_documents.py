@@ -50,7 +50,10 @@ def test_a_state_as_it_is_written_is_read(tmp_path) -> None:
     assert read_meta(saved(tmp_path, json.dumps(META)), KINDS) == META
 
 
-@pytest.mark.parametrize("manifest", ["", "{", "[]", "null", "[" * 5000, '{"state.json": 3}', '{"../x": {}}'])
+OUTSIDE = [json.dumps({name: {"bytes": 0, "blake2b": ""}}) for name in ("/dev/zero", "../state.json", "a/b")]
+
+
+@pytest.mark.parametrize("manifest", ["", "{", "[]", "null", "[" * 5000, '{"state.json": 3}', *OUTSIDE])
 def test_odd_manifests_are_faults(manifest: str, tmp_path) -> None:
     folder = saved(tmp_path, json.dumps(META))
     assert checkpoint.find_fault(folder) is None

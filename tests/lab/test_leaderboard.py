@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from sage_grpo.lab import leaderboard, report, store
-from sage_grpo.lab.design import Arm, Suite
+from sage_grpo.lab.design import Arm, Column, Suite
+from sage_grpo.lab.summary import summarize
+from sage_grpo.printing import fixed
 from sage_grpo.version import __version__
 
 SEEDS = leaderboard.EDITION.seeds
 RULES = dict(leaderboard.EVALUATION)
+BASE = {"Overall": 1.25, "total": 1.25, "drift": 0.07}
+COLUMNS = (Column(key="Overall"), Column(key="drift"))
 
 
-def rows(arm: str, scores: list[float], *, spread: float = 0.0, **changes: Any) -> list[dict[str, Any]]:
-    """Runs of an arm by their scores, which are the same at both budgets and at the end; prompts differ, and arms by `spread` in how."""
-    base = {"Overall": 1.25, "total": 1.25, "drift": 0.07}
+def rows(
+    arm: str, scores: list[float], *, spread: float | None = 0.0, base: Mapping[str, float] = BASE, **changes: Any
+) -> list[dict[str, Any]]:
+    """Runs of an arm by their scores, which are the same at both budgets and at the end; prompts differ, and arms by `spread` in how (None:
+    there is one prompt)."""
     return [
         {
             **{"format": 1, "arm": arm, "recipe": "shapes/branch", "seed": SEEDS[place], "key": f"{arm}-{place}"},
@@ -25,7 +37,9 @@ def rows(arm: str, scores: list[float], *, spread: float = 0.0, **changes: Any) 
             "evaluations": {"0": base, "2": {"Overall": score, "total": score, "drift": 0.06}},
             "passes": {"0": 0, "2": leaderboard.BUDGETS["passes"]},
             "budgets": {"passes": 2, "clips": 2},
-            "by_prompt": {"2": {"Overall": [score - 0.1 - spread, score + 0.1 + spread]}},
+            "by_prompt": {
+                "2": {"Overall": [score] if spread is None else [score - 0.1 - spread, score + 0.1 + spread]}
+            },
             **changes,
         }
         for place, score in enumerate(scores)
@@ -137,3 +151,47 @@ def test_compare_writes_the_leaderboard(tmp_path: Path, monkeypatch) -> None:
     written = json.loads((tmp_path / "leaderboard.json").read_text())
     assert written == board("one", runs=runs)
     assert written["entries"][0]["at"]["passes"]["mean"] == 1.5
+
+
+@settings(max_examples=25)
+@given(scores=st.lists(st.floats(0.5, 2.0), min_size=8, max_size=8))
+def test_the_leaderboard_keeps_what_was_measured_and_its_page_rounds_it_once(
+    scores: list[float], tmp_path_factory, benchmark_module
+) -> None:
+    (entry,) = leaderboard.board([(suite("a"), rows("a", scores, spread=None))])["entries"]
+    assert entry["final"]["Overall"]["mean"] == fmean(scores)
+    assert entry["at"]["passes"]["mean"] == fmean(scores)
+    gain = fmean(score - 1.25 for score in scores)
+    assert entry["gain_true"]["mean"] == gain
+    file = tmp_path_factory.getbasetemp() / "board.json"
+    file.write_text(json.dumps({"rules": {"budgets": leaderboard.BUDGETS}, "entries": [entry]}))
+    cells = [cell.strip() for cell in benchmark_module("views").leaderboard(file).splitlines()[-1].split("|")]
+    assert cells[7].split(" ± ")[0] == fixed(fmean(scores), 3)
+    assert cells[11].split(" ± ")[0] == fixed(gain, 3, signed=True)
+    # the page of the comparison says the same of the same runs
+    assert cells[7] in report.tables(summarize(suite("a", columns=COLUMNS), rows("a", scores, spread=None)))
+
+
+def test_a_figure_just_below_a_half_is_not_lifted_by_a_rounding_before() -> None:
+    """1.23549999 is 1.235; six digits first would make 1.2355 and then 1.236 of it."""
+    (entry,) = leaderboard.board([(suite("a"), rows("a", [1.23549999] * 8, spread=None))])["entries"]
+    assert fixed(entry["final"]["Overall"]["mean"], 3) == "1.235"
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_places_are_decided_on_all_digits(order: tuple[str, str]) -> None:
+    both = [*rows("a", [1.5] * 8, spread=None), *rows("b", [1.5 + 1e-9] * 8, spread=None)]
+    found = leaderboard.board([(suite(*order), both)])["entries"]
+    assert [entry["name"] for entry in found] == ["test: b", "test: a"]
+
+
+def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:
+    """0.0500 and 0.0504 are printed with four digits: two rows, though they agree in three."""
+    bases = [{"Overall": 1.25, "total": 1.25, "drift": drift} for drift in (0.05, 0.0504)]
+    both = [*rows("a", [1.5, 1.6], base=bases[0]), *rows("b", [1.5, 1.6], base=bases[1])]
+    lines = [
+        line
+        for line in report.tables(summarize(suite("a", "b", columns=COLUMNS), both)).splitlines()
+        if "| base" in line
+    ]
+    assert ["0.0500" in lines[0], "0.0504" in lines[-1], len(lines)] == [True, True, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import pytest
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, clip, fake_run, many_prompts, rows
 from sage_grpo.commands import demo
 from sage_grpo.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
-from sage_grpo.report.picture import animate, draw_run, side_by_side, slug, write_pairs
+from sage_grpo.report.picture import draw_run, side_by_side, slug, write_pairs
 from sage_grpo.report.run_data import MOST_POINTS, noise_picture, read_run, series, stepwise
 from sage_grpo.report.summary import by_attribute, interval, table, verdict
 from sage_grpo.statistics import t_quantile
@@ -301,9 +302,11 @@ def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -
     assert slug("///") == "clip"
 
 
-def test_pairs_move_in_one_picture(runs: list[Path], tmp_path: Path) -> None:
+def test_pairs_move_in_one_picture(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    animate = importlib.import_module("demo_pictures").animate
     with Image.open(animate(read_run(runs[0]), tmp_path / "pairs.webp", places=(1, 0), short=64)) as picture:
         assert (picture.format, picture.n_frames) == ("WEBP", FRAMES)
         assert picture.size[0] > 4 * 64

@@ -188,10 +188,14 @@ def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(overlappi
     assert list(composite.seconds) == ["meets_second", "meets_first", "too_few"]
 
 
-@pytest.mark.parametrize(("name", "error"), [("interrupts", KeyboardInterrupt), ("in_place", RewardConfigError)])
-def test_what_always_stops_a_run_stops_it_from_a_thread_too(name, error):
-    with pytest.raises(error):
-        CompositeReward([toy("mean_level"), toy(name, overlap=True)]).score(clips(), PROMPTS, FPS)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [("interrupts", KeyboardInterrupt, ""), ("exits", SystemExit, "3"), ("in_place", RewardConfigError, "in place")],
+)
+def test_what_always_stops_a_run_stops_it_from_a_thread_too(name, error, said, overlap):
+    with pytest.raises(error, match=said):
+        CompositeReward([toy("mean_level"), toy(name, overlap=overlap)]).score(clips(), PROMPTS, FPS)
 
 
 def test_a_reward_with_a_device_of_its_own_stays_there():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sage_grpo.clips.files import read_prompts, read_video, score_videos, summarize
+from sage_grpo.clips.files import read_prompts, score_videos, summarize
 from sage_grpo.commands.evaluate import print_scores
 from sage_grpo.rewards.spec import RewardSpec
 
@@ -156,14 +156,6 @@ def test_scores_do_not_depend_on_the_batch(tmp_path):
         for size in (1, 2, 8)
     ]
     assert totals[0] == totals[1] == totals[2]
-
-
-def test_read_video_gives_frames_in_order(tmp_path):
-    write_video(tmp_path / "x.mp4", [0, 60, 120, 180, 240], 12)
-    clip, fps = read_video(tmp_path / "x.mp4")
-    assert fps == 12
-    assert clip.dtype == torch.uint8
-    assert clip.float().mean(dim=(1, 2, 3)).tolist() == pytest.approx([0, 60, 120, 180, 240], abs=8)
 
 
 def test_prompt_files(tmp_path):

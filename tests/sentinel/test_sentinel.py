@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from watching import clips, curves, healthy_row, names, recorded, replay
+from watching import clips, curves, healthy_row, names, recorded, replay, watched
 
 from sage_grpo.sentinel.evidence import change
 from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
@@ -34,7 +34,7 @@ FAULTS: dict[str, tuple[str, Break]] = {
 }
 
 
-def watched(fault: Break | None, *, seed: int = 0, **options) -> tuple[Sentinel, list[Finding]]:
+def broken(fault: Break | None, *, seed: int = 0, **options) -> tuple[Sentinel, list[Finding]]:
     """A run of 60 iterations in which something goes wrong after 30."""
     draw, sentinel, found = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip=0.01), []
     for number in range(1, LONG + 1):
@@ -48,7 +48,7 @@ def watched(fault: Break | None, *, seed: int = 0, **options) -> tuple[Sentinel,
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_is_found_under_its_name_and_soon(what: str) -> None:
     name, fault = FAULTS[what]
-    _, found = watched(fault)
+    _, found = broken(fault)
     assert names(found) == [name]
     patience = 1 if name == "not_finite" else 3
     assert found[0].iteration == FROM + patience
@@ -58,40 +58,24 @@ def test_a_fault_is_found_under_its_name_and_soon(what: str) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_healthy_run_raises_nothing(seed: int) -> None:
-    sentinel, found = watched(None, seed=seed)
+    sentinel, found = broken(None, seed=seed)
     assert not found
     assert sentinel.sound
 
 
 def test_a_single_outlier_is_no_finding() -> None:
-    sentinel = Sentinel(SentinelConfig(), clips=48, clip=0.01)
-    draw = random.Random(3)
-    for number in range(1, 61):
-        row = healthy_row(number, draw)
-        if number % 10 in (0, 1):  # two in a row, again and again
-            row["gradient/norm"] *= 200
-        assert not sentinel.observe(number, row)
+    """Two in a row, again and again."""
+    assert not watched(lambda number: {"gradient/norm": 200.0} if number % 10 in (0, 1) else {}, seed=3)[1]
 
 
 def test_weights_that_do_not_move_are_found_from_the_start() -> None:
     """bfloat16 weights whose steps are rounded away: everything else looks as it should."""
-    sentinel, draw = Sentinel(SentinelConfig(), clips=48, clip=0.01), random.Random(0)
-    found = [
-        finding
-        for number in range(1, 5)
-        for finding in sentinel.observe(
-            number, {**healthy_row(number, draw), "weights/distance": 0.0, "weights/moved": 0.0}
-        )
-    ]
-    assert names(found) == ["weights_stuck"]
-    assert found[0].iteration == 3
+    _, found = watched(lambda number: {"weights/distance": 0.0, "weights/moved": 0.0}, count=4)
+    assert [(finding.name, finding.iteration) for finding in found] == [("weights_stuck", 3)]
 
 
 def test_weights_that_run_away_are_found() -> None:
-    draw, sentinel, found = random.Random(0), Sentinel(SentinelConfig(), clips=48, clip=0.01), []
-    for number in range(1, 41):
-        row = healthy_row(number, draw) | {"weights/distance": 1e-3 * number + max(0, number - 30) * 0.05}
-        found += sentinel.observe(number, row)
+    _, found = watched(lambda number: {"weights/distance": 1e-3 * number + max(0, number - 30) * 0.05}, count=40)
     assert names(found) == ["ran_away"]
     assert found[0].iteration == 33
 
@@ -213,7 +197,7 @@ def test_a_run_that_is_too_hot_is_found() -> None:
 
 def test_a_sentinel_goes_on_as_if_never_interrupted() -> None:
     """Its state goes through JSON, as in a checkpoint."""
-    whole, found = watched(FAULTS["exploding gradient"][1])
+    whole, found = broken(FAULTS["exploding gradient"][1])
     draw, sentinel, again = random.Random(0), Sentinel(SentinelConfig(), clips=48, clip=0.01), []
     for number in range(1, LONG + 1):
         row = {**healthy_row(number, draw), "optimizer/kl": 0.01 * math.exp(draw.gauss(0, 0.5))}
@@ -242,6 +226,6 @@ def test_held_out_memory_survives_too() -> None:
 
 
 def test_off_is_off() -> None:
-    sentinel, found = watched(FAULTS["NaN"][1], action="off")
+    sentinel, found = broken(FAULTS["NaN"][1], action="off")
     assert not found
     assert not sentinel.recent

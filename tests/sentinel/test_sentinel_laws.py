@@ -12,30 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_parts import evaluation, judged_by, rows_of, two
-from watching import clips, healthy_row, names
+from watching import clips, healthy_row, names, watched
 
 import trainer_toys
 from sage_grpo.folder.journal import read_events
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.evidence import by_prompt, change, weighted
 from sage_grpo.sentinel.parts import RewardParts
-from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.sentinel.sentinel import Sentinel, Witnesses
 from sage_grpo.sentinel.signs import EXPLODED, SIGNS, Past, robust
 from sage_grpo.session import run as train
 from sage_grpo.training.config import EvalConfig, KeepConfig, SentinelConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import same, weights_of
-
-
-def watched(figures, *, count: int = 60, seed: int = 0, **options) -> tuple[Sentinel, list[Finding]]:
-    """A healthy run but for `figures(iteration)`, from 1 on."""
-    draw, sentinel = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip=0.01)
-    found = []
-    for number in range(1, count + 1):
-        found += sentinel.observe(number, healthy_row(number, draw) | figures(number))
-    return sentinel, found
-
 
 # ---- rows
 

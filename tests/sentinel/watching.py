@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,17 @@ def healthy_row(number: int, draw: random.Random) -> dict[str, float]:
         "weights/moved": 0.999,
         "video/spread": 0.05 * math.exp(draw.gauss(0, 0.15)),
     }
+
+
+def watched(
+    figures: Callable[[int], Mapping[str, float]], *, count: int = 60, seed: int = 0, **options: Any
+) -> tuple[Sentinel, list[Finding]]:
+    """A healthy run but for `figures(iteration)`, from 1 on."""
+    draw, sentinel = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip=0.01)
+    found = []
+    for number in range(1, count + 1):
+        found += sentinel.observe(number, healthy_row(number, draw) | figures(number))
+    return sentinel, found
 
 
 def clips(mean: float, *, seed: int, scatter: float = 0.12, count: int = 48) -> list[float | None]:

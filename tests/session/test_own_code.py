@@ -35,17 +35,22 @@ def test_a_kernel_of_ones_own_trains_and_replays_to_the_bit(make_config, make_tr
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("kind", "path", "said"),
     [
-        ("no_such_module_here:Quiet", "kernel.name 'no_such_module_here:Quiet': there is no module"),
-        ("trainer_toys:bright", "is not a kernel: it must be a dataclass with"),
-        ("subprocess:Popen", "is not a kernel: it must be a dataclass with"),
-        ("quiet", "kernel.name must be one of ode, flow"),
+        ("kernel", "no_such_module_here:Quiet", "kernel.name 'no_such_module_here:Quiet': there is no module"),
+        ("kernel", "trainer_toys:bright", "is not a kernel: it must be a dataclass with"),
+        ("kernel", "subprocess:Popen", "is not a kernel: it must be a dataclass with"),
+        ("kernel", "quiet", "kernel.name must be one of ode, flow"),
+        ("sink", "trainer_toys:Kep", "module trainer_toys has no 'Kep'. Did you mean 'Kept'?"),
+        ("sink", "no_such_module_here:Kept", "there is no module no_such_module_here"),
+        ("sink", "trainer_toys:bright", "log.sinks 'trainer_toys:bright' is not a sink"),
+        ("sink", "subprocess:Popen", "is not a sink"),
     ],
 )
-def test_what_is_not_a_kernel_is_refused_before_a_run(name: str, said: str, make_config) -> None:
+def test_what_is_not_a_kernel_or_a_sink_is_refused_before_a_run(kind: str, path: str, said: str, make_config) -> None:
+    named = {"kernel": lambda: {"kernel": KernelSpec(name=path)}, "sink": lambda: {"log": LogConfig(sinks=[path])}}
     with pytest.raises(ValueError) as refused:
-        preflight(make_config(kernel=KernelSpec(name=name)))
+        preflight(make_config(**named[kind]()))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -97,18 +102,3 @@ def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.Monk
     assert [iteration for iteration, _ in trainer_toys.Kept.rows] == written
     assert [iteration for iteration, row in trainer_toys.Kept.rows if "reward/total" in row] == [1, 2]
     assert trainer_toys.Kept.closed == [Path(config.out)]
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("trainer_toys:Kep", "log.sinks 'trainer_toys:Kep': module trainer_toys has no 'Kep'. Did you mean 'Kept'?"),
-        ("no_such_module_here:Kept", "there is no module no_such_module_here"),
-        ("trainer_toys:bright", "log.sinks 'trainer_toys:bright' is not a sink"),
-        ("subprocess:Popen", "is not a sink"),
-    ],
-)
-def test_what_is_not_a_sink_is_refused_before_a_run(path: str, said: str, make_config) -> None:
-    with pytest.raises(ValueError) as refused:
-        preflight(make_config(log=LogConfig(sinks=[path])))
-    assert said in str(refused.value)

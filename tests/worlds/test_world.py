@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+import needs
 from sage_grpo.lab.machine import PER_GPU, cores, how_many
 from sage_grpo.lab.prepare import SMALL
 from sage_grpo.lab.world import ceiling, columns_of
@@ -19,7 +24,9 @@ from sage_grpo.rewards.spec import BUILT_IN
 from sage_grpo.session.preflight import check_files
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
-from sage_grpo.types import Reward
+from sage_grpo.types import PartScores, Reward
+from sage_grpo.worlds import judging
+from sage_grpo.worlds.shapes.render import to_uint8
 from sage_grpo.worlds.world import SCENES, SHAPES, WORLDS, World, world_of_model, world_of_prompts
 
 SPLITS = ("train", "heldout")
@@ -103,6 +110,58 @@ def test_the_judge_prefers_a_worlds_clean_clips_of_the_right_prompts(world: Worl
     assert bool((right["TA"] > wrong["TA"] + 0.1).all())
     assert bool((right["VQ"] == wrong["VQ"]).all())
     assert world.name in BUILT_IN
+
+
+def drawn(world: World, n: int) -> tuple[Any, Callable[..., Tensor]]:
+    """Scenes of a world, and what renders them."""
+    module: Any = world.scene
+    batch = module.random_scenes(n, torch.Generator().manual_seed(0), "all")
+    return batch, import_module(f"{world.package}.render").render
+
+
+@pytest.mark.parametrize(("world", "close"), [(SHAPES, 0.01), (SCENES, 0.02)])
+def test_a_batch_is_its_clips_at_every_size_and_a_displacement_moves_what_moves(world: World, close: float) -> None:
+    batch, render = drawn(world, 12)
+    together = render(batch, 5, 40, 56)
+    assert (together.shape, together.dtype) == ((12, 5, 40, 56, 3), torch.float32)
+    assert together.min() >= 0
+    assert together.max() <= 1
+    alone = torch.cat([render(batch[i : i + 1], 5, 40, 56) for i in range(12)])
+    assert torch.allclose(together, alone, atol=1e-6)
+    zero, side = torch.zeros(12, 3, 2), world.format[1]
+    coarse = render(batch, 3, side, side)
+    assert torch.equal(coarse, render(batch, 3, side, side, zero))
+    assert not torch.equal(coarse, render(batch, 3, side, side, zero + 0.1))
+    fine = render(batch, 3, 4 * side, 4 * side).flatten(0, 1).movedim(-1, 1)
+    assert (F.avg_pool2d(fine, 4) - coarse.flatten(0, 1).movedim(-1, 1)).square().mean().sqrt() < close
+
+
+def noisy_scores(world: World, device: str = "cpu", part: slice = slice(None)) -> PartScores:
+    """What the judge says of some noisy clips, or of a part of them."""
+    batch, render = drawn(world, 3)
+    clips = render(batch.to(device), *(world.format[:1] + world.format[1:2] * 2)).cpu()
+    clips = to_uint8(clips + 0.03 * torch.randn(clips.shape, generator=torch.Generator().manual_seed(7)))
+    return world.judge()(clips[part].to(device), batch.texts(5)[part], world.format[2])
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_scores_do_not_depend_on_the_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, again, part = noisy_scores(world), noisy_scores(world), noisy_scores(world, part=slice(1, 3))
+    monkeypatch.setattr(judging, "PIXELS_AT_ONCE", world.format[0] * world.format[1] ** 2)
+    portions = noisy_scores(world)
+    for name in whole:
+        assert torch.equal(whole[name], again[name]), name
+        assert torch.allclose(whole[name][1:3], part[name], atol=1e-4), name
+        assert torch.allclose(whole[name], portions[name], atol=1e-4), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_the_device_does_not_matter(world: World) -> None:
+    needs.gpu()
+    here, there = noisy_scores(world), noisy_scores(world, "cuda")
+    for name in here:
+        assert torch.allclose(here[name], there[name].cpu(), atol=1e-2), name
 
 
 WEIGHED = {"shapes": list(SHAPES.scene.ATTRIBUTES), "scenes": ["place", "kind", "colour", "verb"]}

@@ -199,12 +199,12 @@ def side_by_side(left: Tensor, right: Tensor, short: int = SHORT) -> Tensor:
     height, width = held[0].shape[1:3]
     gap = torch.full((frames, height, max(2, round(GUTTER * width)), 3), 255, dtype=torch.uint8)
     both = torch.cat([held[0], gap, held[1]], dim=2)
-    head = _written(both.shape[2], max(14, height // 12), {"base": width / 2, "tuned": both.shape[2] - width / 2})
+    head = lettered(both.shape[2], max(14, height // 12), {"base": width / 2, "tuned": both.shape[2] - width / 2})
     whole = torch.cat([head.expand(frames, -1, -1, -1), both], dim=1)
     return F.pad(whole, (0, 0, 0, whole.shape[2] % 2, 0, whole.shape[1] % 2), value=255)  # 4:2:0 needs even sizes
 
 
-def _written(width: int, height: int, words: Mapping[str, float]) -> Tensor:
+def lettered(width: int, height: int, words: Mapping[str, float]) -> Tensor:
     """A white band with words, each around its place from the left."""
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
@@ -214,31 +214,6 @@ def _written(width: int, height: int, words: Mapping[str, float]) -> Tensor:
     for word, middle in words.items():
         ImageDraw.Draw(band).text((middle, height / 2), word, fill="#1d1f23", font=face, anchor="mm")
     return torch.from_numpy(np.array(band))
-
-
-def animate(run: RunData, file: Path, *, places: Sequence[int], columns: int = 2, short: int = 128) -> Path:
-    """Pairs of a run (by their place) as one animated WebP, each under its prompt: for a page that plays no videos."""
-    from PIL import Image
-
-    line = max(14, short // 8)
-    pairs = run.pairs(0, max(places) + 1)
-    prompts = [textwrap.wrap(pairs[place][0], int(4.8 * short / line)) for place in places]
-    tiles = []
-    for place, lines in zip(places, prompts):
-        (base, fps), (tuned, _) = (read_video(clip) for clip in pairs[place][1:])
-        both = side_by_side(base, tuned, short)
-        width = both.shape[2]
-        blank = [""] * (max(map(len, prompts)) - len(lines))
-        above = torch.cat([_written(width, line, {text: width / 2}) for text in (*blank, *lines)])
-        tiles.append(F.pad(torch.cat([above.expand(len(both), -1, -1, -1), both], 1), (0, 0, 8, 8, 6, 8), value=255))
-    rows = [torch.cat(tiles[start : start + columns], dim=2) for start in range(0, len(tiles), columns)]
-    frames = [Image.fromarray(frame.numpy()) for frame in torch.cat(rows, dim=1)]
-    milliseconds = [round(1000 / fps)] * (len(frames) - 1) + [700]  # it stands still before it starts again
-    with replacing(file) as fresh:
-        frames[0].save(
-            fresh, "WEBP", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, quality=85, method=6
-        )
-    return file
 
 
 def slug(prompt: str, *, most: int = 48) -> str:

@@ -52,25 +52,9 @@ def test_frames_hold_pixels_of_an_object_and_values_of_a_picture() -> None:
     assert ((videos - empty).abs().sum(-1) > 0.1).flatten(2).any(2).all()
 
 
-def test_a_batch_is_its_clips() -> None:
-    batch = some(12)
-    together = render(batch, 9, 32, 32)
-    assert together.shape == (12, 9, 32, 32, 3)
-    assert together.dtype == torch.float32
-    alone = torch.cat([render(batch[i : i + 1], 9, 32, 32) for i in range(12)])
-    assert torch.allclose(together, alone, atol=1e-6)
-
-
 def test_time_does_not_depend_on_the_frame_rate() -> None:
     batch = some(64)
     assert torch.allclose(trajectory(batch, 17)[:, ::2], trajectory(batch, 9), atol=1e-5)
-
-
-def test_space_does_not_depend_on_the_resolution() -> None:
-    batch = some(64)
-    fine = render(batch, 5, 128, 128).flatten(0, 1).movedim(-1, 1)
-    coarse = render(batch, 5, 32, 32).flatten(0, 1).movedim(-1, 1)
-    assert (F.avg_pool2d(fine, 4) - coarse).square().mean().sqrt() < 0.01
 
 
 def test_anti_aliasing_keeps_the_area_when_an_object_moves_by_a_fraction_of_a_pixel() -> None:
@@ -125,13 +109,6 @@ def test_draw_paints_the_colours_it_was_told() -> None:
     videos = draw(solid.shape, solid.colour, solid.size, solid.background, torch.zeros(len(solid), 1, 2), 32, 32)
     assert torch.allclose(videos[:, 0, 16, 16], palette(solid.colour), atol=1e-6)
     assert torch.allclose(videos[:, 0, 0], backdrop(solid.background, 32, 32)[:, 0], atol=1e-6)
-
-
-def test_displacement_moves_the_object() -> None:
-    batch = some(8)
-    zero = torch.zeros(8, 9, 2)
-    assert torch.equal(render(batch, 9, 32, 32), render(batch, 9, 32, 32, zero))
-    assert not torch.equal(render(batch, 9, 32, 32), render(batch, 9, 32, 32, zero + 0.1))
 
 
 def test_bytes_round_to_nearest() -> None:

@@ -54,7 +54,7 @@ def headline(size: Size) -> Suite:
         title="Methods as their authors run them, at equal passes, equal reward calls and equal iterations",
         question="Which method learns most for the same network passes, which for the same number of scored clips, and which over the same iterations, "
         "when each has the learning rate that suits it best?",
-        arms=(*(_at(arm, CHOSEN[arm.name], named=False) for arm in METHODS), longer),
+        arms=(*(at_rate(arm, CHOSEN[arm.name], named=False) for arm in METHODS), longer),
         baseline="branch",
         seeds=SEEDS,
         options={**EVALUATION, "rewards": judged()},
@@ -79,9 +79,9 @@ def tuning(size: Size) -> Suite:
         question="Which of three learning rates does each method learn most with in 135 iterations? The best one is its rate in `headline`.",
         # Below the lowest rate where the slope asked for it.
         arms=tuple(
-            _at(arm, rate) for arm in METHODS for rate in (*((1.25e-5,) if arm.name == "sage x 2" else ()), *RATES)
+            at_rate(arm, rate) for arm in METHODS for rate in (*((1.25e-5,) if arm.name == "sage x 2" else ()), *RATES)
         ),
-        baseline=_at(METHODS[0], 5e-5).name,
+        baseline=at_rate(METHODS[0], 5e-5).name,
         seeds=TUNING_SEEDS,
         options={**MEASURED, "rewards": judged()},
         iterations=ITERATIONS,
@@ -89,11 +89,12 @@ def tuning(size: Size) -> Suite:
         columns=tuple(column for column in COLUMNS if column is not FLICKER),
         notes="Seeds below 1000 are for choosing; none of them is reported elsewhere.",
     )
-    smoke = (_at(METHODS[0], 5e-5).name, _at(METHODS[1], 5e-5).name)
+    smoke = (at_rate(METHODS[0], 5e-5).name, at_rate(METHODS[1], 5e-5).name)
     quick = [arm.name for arm in suite.arms if arm.recipe not in ("shapes/nft", "shapes/awm")]
     return sized(suite, size, brief=quick, smoke=smoke)
 
 
-def _at(arm: Arm, rate: float, *, named: bool = True) -> Arm:
+def at_rate(arm: Arm, rate: float, *, named: bool = True) -> Arm:
+    """The arm at this learning rate, which its name tells where it is `named`."""
     name = f"{arm.name} {rate:g}" if named else arm.name
     return replace(arm, name=name, options={**arm.options, "optimizer.lr": rate})

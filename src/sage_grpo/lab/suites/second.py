@@ -17,7 +17,7 @@ from sage_grpo.lab.suites.common import (
     sized,
     target_kl,
 )
-from sage_grpo.lab.suites.headline import METHODS
+from sage_grpo.lab.suites.headline import METHODS, at_rate
 from sage_grpo.lab.suites.leash import ALL_STEPS, GOES_BACK, SHARE, constant
 from sage_grpo.lab.world import ceiling
 from sage_grpo.worlds.world import SCENES
@@ -67,7 +67,7 @@ def scenes_headline(size: Size) -> Suite:
         "scenes_headline",
         title="Methods as their authors run them, in the second world",
         question="Does the order of the methods in the first world (suite `headline`) hold with another architecture, a larger picture and a LoRA?",
-        arms=[_at(arm, CHOSEN[arm.name], named=False) for arm in _methods()],
+        arms=[at_rate(arm, CHOSEN[arm.name], named=False) for arm in _methods()],
         baseline="branch",
         options={"rewards": judged()},
         points=(0,),
@@ -83,7 +83,7 @@ def scenes_headline(size: Size) -> Suite:
 
 def scenes_tuning(size: Size) -> Suite:
     """Three learning rates for every method of `scenes_headline`, on other seeds."""
-    arms = [_at(arm, rate) for arm in _methods() for rate in RATES]
+    arms = [at_rate(arm, rate) for arm in _methods() for rate in RATES]
     suite = _suite(
         "scenes_tuning",
         title="The rate of every method in the second world",
@@ -260,11 +260,6 @@ def _judge_and_learned() -> list[Mapping[str, Any]]:
     """The judge counts, the learned reward only watches."""
     counts, watches, untrained = learned()
     return [{**watches, "metric_only": False}, {**counts, "metric_only": True}, untrained]
-
-
-def _at(arm: Arm, rate: float, *, named: bool = True) -> Arm:
-    name = f"{arm.name} {rate:g}" if named else arm.name
-    return replace(arm, name=name, options={**arm.options, "optimizer.lr": rate})
 
 
 def _suite(name: str, *, arms: Sequence[Arm], options: Mapping[str, Any], **fields: Any) -> Suite:

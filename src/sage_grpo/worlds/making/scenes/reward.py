@@ -19,6 +19,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.inside import replace_text
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.worlds.making.pretrain import say
 from sage_grpo.worlds.making.scenes.faults import spoilt_groups
 from sage_grpo.worlds.making.scenes.reward_options import RewardOptions
 from sage_grpo.worlds.making.scenes.votes import agreement, differences, impressions, judged, people, votes
@@ -52,7 +53,7 @@ def train_reward(options: RewardOptions) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     clock = time.perf_counter()
     train = make_pool(options, options.prompts, "train", device)
-    _say(clock, f"{len(train.clips)} clips of {options.prompts} prompts, {train.told[..., 0].numel()} pairs with votes")
+    say(clock, f"{len(train.clips)} clips of {options.prompts} prompts, {train.told[..., 0].numel()} pairs with votes")
     scorer = Scorer(ScorerConfig(width=options.width, layers=options.layers, frames=options.frames)).to(device)
     fit(scorer, train, options)
     scorer.eval().requires_grad_(False)
@@ -61,7 +62,7 @@ def train_reward(options: RewardOptions) -> int:
         scorer.config, mean=tuple(raw.mean(0).tolist()), std=tuple(raw.std(0).clamp_min(1e-6).tolist())
     )
     save_scorer(scorer, options.out)
-    _say(clock, f"wrote {options.out}")
+    say(clock, f"wrote {options.out}")
     found = measure(scorer, make_pool(options, options.heldout, "heldout", device), options, device)
     facts = {"options": finite(asdict(options)), "seconds": time.perf_counter() - clock}
     replace_text(options.out / "scores.json", json.dumps({**found, **facts}, indent=1) + "\n")
@@ -160,7 +161,3 @@ def table(found: dict[str, Any]) -> str:
         if isinstance(values, dict):
             rows.append(f"{name:<18}" + "".join(f"{values[part]:>8.1%}" for part in PARTS))
     return "\n".join(rows)
-
-
-def _say(since: float, text: str) -> None:
-    print(f"[{time.perf_counter() - since:6.1f} s] {text}", flush=True)
