@@ -67,7 +67,7 @@ def rate(study: Path, tokens: list[str]) -> None:
                 "SELECT name, left_method, right_method, left_degraded, right_degraded FROM tasks WHERE rater = ?", (rater,))}  # fmt: skip
             while asked := store.ask(rater):
                 left, right, left_spoilt, right_spoilt = tasks[asked[0].name]
-                if token == tokens[0] and store.progress_of(rater)[0] > 9 and {left, right} == {0, 2}:
+                if token == tokens[0] and store.progress()[rater][0] > 9 and {left, right} == {0, 2}:
                     break
                 gap = STRENGTH[methods[left]] - STRENGTH[methods[right]] + 9 * (right_spoilt - left_spoilt)
                 answers = {}

@@ -214,8 +214,6 @@ PLANS = [
 def by_hand() -> Iterator[list[str]]:
     """What the types do not tell: names, files, devices, modules and plans."""
     yield from (
-        ["trian"],
-        ["Train"],
         ["--train"],
         ["train", "stray"],
         ["train", "--"],
@@ -262,8 +260,6 @@ def by_hand() -> Iterator[list[str]]:
         yield ["serve-reward", *needed("serve-reward"), "--port", port]
     yield ["serve-reward", *needed("serve-reward"), "--host", "0.0.0.0"]
     yield from (
-        ["launch"],
-        ["launch", "trian"],
         ["launch", "--nproc", "2"],
         ["launch", "--nproc", "-1", "train"],
         ["launch", "--nproc", "x", "train"],
@@ -276,7 +272,7 @@ def by_hand() -> Iterator[list[str]]:
         ["shapes", "--action"],
     )
     create = ["study", "create", "--methods", "{a: folder, b: run}"]
-    yield from (["study"], ["study", "open"], ["study", "create"], create, [*create, "--methods", "[a, b]"])
+    yield from (["study", "open"], ["study", "create"], create, [*create, "--methods", "[a, b]"])
     yield from ([*create, "--prompts", file] for file in (*PROMPTS, "good.txt"))
     yield from (
         ["study", action, "--study", folder]
@@ -284,12 +280,6 @@ def by_hand() -> Iterator[list[str]]:
         for action in ("links", "serve", "results", "export")
     )
     yield from (["completion"], ["completion", "tcsh"], ["completion", "--shell", "BASH"])
-    yield from (
-        ["inspect", "--kernels", "sagee"],
-        ["inspect", "--kernels", "[]"],
-        ["inspect", "--eta", "-1"],
-        ["inspect", "--steps", "0"],
-    )
     yield from (
         ["generate"],
         ["generate", "--prompts", "nowhere.txt"],

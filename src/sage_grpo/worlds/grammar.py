@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from sage_grpo.hints import did_you_mean
 
@@ -19,14 +20,33 @@ def is_heldout(names: Iterable[str]) -> bool:
     return hashlib.sha256("/".join(names).encode()).digest()[0] % 10 == 0
 
 
-def check_values(scene: object, attributes: Mapping[str, Sequence[str]]) -> None:
-    """Raise a ValueError for a value that its attribute does not have."""
-    for name, values in attributes.items():
-        value = getattr(scene, name)
-        if value not in values:
-            raise ValueError(
-                f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
-            )
+class AnyScene:
+    """What scenes of all worlds have in common: a value for every attribute that a prompt can name."""
+
+    attributes: ClassVar[Mapping[str, Sequence[str]]]
+    """Every attribute and its values."""
+
+    def __post_init__(self) -> None:
+        for (name, values), value in zip(self.attributes.items(), self.names):
+            if value not in values:
+                raise ValueError(
+                    f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values, in the order of the attributes."""
+        return tuple(getattr(self, name) for name in self.attributes)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The index of each value, in the order of the attributes."""
+        return tuple(values.index(value) for values, value in zip(self.attributes.values(), self.names))
+
+    @property
+    def heldout(self) -> bool:
+        """True when this combination is kept out of all training."""
+        return is_heldout(self.names)
 
 
 def vocabulary_of(phrases: Iterable[str], templates: Iterable[str]) -> tuple[str, ...]:

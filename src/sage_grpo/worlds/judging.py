@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from sage_grpo.types import PartScores
+from sage_grpo.worlds.grammar import AnyScene
 
 R = TypeVar("R", bound="Rows")
 
@@ -45,14 +46,6 @@ def joined(parts: Sequence[R]) -> R:
     return type(parts[0])(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
-class Named(Protocol):
-    """A scene, as far as a judge needs it."""
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The index of each attribute's value, in the order of the world's ATTRIBUTES."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What prompts ask for."""
@@ -73,7 +66,7 @@ class Wanted:
 class Reader:
     """Prompts of one world to what they ask for; each sentence is read once."""
 
-    def __init__(self, world: str, attributes: Sequence[str], from_text: Callable[[str], Named]) -> None:
+    def __init__(self, world: str, attributes: Sequence[str], from_text: Callable[[str], AnyScene]) -> None:
         self._world = world
         self._attributes = tuple(attributes)
 

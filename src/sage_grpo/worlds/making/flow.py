@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sage_grpo.worlds.making.training import Inputs
+from sage_grpo.worlds.making.options import StageOptions
+from sage_grpo.worlds.making.training import Inputs, Trainer
 
 
 def draw_sigma(n: int, shift: float, device: torch.device) -> Tensor:
@@ -24,3 +26,17 @@ def flow_loss(velocity: Callable[[Tensor, Tensor], Tensor], inputs: Inputs) -> I
     level = sigma[:, None, None, None, None]
     x = (1 - level) * x0 + level * eps
     return {"loss": (velocity(x, sigma) - (eps - x0)).square().mean()}
+
+
+def flow_trainer(options: StageOptions, **given: Any) -> Trainer:
+    """The trainer of the second stage; `given` is what is a world's own: parameters, loss, batches, and until when."""
+    return Trainer(
+        "flow",
+        options,
+        minutes=options.flow_minutes,
+        steps=options.flow_steps,
+        peak_lr=options.flow_lr,
+        weight_decay=0.01,
+        average=0.999,
+        **given,
+    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.hints import did_you_mean
-from sage_grpo.worlds.grammar import check_values, is_heldout, named_in, vocabulary_of
+from sage_grpo.worlds.grammar import AnyScene, is_heldout, named_in, vocabulary_of
 from sage_grpo.worlds.judging import Rows
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -92,8 +92,10 @@ TEMPLATES: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(AnyScene):
     """The attributes that a prompt names; the last four have the value of what need not be said."""
+
+    attributes = ATTRIBUTES
 
     place: str
     """Where it happens."""
@@ -117,24 +119,9 @@ class Scene:
     """Colour of the second object."""
 
     def __post_init__(self) -> None:
-        check_values(self, ATTRIBUTES)
+        super().__post_init__()
         if reason := _impossible(self.names):
             raise ValueError(reason)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The values, in the order of ATTRIBUTES."""
-        return tuple(getattr(self, name) for name in ATTRIBUTES)
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The index of each value, in the order of ATTRIBUTES."""
-        return tuple(values.index(value) for values, value in zip(ATTRIBUTES.values(), self.names))
-
-    @property
-    def heldout(self) -> bool:
-        """True when this combination is kept out of all training."""
-        return is_heldout(self.names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.hints import did_you_mean
-from sage_grpo.worlds.grammar import Meaning, Phrase, check_values, is_heldout, named_in, vocabulary_of
+from sage_grpo.worlds.grammar import AnyScene, Meaning, Phrase, named_in, vocabulary_of
 from sage_grpo.worlds.judging import Rows
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -65,8 +65,10 @@ _PHRASE_FILLERS = frozenset({"at", "speed", "moves", "moving", "around"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(AnyScene):
     """The attributes that a prompt names."""
+
+    attributes = ATTRIBUTES
 
     shape: str
     """One of ATTRIBUTES["shape"]."""
@@ -80,19 +82,6 @@ class Scene:
     """Size of the object."""
     background: str
     """Colour of the background."""
-
-    def __post_init__(self) -> None:
-        check_values(self, ATTRIBUTES)
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The index of each value, in the order of ATTRIBUTES."""
-        return tuple(values.index(getattr(self, name)) for name, values in ATTRIBUTES.items())
-
-    @property
-    def heldout(self) -> bool:
-        """True when this combination is kept out of all training."""
-        return is_heldout(getattr(self, name) for name in ATTRIBUTES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,12 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.video import contact_sheet
 from sage_grpo.worlds.making import autoencoder
 from sage_grpo.worlds.making.autoencoder import decode, encode
-from sage_grpo.worlds.making.flow import draw_sigma, flow_loss
+from sage_grpo.worlds.making.flow import draw_sigma, flow_loss, flow_trainer
 from sage_grpo.worlds.making.scenes.imperfect import CLIPS, imperfect_captions
 from sage_grpo.worlds.making.scenes.networks import DOWN, FastTransformer, encode_text, prompt_ids
 from sage_grpo.worlds.making.scenes.options import PretrainOptions
 from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
-from sage_grpo.worlds.making.training import Inputs, Trainer
+from sage_grpo.worlds.making.training import Inputs
 from sage_grpo.worlds.scenes.scene import FRAMES, SIDE, random_scenes, some_scenes, to_text
 
 if TYPE_CHECKING:
@@ -164,19 +164,7 @@ def train_flow(
 
     parameters = {f"transformer.{name}": parameter for name, parameter in transformer.named_parameters()}
     parameters |= {f"text_encoder.{name}": parameter for name, parameter in text_encoder.named_parameters()}
-    Trainer(
-        "flow",
-        options,
-        parameters=parameters,
-        loss=loss,
-        batches=batches,
-        minutes=options.flow_minutes,
-        steps=options.flow_steps,
-        peak_lr=options.flow_lr,
-        weight_decay=0.01,
-        average=0.999,
-        until=until,
-    ).run(report)
+    flow_trainer(options, parameters=parameters, loss=loss, batches=batches, until=until).run(report)
 
 
 @torch.no_grad()

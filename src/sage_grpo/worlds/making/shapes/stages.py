@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sage_grpo.worlds.making import autoencoder
 from sage_grpo.worlds.making.autoencoder import AT_ONCE, encode
-from sage_grpo.worlds.making.flow import draw_sigma, flow_loss
+from sage_grpo.worlds.making.flow import draw_sigma, flow_loss, flow_trainer
 from sage_grpo.worlds.making.shapes.imperfect import CLIPS, imperfect_captions
 from sage_grpo.worlds.making.shapes.networks import (
     batched,
@@ -23,7 +23,7 @@ from sage_grpo.worlds.making.shapes.networks import (
     velocity,
 )
 from sage_grpo.worlds.making.shapes.options import PretrainOptions
-from sage_grpo.worlds.making.training import Inputs, Trainer
+from sage_grpo.worlds.making.training import Inputs
 from sage_grpo.worlds.shapes.scene import FRAMES, SIDE, random_scenes
 
 if TYPE_CHECKING:
@@ -140,17 +140,11 @@ def train_flow(
         text = encode_text(text_encoder, prefix, inputs["ids"])
         return flow_loss(lambda x, sigma: velocity(network, x, sigma, text), inputs)
 
-    Trainer(
-        "flow",
+    flow_trainer(
         options,
         parameters=used_parameters(transformer, text_encoder),
         loss=loss,
         batches=batches,
-        minutes=options.flow_minutes,
-        steps=options.flow_steps,
-        peak_lr=options.flow_lr,
-        weight_decay=0.01,
-        average=0.999,
         compiled=options.compile,
         until=until,
     ).run()
