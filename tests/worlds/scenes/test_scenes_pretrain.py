@@ -173,7 +173,11 @@ def test_latents_are_disturbed_by_another_share_in_every_clip(tmp_path: Path, mo
         return vae_loss(codec, inputs, weigh)
 
     monkeypatch.setattr(autoencoder, "vae_loss", loss)
-    pretrain(replace(TINY, out=tmp_path, vae_steps=2, vae_batch=32, vae_clips=8, flow_steps=1, flow_clips=8, latent_noise=0.5))
+    pretrain(
+        replace(
+            TINY, out=tmp_path, vae_steps=2, vae_batch=32, vae_clips=8, flow_steps=1, flow_clips=8, latent_noise=0.5
+        )
+    )
     assert seen[0].max() == 0  # it begins as a plain autoencoder
     assert seen[1].max() < 0.55
     assert seen[1].min() < 0.1
