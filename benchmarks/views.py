@@ -300,6 +300,33 @@ def budgets(folder: Path) -> str:
     return _table([head.replace("branch", summary.suite.baseline) for head in heads], rows)
 
 
+def both(folder: Path, other: str) -> str:
+    """What two comparisons of the same methods say, each minus its baseline: ahead or behind where the interval excludes zero, else level."""
+    from sage_grpo.lab.report import plus_minus
+
+    first, second = summary_of(folder), summary_of(folder.parent / other)
+    heads = ["method"]
+    for axis in ("clips", "passes"):
+        heads += [f"equal {axis}, {folder.name}", f"equal {axis}, {other}", "so"]
+    rows = []
+    for name in (name for name in first.arms if name in second.arms and name != first.suite.baseline):
+        cells = [name]
+        for kind in ("clips_difference", "equal_difference"):
+            found = [getattr(one.arms[name], kind).get(one.suite.columns[0].key) for one in (first, second)]
+            sides = [_side(one) for one in found]
+            cells += [plus_minus(one, signed=True) for one in found]
+            cells.append(f"{sides[0]} in both" if sides[0] == sides[1] else " / ".join(sides))
+        rows.append(cells)
+    return _table(heads, rows)
+
+
+def _side(difference: Any) -> str:
+    if difference is None:
+        return "-"
+    away = difference.mean > difference.half or difference.mean < -difference.half
+    return "level" if not away else "ahead" if difference.mean > 0 else "behind"
+
+
 def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
     """The first column where another one first reached these values, on the line between evaluations: means over the seeds that got there, and paired
     differences from the first of these arms."""
@@ -545,6 +572,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             differences,
             value,
             budgets,
+            both,
             at_equal,
             gap_at_equal,
             by_seed,

@@ -97,3 +97,27 @@ def test_what_a_sentinel_said_is_counted_run_by_run(monkeypatch: pytest.MonkeyPa
     assert (views.acted(ROOT, "warned"), views.acted(ROOT, "acted")) == ("0 of 3", "1 of 2")
     assert views.ahead_of(ROOT, "acted", "warned") == "1 of 2"  # of the seeds that both have
     assert views.between(ROOT, "acted", "warned").startswith("+0.150 ± ")  # +0.4 and -0.1
+
+
+def test_what_holds_in_two_worlds_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace as Record
+
+    def world(**differences: tuple[float, float]) -> Record:
+        found = {
+            name: {"Overall": Record(mean=mean, half=half, low=mean - half, high=mean + half)}
+            for name, (mean, half) in differences.items()
+        }
+        arms = {name: Record(clips_difference=one, equal_difference={}) for name, one in found.items()}
+        return Record(arms=arms, suite=Record(baseline="branch", columns=[Record(key="Overall")]))
+
+    worlds = {
+        "first": world(branch=(0, 0), sage=(-0.2, 0.1), flow=(-0.2, 0.1), mix=(0.05, 0.1), nft=(1, 1)),
+        "second": world(branch=(0, 0), sage=(-0.3, 0.1), flow=(0.2, 0.1), mix=(0.0, 0.1)),
+    }
+    monkeypatch.setattr(views, "summary_of", lambda folder: worlds[folder.name])
+    monkeypatch.setattr("sage_grpo.lab.report.plus_minus", lambda one, signed: "?" if one is None else f"{one.mean:+g}")
+    assert views.both(Path("first"), "second").splitlines()[2:] == [
+        "| sage | -0.2 | -0.3 | behind in both | ? | ? | - in both |",
+        "| flow | -0.2 | +0.2 | behind / ahead | ? | ? | - in both |",
+        "| mix | +0.05 | +0 | level in both | ? | ? | - in both |",
+    ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from job import Job, choose_level
 
 CUDA = torch.cuda.is_available()
 BEGIN = time.perf_counter()
@@ -99,6 +100,30 @@ class Meter:
         figures = {"seconds": self.seconds, "peak_gib": self.peak_gib, "forwards": self.forwards}
         self.seconds, self.peak_gib, self.forwards = {}, {}, {}
         return figures
+
+
+def measure_iterations(
+    content: dict[str, Any],
+    job: Job,
+    options: Mapping[str, Any],
+    note: Callable[[str], None],
+    iterate: Callable[[Job], dict[str, Any]],
+) -> None:
+    """A warm-up, then timed iterations of the largest part of the job that fits; the one with the median of seconds counts."""
+    warm, repeats = iterate(job.warmup()), options["repeats"]
+    note(f"warm-up {warm['seconds']}")
+    spent, level = time.perf_counter() - BEGIN, options["level"]
+    if level is None:
+        level = choose_level(job, warm["seconds"], 0.0, (options["share"] - spent) / repeats)
+    part, rounds = job.part(level), []
+    for _ in range(repeats):
+        rounds.append(iterate(part))
+        note(f"level {level} {rounds[-1]['seconds']}")
+    rounds.sort(key=lambda one: sum(one["seconds"].values()))
+    jobs = [job.whole(part, one["seconds"]) for one in rounds]
+    middle = (repeats - 1) // 2
+    content |= {"warmup": warm, "level": level, "timed": rounds[middle], "job_seconds": jobs[middle]}
+    content["totals"] = [seconds["total"] for seconds in jobs]
 
 
 def measure_passes(passes: Mapping[str, Callable[[], Any]], until: float) -> dict[str, Any]:

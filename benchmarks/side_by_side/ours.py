@@ -15,7 +15,7 @@ import meter as meters
 import torch
 import weights
 from floor import Work, floors, hunyuan15_work, measure_rates, wan_work
-from job import PROMPT, Job, choose_level
+from job import PROMPT, Job
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.schedule import Schedule
@@ -29,17 +29,12 @@ from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 
 RECIPES = {"wan": "wan/flow_grpo", "hunyuan15": "hunyuan15_lora/flow_grpo"}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "ours": {},
-    "ours_plain": {"model.compile": False, "update.gradient_checkpointing": True},
-}
-"""Settings on top of the recipe's: none, which is what a user gets, and the plain way."""
 PHASES = ("rollout", "decode", "reward", "update")
 
 
 def run(content: dict[str, Any], job: Job, options: Mapping[str, Any], note: Callable[[str], None]) -> None:
     """Fill in the figures of one of our variants."""
-    settings = {**VARIANTS[options["variant"]], **{key: literal(text) for key, text in options["set"].items()}}
+    settings = {**options["settings"], **{key: literal(text) for key, text in options["set"].items()}}
     content["settings"] = settings
     begin, tiny, work = time.perf_counter(), options["tiny"], Path(options["work"])
     folder, pipeline = work / options["model"], None
@@ -135,7 +130,7 @@ def build_trainer(config: TrainConfig, pipeline: Any = None) -> Trainer:
 def iterations(
     content: dict[str, Any], trainer: Trainer, job: Job, options: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
-    """A warm-up, and a timed iteration of the largest part of the job that fits."""
+    """Whole iterations of the trainer."""
     meter = meters.Meter()
     meter.count(trainer.model.transformer.proj_out, lambda: trainer.clock.phase)
 
@@ -159,14 +154,7 @@ def iterations(
             "reward": row["reward/total"],
         }
 
-    warm = iterate(job.warmup())
-    note(f"warm-up {warm['seconds']}")
-    spent, share = time.perf_counter() - meters.BEGIN, options["share"]
-    level = choose_level(job, warm["seconds"], spent, share) if options["level"] is None else options["level"]
-    part = job.part(level)
-    timed = iterate(part)
-    note(f"level {level} {timed['seconds']}")
-    content |= {"warmup": warm, "level": level, "timed": timed, "job_seconds": job.whole(part, timed["seconds"])}
+    meters.measure_iterations(content, job, options, note, iterate)
 
 
 def passes(trainer: Trainer) -> dict[str, Callable[[], None]]:

@@ -15,7 +15,7 @@ import meter as meters
 import torch
 import weights
 import yaml
-from job import PROMPT, Job, choose_level
+from job import PROMPT, Job
 
 EXAMPLE = Path("examples") / "grpo" / "lora" / "wan21" / "t2v.yaml"
 
@@ -32,7 +32,12 @@ def run(content: dict[str, Any], job: Job, options: Mapping[str, Any], note: Cal
     folder = weights.wan(work / "wan", tiny=options["tiny"])
     content["weights_seconds"], begin = time.perf_counter() - begin, time.perf_counter()
     example = yaml.safe_load((checkout / EXAMPLE).read_text())
-    trainer = load_trainer(Arguments.from_dict(configuration(example, job, folder, work / "run-peer")))
+    values = configuration(example, job, folder, work / "run-peer")
+    content["settings"] = options["settings"]
+    for key, value in options["settings"].items():
+        section, name = key.split(".")
+        values[section][name] = value
+    trainer = load_trainer(Arguments.from_dict(values))
     content["load_seconds"] = time.perf_counter() - begin
     transformer, meter = trainer.adapter.pipeline.transformer, meters.Meter()
     content["lora"] = meters.lora_report({name: p for name, p in transformer.named_parameters() if p.requires_grad})
@@ -57,7 +62,7 @@ def iterations(
     options: Mapping[str, Any],
     note: Callable[[str], None],
 ) -> None:
-    """As ours: a warm-up, and a timed iteration."""
+    """Whole epochs of its trainer."""
     logged: dict[str, Any] = {}
     log_data = trainer.log_data
     trainer.log_data = lambda data, step: (logged.update(data), log_data(data, step=step))[1]
@@ -82,14 +87,7 @@ def iterations(
             "reward": reward,
         }
 
-    warm = iterate(job.warmup())
-    note(f"warm-up {warm['seconds']}")
-    spent, share = time.perf_counter() - meters.BEGIN, options["share"]
-    level = choose_level(job, warm["seconds"], spent, share) if options["level"] is None else options["level"]
-    part = job.part(level)
-    timed = iterate(part)
-    note(f"level {level} {timed['seconds']}")
-    content |= {"warmup": warm, "level": level, "timed": timed, "job_seconds": job.whole(part, timed["seconds"])}
+    meters.measure_iterations(content, job, options, note, iterate)
 
 
 def configuration(values: dict[str, Any], job: Job, folder: Path, work: Path) -> dict[str, Any]:

@@ -42,6 +42,9 @@ def run(content: dict[str, Any], job: Job, options: Mapping[str, Any], note: Cal
     targets = match_targets(network, model.lora_targets, model.traits.blocks, model.unread)
     network.add_adapter(LoraConfig(r=job.rank, lora_alpha=job.rank, target_modules=sorted(targets)))
     network.enable_gradient_checkpointing()
+    content["settings"] = options["settings"]
+    if options["settings"].get("compile"):
+        network.compile_repeated_blocks(dynamic=False)
     content["lora"] = meters.lora_report({name: p for name, p in network.named_parameters() if p.requires_grad})
     note("loaded")
     content["passes"] = meters.measure_passes(passes(network, arguments, job.guidance), until=options["seconds"])

@@ -42,7 +42,8 @@ def render(lines: Sequence[dict[str, Any]]) -> str:
 
 def _head(line: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in line["versions"].items() if number)
-    return f"{line['device']}; {versions}"
+    commits = "".join(f"; {name} at {commit}" for name, commit in line.get("commits", {}).items() if commit)
+    return f"{line['device']}; {versions}{commits}"
 
 
 def _passes(lines: dict[str, dict[str, Any]]) -> str:
@@ -89,9 +90,15 @@ def _iteration(lines: dict[str, dict[str, Any]]) -> str:
             rows.append([phase, *(_number(v) + (f" ({p:.1f})" if p else "") for v, p in zip(values, peaks))])
     totals = [line["job_seconds"]["total"] for line in lines.values()]
     rows.append([f"total / {next(iter(lines))}", *(_number(total / totals[0]) for total in totals)])
+    if any(len(line.get("totals", ())) > 1 for line in lines.values()):
+        rows.append(["least and most of all", *(_range(line.get("totals", ())) for line in lines.values())])
     rows.append(["first log ratio", *(_number(line["timed"]["first_log_ratio"]) for line in lines.values())])
     rows.append(["level", *(str(line["level"]) for line in lines.values())])
     return _table(["iteration: seconds (peak GiB)", *lines], rows)
+
+
+def _range(totals: Sequence[float]) -> str:
+    return f"{_number(min(totals))} to {_number(max(totals))} of {len(totals)}" if len(totals) > 1 else "-"
 
 
 def _checks(lines: dict[str, dict[str, Any]]) -> str:

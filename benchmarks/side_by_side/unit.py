@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import stubs
 from job import Job
 from meter import Line
+from variants import VARIANTS
 
 
 def run(options: dict[str, Any]) -> None:
@@ -21,16 +23,13 @@ def run(options: dict[str, Any]) -> None:
         variant=options["variant"],
         tiny=options["tiny"],
         job=options["job"],
+        commits=options["commits"],
     )
     with line.written() as content:
         content["stand_ins"] = stubs.install()
-        if options["variant"] == "stock":
-            import stock as framework
-        elif options["variant"] == "peer":
-            import peer as framework
-        else:
-            import ours as framework
-        framework.run(content, job, options, line.note)
+        variant = VARIANTS[options["variant"]]
+        framework = importlib.import_module(variant.framework)
+        framework.run(content, job, {**options, "settings": variant.settings}, line.note)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def lines(modules: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
 
     folder = tmp_path_factory.mktemp("side_by_side")
     arguments = ["--tiny", "--out", str(folder / "out.jsonl"), "--level", "2", "--variants", "ours,stock"]
-    arguments += ["--set", "optimizer.lr=3e-4"]
+    arguments += ["--set", "optimizer.lr=3e-4", "--repeats", "2"]
     small = dataclasses.asdict(job.TINY.warmup())
     return run.measure(run.parse(arguments), folder, lambda each, seconds: unit.run({**each, "job": small}))
 
@@ -49,8 +49,8 @@ def test_all_variants_do_the_same_work(lines: list[dict[str, Any]]) -> None:
     assert [(line["model"], line["variant"], line["status"]) for line in lines] == [
         ("wan", "ours", "ok"),
         ("hunyuan15", "ours", "ok"),
-        ("hunyuan15", "stock", "ok"),
         ("wan", "stock", "ok"),
+        ("hunyuan15", "stock", "ok"),
     ]
     for model in ("wan", "hunyuan15"):
         own = [line for line in lines if line["model"] == model]
@@ -61,7 +61,9 @@ def test_all_variants_do_the_same_work(lines: list[dict[str, Any]]) -> None:
     assert ours["timed"]["first_log_ratio"] == 0.0
     assert all(line["replay_error"] == 0.0 for line in lines if line["variant"].startswith("ours"))
     assert ours["settings"] == {"optimizer.lr": 3e-4}
+    assert ours["job_seconds"]["total"] == min(ours["totals"])
     text = render(lines)
+    assert " of 2 |" in text
     assert "Same work: clips and steps [2, 3, 1]; forward passes of the rollout 12" in text
     assert "DIFFER" not in text
     other = {**ours, "variant": "peer", "lora": {"parameters": 1}}
@@ -76,6 +78,35 @@ def test_a_part_is_scaled_to_the_whole_job(modules: None) -> None:
     assert FULL.whole(part, seconds) == pytest.approx({"rollout": 80.0, "update": 48.0, "decode": 8.0, "total": 136.0})
     warm = {"rollout": 1.0 * FULL.warmup().forwards, "update": 3.0 * FULL.warmup().replays}
     assert [choose_level(FULL, warm, 10.0, share) for share in (140.0, 137.0, 75.0, 70.0)] == [0, 1, 1, 2]
+
+
+def test_the_median_iteration_counts_and_all_are_told(modules: None) -> None:
+    import meter
+    from job import FULL
+
+    rollouts = iter([1.0, 3.0, 9.0, 2.0])
+    content: dict[str, Any] = {}
+    options = {"repeats": 3, "level": 0}
+    meter.measure_iterations(content, FULL, options, str, lambda part: {"seconds": {"rollout": next(rollouts)}})
+    assert content["timed"]["seconds"] == {"rollout": 3.0}
+    assert content["job_seconds"]["total"] == 3.0
+    assert content["totals"] == [2.0, 3.0, 9.0]
+
+
+def test_every_variant_has_its_framework(modules: None) -> None:
+    import importlib.util
+
+    from variants import VARIANTS
+
+    assert all(importlib.util.find_spec(variant.framework) for variant in VARIANTS.values())
+    ours = [variant.settings for variant in VARIANTS.values() if variant.framework == "ours"]
+    from ours import override
+
+    from sage_grpo.training.config import TrainConfig
+
+    for settings in ours:
+        for key, value in settings.items():
+            override(TrainConfig(), key.split("."), value)
 
 
 def test_the_floor_is_that_of_the_real_models(modules: None) -> None:
@@ -109,7 +140,7 @@ def test_what_does_not_fit_the_budget_is_left_out(
 
     run.measure(run.parse(["--out", str(tmp_path / "out.jsonl"), "--budget", "200"]), tmp_path, start)
     assert started == [("wan", "ours"), ("hunyuan15", "ours")]
-    assert "hunyuan15 stock: left out; 50 s are left" in capsys.readouterr().out
+    assert "wan ours_14: left out; 50 s are left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -117,6 +148,8 @@ def test_what_does_not_fit_the_budget_is_left_out(
     [
         (["--variants", "ours,theirs"], "there is no 'theirs'"),
         (["--variants", "peer"], "needs --peer PATH"),
+        (["--variants", "peer_kept"], "needs --peer PATH"),
+        (["--repeats", "0"], "at least 1, got 0"),
         (["--peer", "."], "it has no folder examples"),
         (["--set", "model.compile"], "--set takes KEY=VALUE"),
     ],

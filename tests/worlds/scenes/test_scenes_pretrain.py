@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.worlds.making.autoencoder import encode
+from sage_grpo.worlds.making import autoencoder
+from sage_grpo.worlds.making.autoencoder import encode, vae_loss
+from sage_grpo.worlds.making.flow import flow_loss
 from sage_grpo.worlds.making.imperfect import Clips
 from sage_grpo.worlds.making.options import Flaws
 from sage_grpo.worlds.making.pretrain import Maker, pretrain
@@ -134,6 +136,36 @@ def test_a_short_run_lowers_its_losses_and_shows_samples(
     for stage, few in (("vae", 3), ("flow", 5)):
         first, last = losses[stage][:few], losses[stage][-few:]
         assert sum(last) < 0.9 * sum(first), (stage, losses[stage])
+
+
+def test_pictures_come_first_and_cost_as_much(small: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def loss(velocity: object, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        seen.append(tuple(inputs["x0"].shape[:3]))
+        return flow_loss(velocity, inputs)
+
+    monkeypatch.setattr(stages, "flow_loss", loss)
+    pretrain(replace(TINY, out=tmp_path, flow_steps=4, picture_share=0.5), small)
+    assert seen == [(16, 4, 1), (16, 4, 1), (8, 4, 2), (8, 4, 2)]
+
+
+def test_latents_are_disturbed_by_another_share_in_every_clip(
+    small: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def loss(codec: object, inputs: dict[str, torch.Tensor], weigh: object) -> dict[str, torch.Tensor]:
+        seen.append(inputs["noise"].flatten(1).std(1))
+        return vae_loss(codec, inputs, weigh)
+
+    monkeypatch.setattr(autoencoder, "vae_loss", loss)
+    sizes = {"vae_steps": 2, "vae_batch": 32, "vae_clips": 8, "flow_steps": 1, "flow_clips": 8}
+    pretrain(replace(TINY, out=tmp_path, latent_noise=0.5, **sizes), small)
+    assert seen[0].max() == 0  # it begins as a plain autoencoder
+    assert seen[1].max() < 0.55
+    assert seen[1].min() < 0.1
+    assert 0.1 < seen[1].std() < 0.2  # a share drawn uniformly from [0, 0.5] has 0.144
 
 
 def test_a_run_in_parts_is_the_whole_run(small: Maker, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -63,7 +63,10 @@ def train_vae(
         index = torch.randint(len(bank), (options.vae_batch,), device=device)
         # A plain autoencoder for a tenth of the time, then more noise up to a third.
         level = options.latent_noise * min(1.0, max(0.0, (progress - 0.1) / 0.23))
-        return {"clips": bank[index], "noise": torch.randn(options.vae_batch, *latent, device=device) * level}
+        noise = torch.randn(options.vae_batch, *latent, device=device) * level
+        if options.varied_noise:
+            noise = noise * torch.rand(options.vae_batch, 1, 1, 1, 1, device=device)
+        return {"clips": bank[index], "noise": noise}
 
     def report() -> None:
         print(f"[vae] PSNR on unseen clean clips {psnr(codec, unseen[:64]):.2f} dB", flush=True)

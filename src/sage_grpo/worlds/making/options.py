@@ -67,6 +67,8 @@ class StageOptions(Flaws):
     """Clips rendered, captioned and encoded for the flow."""
     latent_noise: NotNegative = 0.05
     """Standard deviation of the noise on (unit) latents from a third of the VAE training on: a smoother decoder, at some cost in sharpness."""
+    varied_noise: bool = False
+    """Draw a share of that noise for every clip, from none to all: a decoder that forgives much, and is sharp where nothing is to be forgiven."""
     shift: Positive = 3.0
     """Shift of the sampling schedule; half of the training sigmas follow it, half are uniform."""
     caption_dropout: Share = 0.1

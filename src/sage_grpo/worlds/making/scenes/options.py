@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_grpo.ranges import Count, NotNegative, Positive, checked
+from sage_grpo.ranges import Count, NotNegative, Positive, Share, checked
 from sage_grpo.worlds.making.options import StageOptions
 
 
@@ -37,6 +37,14 @@ class PretrainOptions(StageOptions):
 
     out: Path = Path("scenes-pretrained")
     """Folder for the results: pipeline/, vae/, pictures, scores.json."""
+    wrong_word: Share = 0.04
+    """Probability, for each attribute of each caption on its own, that it names another value."""
+    jitter_share: Share = 0.15
+    """Share of clips whose object shakes."""
+    blur_share: Share = 0.15
+    """Share of clips that are blurred."""
+    noise_share: Share = 0.1
+    """Share of clips with pixel noise."""
     jitter: NotNegative = 0.05
     """Strongest shake, world units r.m.s. an axis (0.03125 is one pixel in a frame of 64)."""
     blur: NotNegative = 1.5
@@ -55,6 +63,12 @@ class PretrainOptions(StageOptions):
     """Clips rendered for the VAE; each takes 0.2 MB."""
     flow_clips: Count = 131_072
     """Clips rendered, captioned and encoded for the flow; each takes 0.04 MB."""
+    latent_noise: NotNegative = 0.3
+    """Standard deviation of the noise on (unit) latents from a third of the VAE training on: what the flow gets wrong by less is not seen."""
+    varied_noise: bool = True
+    """Draw a share of that noise for every clip, from none to all: a decoder that forgives much, and is sharp where nothing is to be forgiven."""
+    picture_share: Share = 0.3
+    """Share of the flow's training that sees first frames alone, as many more of them; as large video models are trained on images first."""
     latent_channels: Count = Sizes.latent_channels
     """Channels of the latents."""
     vae_channels: str = ",".join(map(str, Sizes.vae_channels))
