@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean, nearest
 
-COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image")
+COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
 ALSO_PROMPT = ("prompt_en", "caption")
 """What public lists call the column prompt; it counts where there is no column prompt."""
@@ -40,10 +40,18 @@ class Prompt:
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
     last_image: Path | None = None
     """Last frame, for models that go from one picture to another."""
+    source_video: Path | None = None
+    """The clip that rollouts start from, for video-to-video."""
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """What it shows the model, by the columns of a prompt file."""
+        named = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
+        return {name: file for name, file in named.items() if file is not None}
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image), .jsonl (the same keys) or .json (a list of
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a list of
     objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
 
     Other columns become metadata that rewards receive. `names` are what a misspelt name is compared with.
@@ -171,22 +179,29 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     except ValueError as error:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
     metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
-    image, last = (_image_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",)))
+    image, last, source = (
+        _file_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",), ("source_video",))
+    )
     if last is not None and image is None:
         raise ValueError(f"{where}: there is a last_image, {last}, but no image for the first frame.")
-    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last)
+    if source is not None and row.get("strength") not in (None, ""):
+        raise ValueError(
+            f"{where}: a strength beside a source_video is one number for the whole run, which fixes its noise levels: give it as model.options, and "
+            "leave the column out."
+        )
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last, source_video=source)
 
 
-def _image_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
+def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
     names = [str(row[name]) for name in columns if row.get(name)]
     if not names:
         return None
     if len(set(names)) > 1:
-        raise ValueError(f"{where}: {' and '.join(columns)} name two images, {' and '.join(names)}.")
+        raise ValueError(f"{where}: {' and '.join(columns)} name two files, {' and '.join(names)}.")
     file = folder / names[0]
     if not file.is_file():
         relative = "the current folder" if folder == Path() else "the prompt file"
-        raise FileNotFoundError(f"{where}: there is no image {file} (paths are relative to {relative}).")
+        raise FileNotFoundError(f"{where}: there is no {columns[0]} {file} (paths are relative to {relative}).")
     return file
 
 
@@ -268,8 +283,8 @@ Row = str | Mapping[str, Any] | Prompt
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:
-    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed`, `image` and `last_image`;
-    others are metadata for rewards), or a Prompt. All rows are read now. `what` is what errors call them."""
+    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed`, `image`, `last_image` and
+    `source_video`; others are metadata for rewards), or a Prompt. All rows are read now. `what` is what errors call them."""
     if isinstance(rows, (str, bytes, Path)):
         raise ValueError(
             f"{what} must be rows, got {str(rows)!r}: give a list of prompts, or name a file in the config."
@@ -304,17 +319,17 @@ def _prompt(row: Any, where: str) -> Prompt:
     seed = row.get("seed")
     if isinstance(seed, float) and seed.is_integer():
         row["seed"] = int(seed)
-    for name in ("image", "ref_image_path", "last_image"):
-        row[name] = _image(row.get(name), where)
+    for name in ("image", "ref_image_path", "last_image", "source_video"):
+        row[name] = _path(row.get(name), name, where)
     return prompt_of(row, where, Path())
 
 
-def _image(value: Any, where: str) -> str | None:
-    """The file of an image. A dataset that does not decode its images gives {"path": ..., "bytes": ...}."""
+def _path(value: Any, name: str, where: str) -> str | None:
+    """The file of a picture or a clip. A dataset that does not decode them gives {"path": ..., "bytes": ...}."""
     if isinstance(value, Mapping) and value.get("path"):
         value = value["path"]
     if value is None or isinstance(value, (str, Path)):
         return None if value is None else str(value)
     raise ValueError(
-        f"{where}: image must be the path of a file, got a {type(value).__name__}. Save the images and give their paths."
+        f"{where}: {name} must be the path of a file, got a {type(value).__name__}. Save it and give its path."
     )

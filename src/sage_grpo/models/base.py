@@ -185,6 +185,20 @@ def encodes_clips(model: object) -> EncodesClips:
 
 
 @runtime_checkable
+class StartsFromClips(Protocol):
+    """A model that may start from a clip in the place of pure noise; its grid then begins at the level that the clip is noised to."""
+
+    @property
+    def strength(self) -> float | None:
+        """Share of the steps from pure noise that its grids keep, their last ones; None starts from noise."""
+        ...
+
+    def source(self, clip: Tensor) -> Tensor:
+        """The latents of a clip to start from, uint8 F x H x W x 3 of the model's format, on the CPU."""
+        ...
+
+
+@runtime_checkable
 class DecodesFrames(Protocol):
     """A model that can decode some frames of a clip for less than all of them; others decode whole clips."""
 

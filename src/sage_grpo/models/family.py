@@ -41,7 +41,14 @@ from sage_grpo.models.network.decoding import to_floats, to_uint8
 from sage_grpo.models.network.given import check_given, given_passes
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
-from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
+from sage_grpo.models.schedulers import (
+    SchedulerSolver,
+    check_scheduler,
+    own_sigmas,
+    prepared,
+    scheduler_shift,
+    steps_from_noise,
+)
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.traits import Traits
 from sage_grpo.types import Conditioning, Keep
@@ -316,10 +323,11 @@ class FamilyModel(ABC):
         """The grid that the spec states, or the stock pipeline's."""
         if self.spec.sigmas:
             return explicit_sigmas(self.spec.sigmas, num_steps, shift)
-        return self.stock_sigmas(num_steps, shift)
+        steps = steps_from_noise(num_steps, self.strength)
+        return self.stock_sigmas(steps, shift)[steps - num_steps :]
 
     def stock_sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        """The grid of the stock pipeline."""
+        """The grid of the stock pipeline from pure noise."""
         shift = self._shift_of(num_steps) if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
 
@@ -329,7 +337,9 @@ class FamilyModel(ABC):
             raise ModelError(
                 'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'
             )
-        return SchedulerSolver(self._scheduler(num_steps, self._shift_of(num_steps) if shift is None else shift))
+        steps = steps_from_noise(num_steps, self.strength)
+        scheduler = self._scheduler(steps, self._shift_of(steps) if shift is None else shift)
+        return SchedulerSolver(scheduler, steps - num_steps)
 
     def _scheduler(self, num_steps: int, shift: float) -> Any:
         """A scheduler on the grid of the stock pipeline."""
@@ -547,6 +557,16 @@ class FamilyModel(ABC):
                 found.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
         self._check_latents(found[0])
         return torch.cat(found)
+
+    @property
+    def strength(self) -> float | None:
+        """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
+        return None
+
+    def source(self, clip: Tensor) -> Tensor:
+        """The latents of a clip to start from, on the CPU."""
+        parts = ("source", self.latents_key(), image_digest(clip))
+        return self._cache.get(parts, lambda: {"source": self.to_latents(clip[None])[0]})["source"]
 
     def _from_vae(self, z: Tensor) -> Tensor:
         """The inverse of `_to_vae`. Scaling is affine in every element, so it is known from what it makes of 0 and of 1."""

@@ -89,8 +89,7 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
 
 def _meaning(prompt: Prompt) -> tuple[str, tuple[Path, ...]]:
     """What makes a prompt the same for a model, but for blanks and capitals."""
-    images = [image.resolve() for image in (prompt.image, prompt.last_image) if image is not None]
-    return " ".join(prompt.text.split()).casefold(), tuple(images)
+    return " ".join(prompt.text.split()).casefold(), tuple(file.resolve() for file in prompt.files.values())
 
 
 def check_model(model: ModelSpec) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.examples import load_examples
-from sage_grpo.data.formats import Examples, usable
+from sage_grpo.data.formats import Examples, fault_of, fitted, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
-from sage_grpo.models.base import Explains, VelocityModel, encodes_clips
+from sage_grpo.models import ModelError
+from sage_grpo.models.base import Explains, StartsFromClips, VelocityModel, encodes_clips
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -26,8 +27,8 @@ from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_g
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
-from sage_grpo.types import DifferentiableReward, Reward
-from sage_grpo.video import read_pictures
+from sage_grpo.types import Conditioning, DifferentiableReward, Reward
+from sage_grpo.video import read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -116,6 +117,7 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
             f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
             f"ModelSpec(...).load({str(world.device)!r})."
         )
+    check_sources(model, [*prompts, *held_out])
     if config.data.clips is None:
         return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
     encodes_clips(model)
@@ -218,3 +220,36 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
 def pictures_of(prompt: Prompt) -> Tensor | None:
     """A prompt's image, uint8 H x W x 3; with one for the last frame both, 2 x H x W x 3."""
     return read_pictures(prompt.image, prompt.last_image)
+
+
+def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
+    """What clips of prompts are conditioned on; where they start from a clip, with its latents."""
+    check_sources(model, prompts)
+    found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+    if not isinstance(model, StartsFromClips):
+        return found
+    files = dict.fromkeys(prompt.source_video for prompt in prompts if prompt.source_video is not None)
+    sources = {file: model.source(fitted(*read_video(file), model.video)) for file in files}
+    return [
+        one if prompt.source_video is None else replace(one, source=sources[prompt.source_video])
+        for prompt, one in zip(prompts, found)
+    ]
+
+
+def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
+    """Refuse prompts without a clip where the model starts from one, with one where it starts from noise, and clips that are too short."""
+    strength = model.strength if isinstance(model, StartsFromClips) else None
+    for prompt in prompts:
+        if prompt.source_video is None and strength is not None and not prompt.clips:
+            raise ModelError(
+                f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "
+                "source_video, or leave the strength out of model.options."
+            )
+        if prompt.source_video is not None and strength is None:
+            raise ModelError(
+                f"The prompt {prompt.text!r} names the source_video {prompt.source_video}, but this model starts from noise: leave the column out, or say how "
+                "far the video is noised, with an option of the family that has one (docs/models.md, video-to-video)."
+            )
+        why = "" if prompt.source_video is None else fault_of(prompt.source_video, model.video)
+        if why:
+            raise ModelError(f"The prompt {prompt.text!r} starts from a video that cannot be used: {why}.")
