@@ -46,7 +46,7 @@ def load(folder, **fields):
 
 def start(ours, steps: int):
     """Where our samples start, and their conditions."""
-    conditions = [replace(one, source=ours.source(CLIP)) for one in ours.encode(PROMPTS)]
+    conditions = [replace(one, source=ours.source("clip", lambda: CLIP)) for one in ours.encode(PROMPTS)]
     noise = torch.randn(2, *ours.latent_shape(), generator=torch.Generator().manual_seed(7), dtype=torch.float32)
     return started(noise, ours.sigmas(steps)[0], conditions), conditions
 

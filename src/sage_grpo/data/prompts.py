@@ -180,7 +180,8 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
     metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
     image, last, source = (
-        _file_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",), ("source_video",))
+        _file_of(row, names, where, folder)
+        for names in (("image", "ref_image_path"), ("last_image",), ("source_video",))
     )
     if last is not None and image is None:
         raise ValueError(f"{where}: there is a last_image, {last}, but no image for the first frame.")
@@ -197,7 +198,7 @@ def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder:
     if not names:
         return None
     if len(set(names)) > 1:
-        raise ValueError(f"{where}: {' and '.join(columns)} name two files, {' and '.join(names)}.")
+        raise ValueError(f"{where}: {' and '.join(columns)} name two images, {' and '.join(names)}.")
     file = folder / names[0]
     if not file.is_file():
         relative = "the current folder" if folder == Path() else "the prompt file"

@@ -189,12 +189,17 @@ class StartsFromClips(Protocol):
     """A model that may start from a clip in the place of pure noise; its grid then begins at the level that the clip is noised to."""
 
     @property
+    def video(self) -> VideoSpec:
+        """Format of its clips."""
+
+    @property
     def strength(self) -> float | None:
         """Share of the steps from pure noise that its grids keep, their last ones; None starts from noise."""
         ...
 
-    def source(self, clip: Tensor) -> Tensor:
-        """The latents of a clip to start from, uint8 F x H x W x 3 of the model's format, on the CPU."""
+    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
+        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, and read only where those of this key are
+        not known yet."""
         ...
 
 

@@ -131,6 +131,7 @@ class FamilyModel(ABC):
         self.guidance = self._guidance_style()
         self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
         self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
+        self._sources: WeakValueDictionary[tuple[str, ...], Tensor] = WeakValueDictionary()
         self._cache, self._home = self._open_cache(), Home()
         self._cached = False
         """Whether passes keep outputs of blocks for those that follow."""
@@ -563,10 +564,14 @@ class FamilyModel(ABC):
         """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
         return None
 
-    def source(self, clip: Tensor) -> Tensor:
-        """The latents of a clip to start from, on the CPU."""
-        parts = ("source", self.latents_key(), image_digest(clip))
-        return self._cache.get(parts, lambda: {"source": self.to_latents(clip[None])[0]})["source"]
+    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
+        """The latents of a clip to start from, on the CPU; what has been encoded is found again by its key."""
+        parts = ("source", self.latents_key(), key)
+        found = self._sources.get(parts)
+        if found is None:
+            found = self._cache.get(parts, lambda: {"source": self.to_latents(clip()[None])[0]})["source"]
+        self._sources[parts] = found
+        return found
 
     def _from_vae(self, z: Tensor) -> Tensor:
         """The inverse of `_to_vae`. Scaling is affine in every element, so it is known from what it makes of 0 and of 1."""

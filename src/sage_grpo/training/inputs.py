@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.examples import load_examples
-from sage_grpo.data.formats import Examples, fault_of, fitted, usable
+from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import Explains, StartsFromClips, VelocityModel, encodes_clips
@@ -228,12 +229,14 @@ def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Condi
     found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
     if not isinstance(model, StartsFromClips):
         return found
-    files = dict.fromkeys(prompt.source_video for prompt in prompts if prompt.source_video is not None)
-    sources = {file: model.source(fitted(*read_video(file), model.video)) for file in files}
     return [
-        one if prompt.source_video is None else replace(one, source=sources[prompt.source_video])
+        one if prompt.source_video is None else replace(one, source=_source(model, prompt.source_video))
         for prompt, one in zip(prompts, found)
     ]
+
+
+def _source(model: StartsFromClips, file: Path) -> Tensor:
+    return model.source(content_hash(file), lambda: fitted(*read_video(file), model.video))
 
 
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
