@@ -17,7 +17,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve, started
 from sage_grpo.models.schedulers import steps_from_noise
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 
 PROMPTS = ["a cat", "a dog runs"]
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
@@ -80,6 +80,27 @@ def test_a_saved_video_to_video_folder_has_the_pipelines_strength(checkpoint, tm
     x, conditions = start(ours, 4)
     y = solve(ours, build_solver(ours, "euler", 4), x, conditions)
     torch.testing.assert_close(y, stock(checkpoint("wan_t2v")), **CLOSE)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_lines_of_a_card_load_the_export(merged: bool, checkpoint, fresh_model, tmp_path) -> None:
+    ours = fresh_model("wan_t2v", options={"strength": STRENGTH}, lora=LoraSpec(rank=2))
+    with torch.no_grad():
+        for parameter in ours.trainable().values():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    ours.save(tmp_path / "out", merged=merged)
+    card, names = (tmp_path / "out" / "README.md").read_text(), {}
+    assert "from clips with strength 0.7." in card
+    base = checkpoint("wan_t2v")
+    lines = card.split("```python\n")[1].split("```")[0].replace(f"path/to/{base.name}", str(base))
+    exec(lines.replace("path/to/this/folder", str(tmp_path / "out")), names)
+    pipe = names["pipe"]
+    assert type(pipe) is diffusers.WanVideoToVideoPipeline
+    x, sigma, condition = torch.randn(1, *ours.latent_shape()), torch.tensor(0.6), ours.encode(["a cat"])
+    with torch.no_grad():
+        wanted = ours.velocity(x, sigma, condition, guidance=1.0)
+        ours.network, ours.transformer = ours._adapted(pipe.transformer), pipe.transformer
+        torch.testing.assert_close(ours.velocity(x, sigma, condition, guidance=1.0), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_steps_are_those_that_are_made() -> None:

@@ -560,6 +560,11 @@ class FamilyModel(ABC):
         return torch.cat(found)
 
     @property
+    def stock_pipeline(self) -> str:
+        """The pipeline that samples as this model does, for people."""
+        return str(self.index["_class_name"])
+
+    @property
     def strength(self) -> float | None:
         """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
         return None

@@ -76,6 +76,11 @@ class Wan(FamilyModel):
         given = self.options["strength"]
         return STRENGTH if given is None and self.index["_class_name"] == FROM_CLIP else given
 
+    @property
+    def stock_pipeline(self) -> str:
+        """With a strength the one that starts from a clip."""
+        return super().stock_pipeline if self.strength is None else FROM_CLIP
+
     def _check_strength(self, strength: float) -> None:
         reasons = {
             "has two networks, of which that pipeline runs one at all noise levels": self.experts.boundary is not None,
