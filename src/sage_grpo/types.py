@@ -49,6 +49,16 @@ class Sound:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Frames of a clip that are given."""
+
+    frames: Tensor
+    """uint8 F x H x W x 3, of any size; a picture is one frame."""
+    at: int = 0
+    """Where the first of them stands in the clip."""
+
+
+@dataclass(frozen=True)
 class Conditioning:
     """What a model needs to know about ONE sample besides x and sigma.
 

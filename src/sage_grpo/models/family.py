@@ -51,7 +51,7 @@ from sage_grpo.models.schedulers import (
 )
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep
+from sage_grpo.types import Conditioning, Keep, Placed
 
 
 class FamilyModel(ABC):
@@ -251,8 +251,19 @@ class FamilyModel(ABC):
             raise ModelError(f"{len(prompts)} prompts but {len(pictures)} images: give one image per prompt.")
         return [self._condition(prompt, picture) for prompt, picture in zip(prompts, pictures)]
 
-    def _condition(self, prompt: str, image: Tensor | None) -> Conditioning:
-        check_image(image, needed=self.image_to_video, taken=self.takes_images, pictures=self.pictures)
+    def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
+        """The conditioning of a prompt and of frames that are given."""
+        return self._condition(prompt, tuple(given))
+
+    def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
+        """The network's inputs for frames that are given; most families take a picture as their pipelines do, or none."""
+        raise ModelError(
+            f"conditions are for an LTXConditionPipeline, and this is a {self.stock_pipeline}: take the column out. A first frame is the column image."
+        )
+
+    def _condition(self, prompt: str, image: Tensor | tuple[Placed, ...] | None) -> Conditioning:
+        if not isinstance(image, tuple):
+            check_image(image, needed=self.image_to_video, taken=self.takes_images, pictures=self.pictures)
         key, negative = image_digest(image), None
         guided = self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1
         if guided and not self.guidance.embedded:
@@ -260,9 +271,13 @@ class FamilyModel(ABC):
         tensors = self._branch_inputs(self._instruct(prompt), image, key)
         return self._conditions.setdefault((prompt, key), Conditioning(tensors, negative))
 
-    def _branch_inputs(self, prompt: str, image: Tensor | None, image_key: str) -> dict[str, Tensor]:
+    def _branch_inputs(
+        self, prompt: str, image: Tensor | tuple[Placed, ...] | None, image_key: str
+    ) -> dict[str, Tensor]:
         def encode() -> dict[str, Tensor]:
             with torch.no_grad():
+                if isinstance(image, tuple):
+                    return self._placed(image) | self._encode(prompt, None)
                 return self._encode(prompt, image)
 
         inputs = self._cache.get((prompt, image_key), encode)
