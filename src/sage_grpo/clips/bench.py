@@ -221,8 +221,7 @@ def _claim(
     from sage_grpo.training.config import TrainConfig
 
     images = {
-        clip: "/".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in clip.prompt.files.values())
-        for clip in clips
+        clip: "/".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in clip.prompt.files) for clip in clips
     }
     rows = [[clip.file, clip.prompt.text, clip.seed, images[clip]] for clip in clips]  # wherever the images lie
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")

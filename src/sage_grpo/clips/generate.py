@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
@@ -92,9 +92,9 @@ class Clip:
     file: str
 
     @property
-    def images(self) -> dict[str, str]:
-        """Its pictures and its source as columns of a prompt file, wherever that stands."""
-        return {name: str(file.absolute()) for name, file in self.prompt.files.items()}
+    def images(self) -> dict[str, Any]:
+        """What it shows the model as columns of a prompt file, wherever that stands."""
+        return self.prompt.columns(absolute=True)
 
 
 def sample(

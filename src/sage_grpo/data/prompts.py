@@ -11,18 +11,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean, nearest
 
-COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video")
+COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
 ALSO_PROMPT = ("prompt_en", "caption")
 """What public lists call the column prompt; it counts where there is no column prompt."""
 SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
 SETS = ("starter", "starter_eval")
 """Sets that come with the package: 160 prompts to start with and 40 that are held out, by category."""
+
+
+Kind = Literal["image", "video"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A picture or a clip that is given at a place of what is made."""
+
+    kind: Kind
+    file: Path
+    frame_index: int = 0
+    """Where its first frame stands."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +55,25 @@ class Prompt:
     """Last frame, for models that go from one picture to another."""
     source_video: Path | None = None
     """The clip that rollouts start from, for video-to-video."""
+    conditions: tuple[Condition, ...] = ()
+    """Pictures and clips at places, for models that take them."""
 
     @property
-    def files(self) -> dict[str, Path]:
-        """What it shows the model, by the columns of a prompt file."""
+    def files(self) -> tuple[Path, ...]:
+        """What it shows the model."""
+        named = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
+        return tuple(file for file in named if file is not None)
+
+    def columns(self, *, absolute: bool = False) -> dict[str, Any]:
+        """The same as columns of a prompt file; `absolute`: wherever that stands."""
+
+        def path(file: Path) -> str:
+            return str(file.absolute() if absolute else file)
+
         named = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
-        return {name: file for name, file in named.items() if file is not None}
+        given = [{one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions]
+        found = {name: path(file) for name, file in named.items() if file is not None}
+        return found | ({"conditions": given} if given else {})
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
@@ -190,7 +216,40 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
             f"{where}: a strength beside a source_video is one number for the whole run, which fixes its noise levels: give it as model.options, and "
             "leave the column out."
         )
-    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last, source_video=source)
+    given = _conditions_of(row.get("conditions"), where, folder)
+    if given and last is not None:
+        raise ValueError(f"{where}: beside conditions the last frame is one of them: leave last_image out.")
+    seen = MappingProxyType(metadata)
+    return Prompt(text, number_or_none, image, seen, last_image=last, source_video=source, conditions=given)
+
+
+def _conditions_of(value: Any, where: str, folder: Path) -> tuple[Condition, ...]:
+    """The column `conditions`: a list of objects, or the same as JSON where a column holds text."""
+    if isinstance(value, str) and value.strip():
+        value = parse_json(value, f"{where}: conditions")
+    if not value:
+        return ()
+    found = []
+    for number, one in enumerate(value if isinstance(value, list) else [value], 1):
+        here = f"{where}, condition {number}"
+        kinds = [kind for kind in get_args(Kind) if isinstance(one, dict) and one.get(kind)]
+        if len(kinds) != 1 or not one.keys() <= {kinds[0], "frame_index", "strength"}:
+            raise ValueError(
+                f'{here}: give an object with image or video (a file) and, if you like, frame_index, such as {{"image": "a.png", "frame_index": 80}}; '
+                f"got {shown(one)}."
+            )
+        place = one.get("frame_index", 0)
+        if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+            raise ValueError(f"{here}: frame_index is a whole number from 0 on, got {shown(place)}.")
+        if one.get("strength", 1) != 1:
+            raise ValueError(
+                f"{here}: strength {shown(one['strength'])}: what is given weakly keeps a noise level of its own until the clip comes down to it, and "
+                "a state that explores has one level. Only strength 1 is supported: leave it out."
+            )
+        file = _file_of(one, (kinds[0],), here, folder)
+        assert file is not None
+        found.append(Condition(kinds[0], file, place))
+    return tuple(found)
 
 
 def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:

@@ -164,6 +164,10 @@ class FamilyModel(ABC):
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         """The network's inputs for one sample besides x and sigma, without batch dimension and padding."""
 
+    def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
+        """The inputs for frames that are given at places, where the family has `encode_placed`."""
+        raise NotImplementedError
+
     @abstractmethod
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is what the network is told."""
@@ -250,16 +254,6 @@ class FamilyModel(ABC):
         if len(pictures) != len(prompts):
             raise ModelError(f"{len(prompts)} prompts but {len(pictures)} images: give one image per prompt.")
         return [self._condition(prompt, picture) for prompt, picture in zip(prompts, pictures)]
-
-    def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
-        """The conditioning of a prompt and of frames that are given."""
-        return self._condition(prompt, tuple(given))
-
-    def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
-        """The network's inputs for frames that are given; most families take a picture as their pipelines do, or none."""
-        raise ModelError(
-            f"conditions are for an LTXConditionPipeline, and this is a {self.stock_pipeline}: take the column out. A first frame is the column image."
-        )
 
     def _condition(self, prompt: str, image: Tensor | tuple[Placed, ...] | None) -> Conditioning:
         if not isinstance(image, tuple):

@@ -42,7 +42,7 @@ class Scored:
 
 def metadata_of(prompt: Prompt) -> dict[str, Any]:
     """What rewards learn about a prompt besides its text: the other columns of its row, and where its pictures and its video are."""
-    return {**prompt.metadata, **{name: str(file) for name, file in prompt.files.items()}}
+    return {**prompt.metadata, **prompt.columns()}
 
 
 def preferred(groups: int, size: int) -> Scored:

@@ -23,7 +23,7 @@ from sage_grpo.models.network.splitting import TOKENS, SplitPlan, split_network
 from sage_grpo.models.schedulers import BENT, TAKES_MU, start_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
-from sage_grpo.types import Placed, VideoSpec
+from sage_grpo.types import Conditioning, Placed, VideoSpec
 
 CONDITION = "LTXConditionPipeline"
 """The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
@@ -217,6 +217,10 @@ class LtxCondition(Ltx):
         scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
         return scheduler
 
+    def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
+        """The conditioning of a prompt and of frames that are given."""
+        return self._condition(prompt, tuple(given))
+
     def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
         """As in the pipeline: from the first frame on, frames are part of the clip; elsewhere a picture, or the beginning of a clip, stands beside
         it with its place, and only the rest of the clip is part of it."""
@@ -230,7 +234,7 @@ class LtxCondition(Ltx):
             count = (min(len(one.frames), room) - 1) // stride * stride + 1
             latents = self._latents_of(one.frames[:count])
             if one.at > 0:
-                if 1 < len(one.frames) and latents.shape[1] < BESIDE:
+                if len(one.frames) > 1 and latents.shape[1] < BESIDE:
                     raise ModelError(
                         f"conditions: a clip that begins at frame {one.at} needs {stride * (BESIDE - 1) + 1} frames there, as in the pipeline, and has "
                         f"{min(len(one.frames), room)}: give a picture, a longer clip or an earlier frame."
@@ -240,7 +244,7 @@ class LtxCondition(Ltx):
                 latents = latents[:, BESIDE:]
             first = one.at // stride + BESIDE if one.at > 0 else 0
             part |= dict(enumerate(latents.unbind(1), first))
-        inputs = {}
+        inputs: dict[str, Tensor] = {}
         if part:
             inputs |= {"condition": torch.stack([*part.values()], dim=1), "at": torch.tensor([*part])}
         if beside:
