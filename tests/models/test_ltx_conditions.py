@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,11 @@ import double
 import tiny
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
+from sage_grpo.forecast.architecture import find_architecture
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import TakesPlaced
 from sage_grpo.models.policy import Policy, integrate, started
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Placed
 
 KIND = "ltx_condition"
@@ -122,6 +125,25 @@ def test_a_clip_to_start_from_is_the_pipelines(given, checkpoint, model) -> None
     wanted = stock(checkpoint(KIND), ours, noise, given, steps=7, denoise_strength=0.6, latents=source[None])
     torch.testing.assert_close(y, wanted, **CLOSE)
     assert 0.5 < grid[0] < 1
+
+
+def test_a_checkpoint_that_names_the_older_pipeline_can_be_run_in_this_one(checkpoint, model, tmp_path) -> None:
+    """0.9.5: its index says LTXPipeline, its users load an LTXConditionPipeline."""
+    folder = tiny.variant(checkpoint(KIND), tmp_path / "ltx")
+    index = json.loads((folder / "model_index.json").read_text())
+    tiny.write(folder / "model_index.json", {**index, "_class_name": "LTXPipeline"})
+    plain = ModelSpec(path=str(folder), cache=None, train=False, guidance_scale=1.0, **FORMAT)
+    asked = replace(plain, options={"condition_pipeline": 1})
+    named, ours, older = model(KIND, train=False, guidance_scale=1.0, **FORMAT), asked.load("cpu"), plain.load("cpu")
+    x, sigma = torch.randn(1, *ours.latent_shape()), torch.tensor(0.6)
+    one, other, third = (found.velocity(x, sigma, found.encode(["a cat"])) for found in (named, ours, older))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, third)
+    assert torch.equal(ours.sigmas(6), named.sigmas(6))
+    assert torch.equal(find_architecture(asked).model.sigmas(6), named.sigmas(6))
+    assert not torch.equal(find_architecture(plain).model.sigmas(6), named.sigmas(6))
+    ours.save(tmp_path / "out", merged=True)
+    assert "LTXConditionPipeline.from_pretrained(" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_what_does_not_fit_is_refused(model, fresh_model) -> None:

@@ -49,7 +49,13 @@ class Ltx(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         # As the pipeline's arguments; no noise scale is the timestep.
-        options={"guidance_rescale": 0.0, "decode_timestep": 0.0, "decode_noise_scale": None},
+        options={
+            "guidance_rescale": 0.0,
+            "decode_timestep": 0.0,
+            "decode_noise_scale": None,
+            "condition_pipeline": 0.0,
+        },
+        whole={"condition_pipeline": (0, 1)},
     )
 
     def _prepare(self) -> None:
@@ -171,7 +177,7 @@ class LtxCondition(Ltx):
     # The pipeline spaces its sigmas itself and passes no shift.
     traits = replace(
         Ltx.traits,
-        pipelines=(CONDITION,),
+        pipelines=(CONDITION, "LTXPipeline"),
         dynamic_shift=False,
         options={**Ltx.traits.options, "denoise_strength": None},
     )
@@ -180,6 +186,15 @@ class LtxCondition(Ltx):
         super()._prepare()
         if self.strength is not None:
             self.choices["start"] = start_of(self.strength, self.spec.sigmas)
+
+    @classmethod
+    def _pipeline(cls, index: Mapping[str, Any]) -> str:
+        return CONDITION
+
+    @property
+    def stock_pipeline(self) -> str:
+        """Whatever the checkpoint names."""
+        return CONDITION
 
     @property
     def strength(self) -> float | None:
@@ -270,5 +285,9 @@ class LtxCondition(Ltx):
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
     """Load the checkpoint of a spec with the class of its pipeline."""
-    kind = LtxCondition if read_index(resolve(spec))["_class_name"] == CONDITION else Ltx
-    return kind.load(spec, device)
+    return kind_of(spec, read_index(resolve(spec))["_class_name"]).load(spec, device)
+
+
+def kind_of(spec: ModelSpec, pipeline: str) -> type[Ltx]:
+    """The class that runs the checkpoints of a pipeline. The option is for 0.9.5, whose file names the older one."""
+    return LtxCondition if pipeline == CONDITION or spec.options.get("condition_pipeline") == 1 else Ltx
