@@ -557,6 +557,12 @@ class FamilyModel(ABC):
 
     def to_latents(self, clips: Tensor) -> Tensor:
         """uint8 clips B x F x H x W x 3 to latents on the CPU: what `decode` inverts, but for what the VAE loses."""
+        found = self._pictured(clips)
+        self._check_latents(found)
+        return found
+
+    def _pictured(self, clips: Tensor) -> Tensor:
+        """The latents of what clips show."""
         expected = (self.video.frames, self.video.height, self.video.width, 3)
         if tuple(clips.shape[1:]) != expected:
             raise ModelError(f"Clips have shape {tuple(clips.shape)}, but the model's have {expected} after the batch.")
@@ -565,7 +571,6 @@ class FamilyModel(ABC):
             for clip in clips.split(1):
                 pixels = (clip.to(self._places["vae"], torch.float32) / 127.5 - 1.0).permute(0, 4, 1, 2, 3)
                 found.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
-        self._check_latents(found[0])
         return torch.cat(found)
 
     @property
