@@ -475,6 +475,7 @@ def _ltx2_vae(channels: int) -> Any:
         decoder_block_out_channels=(8, 16, 32),
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1),
+        downsample_type=("spatial", "temporal", "spatiotemporal", "spatial"),
         upsample_type=("spatial", "spatiotemporal", "spatiotemporal"),
         patch_size=2,
         spatial_compression_ratio=16,

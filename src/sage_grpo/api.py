@@ -263,7 +263,7 @@ def generate(
     return Clips(
         videos=torch.cat([videos for videos, _ in made]),
         sound=Sound(torch.cat([sound.waves for sound in heard]), heard[0].rate) if heard else None,
-        prompts=[clip.prompt for clip in clips],
+        prompts=[clip.prompt.text for clip in clips],
         seeds=[clip.seed for clip in clips],
         fps=loaded.video.fps,
         names=[clip.file for clip in clips],

@@ -49,6 +49,16 @@ class Sound:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Frames of a clip that are given."""
+
+    frames: Tensor
+    """uint8 F x H x W x 3, of any size; a picture is one frame."""
+    at: int = 0
+    """Where the first of them stands in the clip."""
+
+
+@dataclass(frozen=True)
 class Conditioning:
     """What a model needs to know about ONE sample besides x and sigma.
 
@@ -60,6 +70,8 @@ class Conditioning:
     """Inputs of the conditional branch."""
     negative: Mapping[str, Tensor] | None = None
     """Inputs of the unconditional branch for classifier-free guidance; None when guidance is off."""
+    source: Tensor | None = None
+    """Latents of the clip that a sample starts from, noised to the first level of its grid; None starts from noise alone."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_a_name_of_a_file_is_no_prompt(wan, tmp_path, monkeypatch) -> None:
         with pytest.raises((ValueError, FileNotFoundError), match=says):
             clips_of(options(wan, tmp_path, prompts=name))
     for text in ("a cat " * 100, "a cat.", "Mr.Smith", "words of love"):
-        assert [clip.prompt for clip in clips_of(options(wan, tmp_path, prompts=text))] == [text]
+        assert [clip.prompt.text for clip in clips_of(options(wan, tmp_path, prompts=text))] == [text]
 
 
 def test_command_line(wan, tmp_path, capsys) -> None:

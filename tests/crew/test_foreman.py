@@ -10,14 +10,17 @@ import pytest
 import torch
 from in_process import employing
 
+import tiny
 from sage_grpo.crew.jobs import CrewError, moved
 from sage_grpo.doctor import examine
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.parallel.spec import RaySpec
 from sage_grpo.telling.terminal import iteration_line
+from sage_grpo.training import inputs
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.types import Conditioning
+from sage_grpo.video import write_mp4
 from trainer_helpers import resume, same, weights_of
 
 ITERATIONS = 2
@@ -206,10 +209,25 @@ def test_the_terminal_says_who_sampled() -> None:
     assert "workers" not in iteration_line(1, 4, row | {"crew/staleness": 1.0}, 6.0)
 
 
+def test_clips_to_start_from_travel_with_the_job(make_config, make_trainer, monkeypatch, tmp_path) -> None:
+    write_mp4(tmp_path / "dog.mp4", torch.stack([tiny.image(frame, 16, 16) for frame in range(5)]), 8.0)
+    (tmp_path / "rows.csv").write_text("prompt,source_video\na dog,dog.mp4\na cat,dog.mp4\n")
+    model = {"frames": 5, "options": {"strength": 0.7}, "lora": LoraSpec(rank=2)}
+    made = make_config(kind="wan_t2v", model=model, rollout={"steps": 3}, batch=BatchConfig(prompts=2, group_size=2))
+    made = replace(made, data=replace(made.data, prompts=str(tmp_path / "rows.csv"), eval_prompts=None))
+    alone = run(make_trainer(made), 1)
+    trainer = employing(monkeypatch, on_ray(made), "a", "b")
+    trainer.encode_prompts()
+    monkeypatch.setattr(inputs, "read_video", None)  # once encoded, clips are not read again, by workers least of all
+    assert_alike(run(trainer, 1), alone)
+
+
 def test_conditions_that_are_one_object_stay_one() -> None:
     shared = torch.ones(2)
-    one, other = Conditioning({"text": shared}), Conditioning({"text": shared})
+    one, other = Conditioning({"text": shared}), Conditioning({"text": shared}, source=torch.ones(3))
     there = moved({0: one, 1: one, 2: other}, torch.device("meta"))
+    assert there[0].source is None
+    assert there[2].source.device.type == "meta"
     assert there[0] is there[1]
     assert there[2] is not there[0]
     assert there[2].tensors["text"] is there[0].tensors["text"]

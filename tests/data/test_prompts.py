@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sage_grpo.data.prompts import Prompt, PromptStream, load_prompts, look_ahead
+from sage_grpo.data.prompts import Condition, Prompt, PromptStream, load_prompts, look_ahead, prompts_of
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -69,6 +70,40 @@ def test_a_last_image_goes_with_a_first(tmp_path: Path) -> None:
     assert prompt != Prompt("a cat", image=first)
     with pytest.raises(ValueError, match="no image for the first frame"):
         load_prompts(write(tmp_path, "alone.csv", "prompt,last_image\na cat,last.png\n"))
+
+
+def test_conditions_have_places(tmp_path: Path) -> None:
+    """As a list in JSON, or as JSON in a table."""
+    picture, clip = write(tmp_path, "a.png", ""), write(tmp_path, "b.mp4", "")
+    rows = [{"image": "a.png"}, {"video": "b.mp4", "frame_index": 80, "strength": 1.0}]
+    text = json.dumps(rows).replace('"', '""')
+    for file in (
+        write(tmp_path, "p.jsonl", json.dumps({"prompt": "a cat", "conditions": rows})),
+        write(tmp_path, "p.csv", f'prompt,conditions\na cat,"{text}"\n'),
+    ):
+        (prompt,) = load_prompts(file)
+        assert prompt.conditions == (Condition("image", picture), Condition("video", clip, 80))
+        assert prompt.files == (picture, clip)
+        assert not prompt.metadata
+        (again,) = prompts_of([{"prompt": "a cat", **prompt.columns(absolute=True)}])
+        assert again == prompt
+    for bad, message in (
+        ([{"frame_index": 3}], "condition 1: give an object with image or video"),
+        ([{"image": "a.png", "video": "b.mp4"}], "give an object with image or video"),
+        ([{"image": "a.png", "frame": 3}], "give an object with image or video"),
+        (
+            [{"image": "a.png"}, {"video": "b.mp4", "frame_index": -1}],
+            "condition 2: frame_index is a whole number from 0",
+        ),
+        ([{"image": "a.png", "strength": 0.5}], r"strength 0\.5: what is given weakly keeps a noise level of its own"),
+        ([{"image": "none.png"}], "there is no image"),
+        (["a.png"], "give an object with image or video"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            load_prompts(write(tmp_path, "bad.jsonl", json.dumps({"prompt": "a cat", "conditions": bad})))
+    row = {"prompt": "a cat", "image": "a.png", "last_image": "a.png", "conditions": rows}
+    with pytest.raises(ValueError, match="leave last_image out"):
+        load_prompts(write(tmp_path, "bad.jsonl", json.dumps(row)))
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.jsonl"])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import diffusers
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 import double
 import tiny
 from sage_grpo.flow.kernels import Ode, Sage
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
+from sage_grpo.models.families.ltx2 import mel_bands
 from sage_grpo.models.parts import HasParts, Parts, Sounds
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import LoraSpec
+from sage_grpo.types import Sound
 
 PROMPTS = ["a cat", "a dog barks at the sea"]
 NEGATIVE = "blurry"
@@ -240,5 +246,51 @@ def test_what_it_cannot_run_is_refused_with_guidance_as_without(model) -> None:
             ours.velocity(torch.zeros(2, 7), torch.tensor(0.5), conditions)
         with pytest.raises(ModelError, match="2 samples but 1 conditions"):
             ours.velocity(torch.zeros(2, *ours.latent_shape()), torch.tensor(0.5), conditions[:1])
-    with pytest.raises(ModelError, match="picture and sound together"):
-        ours.to_latents(torch.zeros(1, 5, 32, 64, 3, dtype=torch.uint8))
+
+
+def tone(seconds: float, rate: int, pitch: float, channels: int = 2) -> torch.Tensor:
+    """One clip's sound: a sine in every channel, each louder than the one before."""
+    times = torch.arange(round(seconds * rate)) / rate
+    return torch.stack([0.2 * (one + 1) * torch.sin(2 * torch.pi * pitch * times) for one in range(channels)])[None]
+
+
+@pytest.mark.usefixtures("in_double")
+def test_bands_of_a_sound_are_those_of_another_library() -> None:
+    waves = tone(0.5, 16000, 440.0) + 0.01 * torch.randn(1, 2, 8000)
+    bands = mel_bands(waves, 16000, 160, 64)
+    filters = mel_filter_bank(513, 64, 0.0, 8000.0, 16000, norm="slaney", mel_scale="slaney")
+    settings = {"frame_length": 1024, "hop_length": 160, "power": 1.0, "mel_floor": 1e-5, "dtype": np.float64}
+    for channel, wave in enumerate(waves[0].numpy()):
+        wanted = spectrogram(wave, window_function(1024, "hann"), mel_filters=filters, log_mel="log", **settings)
+        torch.testing.assert_close(bands[0, channel], torch.from_numpy(wanted.T), rtol=1e-6, atol=1e-6)
+    assert bands.shape == (1, 2, 51, 64)
+    assert mel_bands(torch.zeros(1, 2, 8000), 16000, 160, 64).unique().tolist() == pytest.approx([math.log(1e-5)])
+
+
+@pytest.mark.parametrize("kind", ["ltx2", "ltx2_3"])
+@pytest.mark.usefixtures("in_double")
+def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkpoint) -> None:
+    ours, pipe = model(kind, train=False, **SIZE), tiny.shared_pipeline(checkpoint(kind))
+    clips = torch.stack([torch.stack([tiny.image(10 * row + frame, 32, 64) for frame in range(5)]) for row in range(2)])
+    waves = torch.cat([tone(1.0, ours.heard_rate, pitch) for pitch in (100.0, 300.0)])  # longer than the clip
+    latents = ours.to_latents(clips, Sound(waves, ours.heard_rate))
+    parts, vae, audio_vae = ours.parts.split(latents), pipe.vae, pipe.audio_vae
+    pixels = (clips.to(torch.float32) / 127.5 - 1).permute(0, 4, 1, 2, 3)
+    z = pipe._denormalize_latents(parts["video"], vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+    with torch.no_grad():
+        torch.testing.assert_close(z, vae.encode(pixels).latent_dist.mode(), **CLOSE)
+        samples = round(5 / ours.video.fps * ours.heard_rate)
+        bands = mel_bands(
+            waves[..., :samples], ours.heard_rate, audio_vae.config.mel_hop_length, audio_vae.config.mel_bins
+        )
+        wanted = audio_vae.encode(bands).latent_dist.mode()
+    packed = pipe._pack_audio_latents(parts["audio"])
+    packed = pipe._denormalize_audio_latents(packed, audio_vae.latents_mean, audio_vae.latents_std)
+    heard = pipe._unpack_audio_latents(packed, parts["audio"].shape[2], num_mel_bins=parts["audio"].shape[3])
+    torch.testing.assert_close(heard, wanted[:, :, : heard.shape[2]], **CLOSE)
+    assert wanted.shape[2] - heard.shape[2] in (0, 1)
+    silent = ours.parts.split(ours.to_latents(clips))
+    assert torch.equal(silent["video"], parts["video"])
+    assert (silent["audio"] - parts["audio"]).abs().max() > 1e-3
+    mono = Sound(waves[:, :1, : samples // 2], ours.heard_rate)  # of one channel, and too short: silence follows
+    assert ours.to_latents(clips, mono).shape == latents.shape

@@ -201,7 +201,7 @@ def clips_of(options: GenerateSpec) -> dict[Clip, str]:
         own, key = slot.prompt.seed, f"{Path(slot.file).parent}/{slot.prompt.text}"
         copies[key] = copies.get(key, -1) + 1
         seed = options.seed + number if own is None else own + copies[key]
-        clips[Clip(slot.text, slot.prompt.image, seed, slot.file, slot.prompt.last_image)] = slot.prompt.text
+        clips[Clip(dataclasses.replace(slot.prompt, text=slot.text), seed, slot.file)] = slot.prompt.text
     return clips
 
 
@@ -221,12 +221,9 @@ def _claim(
     from sage_grpo.training.config import TrainConfig
 
     images = {
-        clip: "/".join(
-            hashlib.sha256(f.read_bytes()).hexdigest() for f in (clip.image, clip.last_image) if f is not None
-        )
-        for clip in clips
+        clip: "/".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in clip.prompt.files) for clip in clips
     }
-    rows = [[clip.file, clip.prompt, clip.seed, images[clip]] for clip in clips]  # wherever the images lie
+    rows = [[clip.file, clip.prompt.text, clip.seed, images[clip]] for clip in clips]  # wherever the images lie
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
     settings = {
         **{name: plain(value) for name, value in dataclasses.asdict(options).items() if name in names},
@@ -251,7 +248,7 @@ def _claim(
             "file": clip.file,
             "prompt": prompt,
             "seed": clip.seed,
-            **({} if clip.prompt == prompt else {"given": clip.prompt}),
+            **({} if clip.prompt.text == prompt else {"given": clip.prompt.text}),
         }
         for clip, prompt in clips.items()
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.solvers import SolverName
@@ -87,17 +87,14 @@ class GenerateSpec(Choice):
 class Clip:
     """One clip to make."""
 
-    prompt: str
-    image: Path | None
+    prompt: Prompt
     seed: int
     file: str
-    last_image: Path | None = None
 
     @property
-    def images(self) -> dict[str, str]:
-        """Its pictures as columns of a prompt file, wherever that stands."""
-        pictures = {"image": self.image, "last_image": self.last_image}
-        return {name: str(file.absolute()) for name, file in pictures.items() if file is not None}
+    def images(self) -> dict[str, Any]:
+        """What it shows the model as columns of a prompt file, wherever that stands."""
+        return self.prompt.columns(absolute=True)
 
 
 def sample(
@@ -105,14 +102,9 @@ def sample(
 ) -> Iterator[tuple[Sequence[Clip], Tensor, Sound | None]]:
     """Batches of clips, their videos, uint8 B x F x H x W x 3, and their sound where the model makes one."""
     from sage_grpo.models.parts import sound_of
-    from sage_grpo.video import read_pictures
+    from sage_grpo.training.inputs import conditions_of
 
-    pairs = {(clip.image, clip.last_image) for clip in clips}
-    images = {pair: read_pictures(*pair) for pair in pairs if pair[0] is not None}
-    conditions = model.encode(
-        [clip.prompt for clip in clips],
-        [images.get((clip.image, clip.last_image)) for clip in clips] if images else None,
-    )
+    conditions = conditions_of(model, [clip.prompt for clip in clips])
     model.unload_text()
     with progress_bar("sampling", len(clips) * options.steps, shown=options.progress) as advance:
         for first in range(0, len(clips), options.batch):
@@ -128,13 +120,12 @@ def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> 
         raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
     clips: list[Clip] = []
     for place, prompt in enumerate(prompts):
-        image = prompt.image
         if options.images:
-            image = Path(options.images[place if len(options.images) > 1 else 0])
+            prompt = replace(prompt, image=Path(options.images[place if len(options.images) > 1 else 0]))
         for copy in range(options.per_prompt):
             seed = options.seed + len(clips) if prompt.seed is None else prompt.seed + copy
             name = re.sub(r"[^a-z0-9]+", "-", prompt.text.lower()).strip("-")[:48] or "clip"
-            clips.append(Clip(prompt.text, image, seed, f"{len(clips):04d}-{name}.mp4", prompt.last_image))
+            clips.append(Clip(prompt, seed, f"{len(clips):04d}-{name}.mp4"))
     return clips
 
 
@@ -178,7 +169,7 @@ def _sample(
     import torch
 
     from sage_grpo.flow.noise import keyed_noise
-    from sage_grpo.models.policy import build_solver, integrate, solve
+    from sage_grpo.models.policy import build_solver, integrate, solve, started
 
     shape, device = model.latent_shape(), model.device
 
@@ -189,7 +180,7 @@ def _sample(
     def noise(*purpose: int | str) -> Tensor:
         return torch.stack([keyed_noise(shape, "generate", clip.seed, *purpose) for clip in clips]).to(device)
 
-    start = noise("start")
+    start = started(noise("start"), model.sigmas(options.steps)[0], conditions)
     if options.kernel.name == "ode":
         return solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
     policy = _policy(options, model)

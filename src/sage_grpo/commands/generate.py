@@ -81,7 +81,7 @@ def run(options: Options) -> int:
     if options.rewards:
         print(_pairs(options, out, clips, prompts, model.device))
         return 0
-    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt for clip in clips])
+    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt.text for clip in clips])
     print(f"{len(clips)} clips and {sheet.name} in {out}")
     return 0
 
@@ -104,7 +104,7 @@ def _pairs(options: Options, out: Path, clips: Sequence[Clip], prompts: Sequence
     from sage_grpo.data.examples import LISTS
 
     told = [
-        {**prompts[place // options.per_prompt].metadata, **clip.images, "prompt": clip.prompt, "video": clip.file}
+        {**prompts[place // options.per_prompt].metadata, **clip.images, "prompt": clip.prompt.text, "video": clip.file}
         for place, clip in enumerate(clips)
     ]
     replace_text(out / "prompts.jsonl", _lines(told))

@@ -24,7 +24,7 @@ from sage_grpo.sentinel.figures import thumbnails
 from sage_grpo.telling.clock import Clock
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import LATENTS, Clips, Encoder, frames_needed
-from sage_grpo.training.inputs import pictures_of
+from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.placing import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, check_cheap, parts_of
@@ -80,7 +80,7 @@ class Studio:
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:
         """What this rank's groups are conditioned on."""
         groups = [plan.groups[index] for index in plan.members(self.world.rank)]
-        found = self.model.encode([g.prompt.text for g in groups], [pictures_of(g.prompt) for g in groups])
+        found = conditions_of(self.model, [group.prompt for group in groups])
         return {group.index: condition for group, condition in zip(groups, found)}
 
     def sampler(self, plan: Plan, conditions: Conditions | None = None) -> Sampler:

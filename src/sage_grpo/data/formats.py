@@ -64,7 +64,7 @@ def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples
     """The rows whose clips can be read and are long enough for the run's format; ValueError where there is none. Only headers are read."""
     used, skipped = [], []
     for prompt in prompts:
-        why = next(filter(None, (_fault(file, video) for file in prompt.clips)), "")
+        why = next(filter(None, (fault_of(file, video) for file in prompt.clips)), "")
         if why:
             skipped.append((prompt.text, why))
         else:
@@ -77,7 +77,7 @@ def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples
     return found
 
 
-def _fault(file: Path, video: VideoSpec) -> str:
+def fault_of(file: Path, video: VideoSpec) -> str:
     """Why a clip cannot be used; empty where it can."""
     try:
         frames, fps = video_length(file)

@@ -11,18 +11,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean, nearest
 
-COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image")
+COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
 ALSO_PROMPT = ("prompt_en", "caption")
 """What public lists call the column prompt; it counts where there is no column prompt."""
 SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
 SETS = ("starter", "starter_eval")
 """Sets that come with the package: 160 prompts to start with and 40 that are held out, by category."""
+
+
+Kind = Literal["image", "video"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A picture or a clip that is given at a place of what is made."""
+
+    kind: Kind
+    file: Path
+    frame_index: int = 0
+    """Where its first frame stands."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +53,31 @@ class Prompt:
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
     last_image: Path | None = None
     """Last frame, for models that go from one picture to another."""
+    source_video: Path | None = None
+    """The clip that rollouts start from, for video-to-video."""
+    conditions: tuple[Condition, ...] = ()
+    """Pictures and clips at places, for models that take them."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it shows the model."""
+        named = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
+        return tuple(file for file in named if file is not None)
+
+    def columns(self, *, absolute: bool = False) -> dict[str, Any]:
+        """The same as columns of a prompt file; `absolute`: wherever that stands."""
+
+        def path(file: Path) -> str:
+            return str(file.absolute() if absolute else file)
+
+        named = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
+        given = [{one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions]
+        found = {name: path(file) for name, file in named.items() if file is not None}
+        return found | ({"conditions": given} if given else {})
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image), .jsonl (the same keys) or .json (a list of
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a list of
     objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
 
     Other columns become metadata that rewards receive. `names` are what a misspelt name is compared with.
@@ -171,13 +205,54 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     except ValueError as error:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
     metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
-    image, last = (_image_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",)))
+    image, last, source = (
+        _file_of(row, names, where, folder)
+        for names in (("image", "ref_image_path"), ("last_image",), ("source_video",))
+    )
     if last is not None and image is None:
         raise ValueError(f"{where}: there is a last_image, {last}, but no image for the first frame.")
-    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last)
+    if source is not None and row.get("strength") not in (None, ""):
+        raise ValueError(
+            f"{where}: a strength beside a source_video is one number for the whole run, which fixes its noise levels: give it as model.options, and "
+            "leave the column out."
+        )
+    given = _conditions_of(row.get("conditions"), where, folder)
+    if given and last is not None:
+        raise ValueError(f"{where}: beside conditions the last frame is one of them: leave last_image out.")
+    seen = MappingProxyType(metadata)
+    return Prompt(text, number_or_none, image, seen, last_image=last, source_video=source, conditions=given)
 
 
-def _image_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
+def _conditions_of(value: Any, where: str, folder: Path) -> tuple[Condition, ...]:
+    """The column `conditions`: a list of objects, or the same as JSON where a column holds text."""
+    if isinstance(value, str) and value.strip():
+        value = parse_json(value, f"{where}: conditions")
+    if not value:
+        return ()
+    found = []
+    for number, one in enumerate(value if isinstance(value, list) else [value], 1):
+        here = f"{where}, condition {number}"
+        kinds = [kind for kind in get_args(Kind) if isinstance(one, dict) and one.get(kind)]
+        if len(kinds) != 1 or not one.keys() <= {kinds[0], "frame_index", "strength"}:
+            raise ValueError(
+                f'{here}: give an object with image or video (a file) and, if you like, frame_index, such as {{"image": "a.png", "frame_index": 80}}; '
+                f"got {shown(one)}."
+            )
+        place = one.get("frame_index", 0)
+        if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+            raise ValueError(f"{here}: frame_index is a whole number from 0 on, got {shown(place)}.")
+        if one.get("strength", 1) != 1:
+            raise ValueError(
+                f"{here}: strength {shown(one['strength'])}: what is given weakly keeps a noise level of its own until the clip comes down to it, and "
+                "a state that explores has one level. Only strength 1 is supported: leave it out."
+            )
+        file = _file_of(one, (kinds[0],), here, folder)
+        assert file is not None
+        found.append(Condition(kinds[0], file, place))
+    return tuple(found)
+
+
+def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
     names = [str(row[name]) for name in columns if row.get(name)]
     if not names:
         return None
@@ -186,7 +261,7 @@ def _image_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder
     file = folder / names[0]
     if not file.is_file():
         relative = "the current folder" if folder == Path() else "the prompt file"
-        raise FileNotFoundError(f"{where}: there is no image {file} (paths are relative to {relative}).")
+        raise FileNotFoundError(f"{where}: there is no {columns[0]} {file} (paths are relative to {relative}).")
     return file
 
 
@@ -268,8 +343,8 @@ Row = str | Mapping[str, Any] | Prompt
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:
-    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed`, `image` and `last_image`;
-    others are metadata for rewards), or a Prompt. All rows are read now. `what` is what errors call them."""
+    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed`, `image`, `last_image` and
+    `source_video`; others are metadata for rewards), or a Prompt. All rows are read now. `what` is what errors call them."""
     if isinstance(rows, (str, bytes, Path)):
         raise ValueError(
             f"{what} must be rows, got {str(rows)!r}: give a list of prompts, or name a file in the config."
@@ -304,17 +379,17 @@ def _prompt(row: Any, where: str) -> Prompt:
     seed = row.get("seed")
     if isinstance(seed, float) and seed.is_integer():
         row["seed"] = int(seed)
-    for name in ("image", "ref_image_path", "last_image"):
-        row[name] = _image(row.get(name), where)
+    for name in ("image", "ref_image_path", "last_image", "source_video"):
+        row[name] = _path(row.get(name), name, where)
     return prompt_of(row, where, Path())
 
 
-def _image(value: Any, where: str) -> str | None:
-    """The file of an image. A dataset that does not decode its images gives {"path": ..., "bytes": ...}."""
+def _path(value: Any, name: str, where: str) -> str | None:
+    """The file of a picture or a clip. A dataset that does not decode them gives {"path": ..., "bytes": ...}."""
     if isinstance(value, Mapping) and value.get("path"):
         value = value["path"]
     if value is None or isinstance(value, (str, Path)):
         return None if value is None else str(value)
     raise ValueError(
-        f"{where}: image must be the path of a file, got a {type(value).__name__}. Save the images and give their paths."
+        f"{where}: {name} must be the path of a file, got a {type(value).__name__}. Save it and give its path."
     )

@@ -91,7 +91,8 @@ class Sample:
 
 def noise(sample: Sample) -> Check:
     """Start and exploration noise: standard normal, different where it should be and equal where it should be."""
-    starts = {m: _flat(sample.sampler.start(sample.group(m), [m])) for m in sample.members}
+    keys, shape = sample.sampler.keys, sample.trainer.model.latent_shape()
+    starts = {m: _flat(keys.start(sample.group(m), m, shape)[None]) for m in sample.members}
     same_start = sample.trainer.config.rollout.same_noise
     faults = []
     for one, other in combinations(sample.members, 2):
@@ -99,8 +100,7 @@ def noise(sample: Sample) -> Check:
         if alike != _share_start(sample.group(one), sample.group(other), one, other, same_start):
             faults.append(f"{_name(one)} and {_name(other)} start from {'the same' if alike else 'different'} noise")
     steps = sorted({label for number in range(sample.plan.updates) for label in sample.plan.labels(number)})[:2]
-    shape = sample.trainer.model.latent_shape()
-    drawn = [(m, s, _flat(sample.sampler.keys.step([m], s, shape))) for s in steps for m in sample.members]
+    drawn = [(m, s, _flat(keys.step([m], s, shape))) for s in steps for m in sample.members]
     for (one, step, a), (other, step_other, b) in combinations(drawn, 2):
         if _alike(a, b):
             faults.append(

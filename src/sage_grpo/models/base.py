@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.types import Conditioning, Keep, VideoSpec
+from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
 
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]
@@ -182,6 +182,34 @@ def encodes_clips(model: object) -> EncodesClips:
             "`latents_key()` (docs/extending.md)."
         )
     return model
+
+
+@runtime_checkable
+class TakesPlaced(Protocol):
+    """A model that may be given pictures and clips at any place of what it makes; it refuses those that it cannot take."""
+
+    def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
+        """The conditioning of a prompt and what is given beside it."""
+        ...
+
+
+@runtime_checkable
+class StartsFromClips(Protocol):
+    """A model that may start from a clip in the place of pure noise; its grid then begins at the level that the clip is noised to."""
+
+    @property
+    def video(self) -> VideoSpec:
+        """Format of its clips."""
+
+    @property
+    def strength(self) -> float | None:
+        """Share of the steps from pure noise that its grids keep, their last ones; None starts from noise."""
+        ...
+
+    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
+        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, and read only where those of this key are
+        not known yet."""
+        ...
 
 
 @runtime_checkable

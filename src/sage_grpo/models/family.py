@@ -41,10 +41,17 @@ from sage_grpo.models.network.decoding import to_floats, to_uint8
 from sage_grpo.models.network.given import check_given, given_passes
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
-from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
+from sage_grpo.models.schedulers import (
+    SchedulerSolver,
+    check_scheduler,
+    own_sigmas,
+    prepared,
+    scheduler_shift,
+    steps_from_noise,
+)
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep
+from sage_grpo.types import Conditioning, Keep, Placed
 
 
 class FamilyModel(ABC):
@@ -124,6 +131,7 @@ class FamilyModel(ABC):
         self.guidance = self._guidance_style()
         self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
         self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
+        self._sources: WeakValueDictionary[tuple[str, ...], Tensor] = WeakValueDictionary()
         self._cache, self._home = self._open_cache(), Home()
         self._cached = False
         """Whether passes keep outputs of blocks for those that follow."""
@@ -155,6 +163,10 @@ class FamilyModel(ABC):
     @abstractmethod
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         """The network's inputs for one sample besides x and sigma, without batch dimension and padding."""
+
+    def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
+        """The inputs for frames that are given at places, where the family has `encode_placed`."""
+        raise NotImplementedError
 
     @abstractmethod
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -243,8 +255,9 @@ class FamilyModel(ABC):
             raise ModelError(f"{len(prompts)} prompts but {len(pictures)} images: give one image per prompt.")
         return [self._condition(prompt, picture) for prompt, picture in zip(prompts, pictures)]
 
-    def _condition(self, prompt: str, image: Tensor | None) -> Conditioning:
-        check_image(image, needed=self.image_to_video, taken=self.takes_images, pictures=self.pictures)
+    def _condition(self, prompt: str, image: Tensor | tuple[Placed, ...] | None) -> Conditioning:
+        if not isinstance(image, tuple):
+            check_image(image, needed=self.image_to_video, taken=self.takes_images, pictures=self.pictures)
         key, negative = image_digest(image), None
         guided = self.guidance_scale != 1 or (self.spec.guidance_scale_2 or 1) != 1
         if guided and not self.guidance.embedded:
@@ -252,9 +265,13 @@ class FamilyModel(ABC):
         tensors = self._branch_inputs(self._instruct(prompt), image, key)
         return self._conditions.setdefault((prompt, key), Conditioning(tensors, negative))
 
-    def _branch_inputs(self, prompt: str, image: Tensor | None, image_key: str) -> dict[str, Tensor]:
+    def _branch_inputs(
+        self, prompt: str, image: Tensor | tuple[Placed, ...] | None, image_key: str
+    ) -> dict[str, Tensor]:
         def encode() -> dict[str, Tensor]:
             with torch.no_grad():
+                if isinstance(image, tuple):
+                    return self._placed(image) | self._encode(prompt, None)
                 return self._encode(prompt, image)
 
         inputs = self._cache.get((prompt, image_key), encode)
@@ -316,10 +333,11 @@ class FamilyModel(ABC):
         """The grid that the spec states, or the stock pipeline's."""
         if self.spec.sigmas:
             return explicit_sigmas(self.spec.sigmas, num_steps, shift)
-        return self.stock_sigmas(num_steps, shift)
+        steps = steps_from_noise(num_steps, self.strength)
+        return self.stock_sigmas(steps, shift)[steps - num_steps :]
 
     def stock_sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        """The grid of the stock pipeline."""
+        """The grid of the stock pipeline from pure noise."""
         shift = self._shift_of(num_steps) if shift is None else shift
         return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
 
@@ -329,7 +347,9 @@ class FamilyModel(ABC):
             raise ModelError(
                 'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'
             )
-        return SchedulerSolver(self._scheduler(num_steps, self._shift_of(num_steps) if shift is None else shift))
+        steps = steps_from_noise(num_steps, self.strength)
+        scheduler = self._scheduler(steps, self._shift_of(steps) if shift is None else shift)
+        return SchedulerSolver(scheduler, steps - num_steps)
 
     def _scheduler(self, num_steps: int, shift: float) -> Any:
         """A scheduler on the grid of the stock pipeline."""
@@ -537,6 +557,12 @@ class FamilyModel(ABC):
 
     def to_latents(self, clips: Tensor) -> Tensor:
         """uint8 clips B x F x H x W x 3 to latents on the CPU: what `decode` inverts, but for what the VAE loses."""
+        found = self._pictured(clips)
+        self._check_latents(found)
+        return found
+
+    def _pictured(self, clips: Tensor) -> Tensor:
+        """The latents of what clips show."""
         expected = (self.video.frames, self.video.height, self.video.width, 3)
         if tuple(clips.shape[1:]) != expected:
             raise ModelError(f"Clips have shape {tuple(clips.shape)}, but the model's have {expected} after the batch.")
@@ -545,8 +571,26 @@ class FamilyModel(ABC):
             for clip in clips.split(1):
                 pixels = (clip.to(self._places["vae"], torch.float32) / 127.5 - 1.0).permute(0, 4, 1, 2, 3)
                 found.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
-        self._check_latents(found[0])
         return torch.cat(found)
+
+    @property
+    def stock_pipeline(self) -> str:
+        """The pipeline that samples as this model does, for people."""
+        return str(self.index["_class_name"])
+
+    @property
+    def strength(self) -> float | None:
+        """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
+        return None
+
+    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
+        """The latents of a clip to start from, on the CPU; what has been encoded is found again by its key."""
+        parts = ("source", self.latents_key(), key)
+        found = self._sources.get(parts)
+        if found is None:
+            found = self._cache.get(parts, lambda: {"source": self.to_latents(clip()[None])[0]})["source"]
+        self._sources[parts] = found
+        return found
 
     def _from_vae(self, z: Tensor) -> Tensor:
         """The inverse of `_to_vae`. Scaling is affine in every element, so it is known from what it makes of 0 and of 1."""

@@ -62,6 +62,19 @@ class HasParts(Protocol):
         """Where they lie; `latent_shape()` is (parts.size,)."""
 
 
+@runtime_checkable
+class HearsClips(Protocol):
+    """A model that makes latents of clips and of how they sound."""
+
+    @property
+    def heard_rate(self) -> int:
+        """Samples per second of the sounds that it takes."""
+
+    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
+        """As `EncodesClips`, with one sound for each clip; None is silence."""
+        ...
+
+
 def sound_of(model: object, latents: Tensor) -> Sound | None:
     """What clips sound like; None where the model makes silent ones."""
     return Sound(model.sound(latents), model.sound_rate) if isinstance(model, Sounds) else None

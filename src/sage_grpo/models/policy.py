@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.flow.kernels import Kernel, Ode
+from sage_grpo.flow.path import interpolate
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.solvers import GridSolver, Solver, SolverName
 from sage_grpo.flow.transition import Transition
@@ -72,6 +73,14 @@ class Policy:
         for place in self.places:
             mean = torch.cat([mean[:, : place.start], law.mean[:, place], mean[:, place.stop :]], dim=1)
         return Step(gaussian=Gaussian(mean, law.std, law.batch_ndim, self.places), velocity=v)
+
+
+def started(noise: Tensor, sigma: Tensor, conditions: Sequence[Conditioning]) -> Tensor:
+    """Where samples start on a grid that begins at sigma: from their noise, or from the clips of their conditions with so much of it."""
+    if all(one.source is None for one in conditions):
+        return noise
+    clean = [eps if one.source is None else one.source.to(eps) for eps, one in zip(noise, conditions)]
+    return interpolate(torch.stack(clean), noise, float(sigma))
 
 
 def integrate(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -125,23 +126,40 @@ def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> T
     return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
 
 
+def steps_from_noise(num_steps: int, strength: float | None) -> int:
+    """Steps of the grid from pure noise of which a pipeline that starts from a clip makes the last so many: the fewest, where several would do."""
+    return num_steps if strength is None else next(n for n in count(num_steps) if int(n * strength) >= num_steps)
+
+
+def start_of(strength: float, levels: Sequence[float]) -> str:
+    """In words where a model starts that starts from a clip; refuses what is no strength, and one beside `model.sigmas`, which states its levels."""
+    if not 0 < strength <= 1:
+        raise ModelError(f"The strength in model.options lies above 0 and is at most 1 (pure noise), got {strength:g}.")
+    if levels:
+        raise ModelError(
+            f"The strength {strength:g} in model.options cuts the checkpoint's own grid, and model.sigmas states another: leave one of them out."
+        )
+    return f"each prompt's source_video, noised to the level at which the last {strength:g} of the steps from pure noise begin"
+
+
 class SchedulerSolver:
     """A diffusers scheduler as a Solver, for one sampling: with it, samples equal the stock pipeline's."""
 
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        scheduler.set_begin_index(0)
+    def __init__(self, scheduler: Any, first: int = 0) -> None:
+        """first: the scheduler's step at which the sampling begins."""
+        self._scheduler, self._first = scheduler, first
+        scheduler.set_begin_index(first)
 
     @property
     def num_steps(self) -> int:
         """Steps of the scheduler."""
-        return len(self._scheduler.timesteps)
+        return len(self._scheduler.timesteps) - self._first
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
         """The scheduler's step. The network is told the scheduler's timestep, which multistep schedulers cut to whole numbers."""
-        done = self._scheduler.step_index or 0
+        place, done = self._first + index, (self._scheduler.step_index or self._first) - self._first
         if index != done:
             raise ValueError(f"Step {index} was asked for after {done} steps: a solver serves one sampling, in order.")
-        timestep = self._scheduler.timesteps[index]
-        v = velocity(x, self._scheduler.sigmas[index], timestep=timestep)
+        timestep = self._scheduler.timesteps[place]
+        v = velocity(x, self._scheduler.sigmas[place], timestep=timestep)
         return self._scheduler.step(v, timestep, x, return_dict=False)[0]

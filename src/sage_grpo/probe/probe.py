@@ -30,7 +30,7 @@ from sage_grpo.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, adv
 from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, UpdateConfig
-from sage_grpo.training.inputs import load_rewards, pictures_of, prompts_from
+from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import Known, NoiseKeys, Sampler, Storage
@@ -241,7 +241,7 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
     )
     model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
     Prober(config, spec, model, reward, prompts, []).steps()
-    conditions = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+    conditions = conditions_of(model, prompts)
     model.unload_text()  # the network needs their memory
     return Prober(config, spec, model, reward, prompts, conditions)
 

@@ -87,10 +87,10 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
     return found
 
 
-def _meaning(prompt: Prompt) -> tuple[str, tuple[Path, ...]]:
+def _meaning(prompt: Prompt) -> tuple[str, tuple[Path | int, ...]]:
     """What makes a prompt the same for a model, but for blanks and capitals."""
-    images = [image.resolve() for image in (prompt.image, prompt.last_image) if image is not None]
-    return " ".join(prompt.text.split()).casefold(), tuple(images)
+    places = (one.frame_index for one in prompt.conditions)
+    return " ".join(prompt.text.split()).casefold(), (*(file.resolve() for file in prompt.files), *places)
 
 
 def check_model(model: ModelSpec) -> None:

@@ -3,6 +3,7 @@ from clips that are given to latents."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,12 +16,12 @@ from torch import Tensor
 from sage_grpo.data.formats import content_hash, fitted
 from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable, encodes_clips
 from sage_grpo.models.checkpoints.cache import EncodingCache
-from sage_grpo.models.parts import HasParts
+from sage_grpo.models.parts import HasParts, HearsClips
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.sentinel.figures import frames_seen
 from sage_grpo.training.scoring import no_clips
-from sage_grpo.types import VideoSpec
-from sage_grpo.video import read_video
+from sage_grpo.types import Sound, VideoSpec
+from sage_grpo.video import read_sound, read_video, resampled
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
@@ -147,4 +148,15 @@ class Encoder:
         except ValueError as error:  # the header promised more
             raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
         with self.placed():
+            if isinstance(self.model, HearsClips):
+                return self.model.to_latents(clip[None], heard(file, self.model.heard_rate))[0]
             return self.model.to_latents(clip[None])[0]
+
+
+def heard(file: Path, rate: int) -> Sound | None:
+    """The sound of a clip's file, as one row; a file without one is learned as silent, which is said."""
+    found = read_sound(file)
+    if found is None:
+        warnings.warn(f"data.clips: {file} has no sound: its clip is learned as a silent one.", stacklevel=2)
+        return None
+    return Sound(resampled(found, rate).waves[None], rate)

@@ -16,11 +16,11 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.distilled import USUAL
 from sage_grpo.models.parts import sound_of
-from sage_grpo.models.policy import build_solver, solve
+from sage_grpo.models.policy import build_solver, solve, started
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import EvalConfig
-from sage_grpo.training.inputs import pictures_of
+from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.scoring import Scored, check_groups, gathered, no_clips, score_here
 from sage_grpo.types import Conditioning, Sound
 
@@ -59,7 +59,7 @@ def evaluate(
     world = world or World()
     prompts = list(prompts)[: config.prompts]
     check_evaluation(reward, len(prompts), config, micro_batch, world)
-    conditions = model.encode([p.text for p in prompts], [pictures_of(p) for p in prompts])
+    conditions = conditions_of(model, prompts)
     model.unload_text()  # the network needs their memory; what is encoded stays
     members = members_of(len(prompts), config.per_prompt)
     # Equal text lengths side by side: a model runs prompts of one length in one pass.
@@ -68,10 +68,12 @@ def evaluate(
     real = [number for number, batch in enumerate(share) if not batch.filler]
     decoded = {real[place] for place in world.mine(len(real))}
     made: list[tuple[Member, Tensor, Tensor]] = []
+    steps = config.steps or USUAL
     for number, batch in enumerate(share):
-        x = torch.stack([_start(model.latent_shape(), m, prompts[m.group], config.seed) for m in batch.members])
-        solver = build_solver(model, config.solver, config.steps or USUAL)
-        latents = solve(model, solver, x.to(model.device), [conditions[m.group] for m in batch.members])
+        noise = torch.stack([_start(model.latent_shape(), m, prompts[m.group], config.seed) for m in batch.members])
+        own = [conditions[member.group] for member in batch.members]
+        x = started(noise.to(model.device), model.sigmas(steps)[0], own)
+        latents = solve(model, build_solver(model, config.solver, steps), x, own)
         if number in decoded:
             made += zip(batch.members, model.decode(latents), latents)
         progress(number + 1, len(share))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.examples import load_examples
-from sage_grpo.data.formats import Examples, usable
+from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, frames_at, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
-from sage_grpo.models.base import Explains, VelocityModel, encodes_clips
+from sage_grpo.models import ModelError
+from sage_grpo.models.base import Explains, StartsFromClips, TakesPlaced, VelocityModel, encodes_clips
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -26,8 +28,8 @@ from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_g
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
-from sage_grpo.types import DifferentiableReward, Reward
-from sage_grpo.video import read_pictures
+from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
+from sage_grpo.video import read_image, read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -116,6 +118,7 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
             f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
             f"ModelSpec(...).load({str(world.device)!r})."
         )
+    check_sources(model, [*prompts, *held_out])
     if config.data.clips is None:
         return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
     encodes_clips(model)
@@ -218,3 +221,67 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
 def pictures_of(prompt: Prompt) -> Tensor | None:
     """A prompt's image, uint8 H x W x 3; with one for the last frame both, 2 x H x W x 3."""
     return read_pictures(prompt.image, prompt.last_image)
+
+
+def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
+    """What clips of prompts are conditioned on; where they start from a clip, with its latents."""
+    check_sources(model, prompts)
+    found = _encoded(model, prompts)
+    if not isinstance(model, StartsFromClips):
+        return found
+    return [
+        one if prompt.source_video is None else replace(one, source=_source(model, prompt.source_video))
+        for prompt, one in zip(prompts, found)
+    ]
+
+
+def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
+    if not any(prompt.conditions for prompt in prompts):
+        return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+    return [
+        model.encode_placed(prompt.text, _placed(prompt, model.video))
+        if prompt.conditions and isinstance(model, TakesPlaced)
+        else model.encode([prompt.text], [pictures_of(prompt)])[0]
+        for prompt in prompts
+    ]
+
+
+def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
+    """What a prompt gives at places, clips in the rhythm of the run; its image is the first frame."""
+    given = [] if prompt.image is None else [Placed(read_image(prompt.image)[None])]
+    for one in prompt.conditions:
+        if one.kind == "image":
+            given.append(Placed(read_image(one.file)[None], one.frame_index))
+            continue
+        clip, fps = read_video(one.file)
+        given.append(Placed(clip[[frame for frame in frames_at(fps, video) if frame < len(clip)]], one.frame_index))
+    return given
+
+
+def _source(model: StartsFromClips, file: Path) -> Tensor:
+    return model.source(content_hash(file), lambda: fitted(*read_video(file), model.video))
+
+
+def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
+    """Refuse prompts without a clip where the model starts from one, with one where it starts from noise, and clips that are too short; and
+    conditions where it takes none."""
+    strength = model.strength if isinstance(model, StartsFromClips) else None
+    for prompt in prompts:
+        if prompt.conditions and not isinstance(model, TakesPlaced):
+            raise ModelError(
+                f"The prompt {prompt.text!r} has conditions, which an LTXConditionPipeline takes, and {type(model).__name__} does not: take the column "
+                "out. A first frame is the column image."
+            )
+        if prompt.source_video is None and strength is not None and not prompt.clips:
+            raise ModelError(
+                f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "
+                "source_video, or leave the strength out of model.options."
+            )
+        if prompt.source_video is not None and strength is None:
+            raise ModelError(
+                f"The prompt {prompt.text!r} names the source_video {prompt.source_video}, but this model starts from noise: leave the column out, or say how "
+                "far the video is noised, with an option of the family that has one (docs/models.md, video-to-video)."
+            )
+        why = "" if prompt.source_video is None else fault_of(prompt.source_video, model.video)
+        if why:
+            raise ModelError(f"The prompt {prompt.text!r} starts from a video that cannot be used: {why}.")

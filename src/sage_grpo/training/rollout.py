@@ -14,7 +14,7 @@ from sage_grpo.flow.path import interpolate, velocity
 from sage_grpo.flow.solvers import Rule, Stepper
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.given import Passes
-from sage_grpo.models.policy import Policy, Step
+from sage_grpo.models.policy import Policy, Step, started
 from sage_grpo.training.placing import settle, to_device, to_storage
 from sage_grpo.training.plan import Group, Plan, Replay, Turn
 from sage_grpo.training.scoring import Judged
@@ -211,7 +211,10 @@ class Sampler:
         model = self.policies(group).model
         shape = model.latent_shape()
         rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
-        return self.storage.rounded(to_device(torch.stack(rows), model.device))
+        noise = to_device(torch.stack(rows), model.device)
+        return self.storage.rounded(
+            started(noise, group.schedule.sigmas[0], [self.conditions[m.group] for m in members])
+        )
 
     def visit(self, walk: _Members, step: Step) -> None:
         """Keep the state of a step of the ODE that an update trains."""

@@ -41,9 +41,8 @@ class Scored:
 
 
 def metadata_of(prompt: Prompt) -> dict[str, Any]:
-    """What rewards learn about a prompt besides its text: the other columns of its row, and where its first frame is."""
-    files = {"image": prompt.image, "last_image": prompt.last_image}
-    return {**prompt.metadata, **{name: str(file) for name, file in files.items() if file is not None}}
+    """What rewards learn about a prompt besides its text: the other columns of its row, and where its pictures and its video are."""
+    return {**prompt.metadata, **prompt.columns()}
 
 
 def preferred(groups: int, size: int) -> Scored:

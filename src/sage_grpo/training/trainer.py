@@ -36,7 +36,7 @@ from sage_grpo.training.decoding import (
     pixels_read,
 )
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
-from sage_grpo.training.inputs import Inputs, pictures_of
+from sage_grpo.training.inputs import Inputs, conditions_of
 from sage_grpo.training.placing import distribute
 from sage_grpo.training.plan import Plan, Replay
 from sage_grpo.training.planner import choose
@@ -190,7 +190,7 @@ class Trainer:
             self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
             for prompt in prompts:
                 if prompt not in self.encoded:
-                    (self.encoded[prompt],) = self.model.encode([prompt.text], [pictures_of(prompt)])
+                    (self.encoded[prompt],) = conditions_of(self.model, [prompt])
                 tick()
         self.model.unload_text()
         self.encoded_until = state.iteration + len(near)

@@ -8,7 +8,7 @@ import os
 import struct
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sage_grpo.documents import parse_json
 from sage_grpo.inside import replacing
+from sage_grpo.types import Placed
 
 FORMAT = "3"
 """Raise this when the meaning of what is stored changes: older files are then not found."""
@@ -136,8 +137,10 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo" / "conditioning"
 
 
-def image_digest(image: Tensor | None) -> str:
-    """A hash of a picture's shape and bytes; empty for none."""
+def image_digest(image: Tensor | Sequence[Placed] | None) -> str:
+    """A hash of a picture's shape and bytes, or of several with their places; empty for none."""
     if image is None:
         return ""
+    if not isinstance(image, Tensor):
+        return digest(*(f"{one.at}/{image_digest(one.frames)}" for one in image))
     return hashlib.sha256(repr(tuple(image.shape)).encode() + image.cpu().contiguous().numpy().tobytes()).hexdigest()

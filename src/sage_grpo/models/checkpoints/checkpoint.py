@@ -35,6 +35,7 @@ PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
+    "WanVideoToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
     "LTXImageToVideoPipeline": "ltx",
     "LTXConditionPipeline": "ltx",

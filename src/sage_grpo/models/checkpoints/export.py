@@ -126,7 +126,8 @@ def write_card(folder: Path, model: Any, *, whole: bool) -> None:
     lines += [f"Base: {base}" + (f", revision {spec.revision}" if spec.revision else "") + "."]
     size = f"{video.height} x {video.width}"
     clips = f"clips of {video.frames} frames, {size}, {video.fps:g} fps" if video.frames > 1 else f"images of {size}"
-    lines += [f"Trained on {clips}, guidance {model.guidance_scale:g}, shift {model.shift:g}."]
+    start = "" if model.strength is None else f", from clips with strength {model.strength:g}"
+    lines += [f"Trained on {clips}, guidance {model.guidance_scale:g}, shift {model.shift:g}{start}."]
     if not whole and spec.lora is not None:
         alpha = spec.lora.alpha or spec.lora.rank
         lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(model.lora_targets)}."]
@@ -140,7 +141,7 @@ def write_card(folder: Path, model: Any, *, whole: bool) -> None:
 
 
 def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
-    pipeline = model.index["_class_name"]
+    pipeline = model.stock_pipeline
     start = [f"from diffusers import {pipeline}", ""]
     # diffusers wants to be told of components that the checkpoint does without.
     without = "".join(f", {name}=None" for name in left_out(type(model.pipe), model.index))

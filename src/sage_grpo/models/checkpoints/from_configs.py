@@ -73,12 +73,15 @@ def weightless(spec: ModelSpec, folder: Path) -> FamilyModel:
         raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
     asked = replace(spec, path=None, revision=None, family=None, cache=None, train=True, lora=None)
     asked = replace(asked, compile=False, attention="auto", deterministic=False, vae_tiling=False)
-    return _assembled(_class_of(name), asked, folder, _empty, torch.device("meta"))
+    return _assembled(_class_of(spec, name), asked, folder, _empty, torch.device("meta"))
 
 
-def _class_of(pipeline: str) -> type[FamilyModel]:
-    """The class of the family's module that runs a pipeline."""
-    found = [kind for kind in vars(find_family(PIPELINES[pipeline])).values() if isinstance(kind, type)]
+def _class_of(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
+    """The class of the family's module that runs a pipeline; a module with several says which."""
+    module = find_family(PIPELINES[pipeline])
+    if hasattr(module, "kind_of"):
+        return module.kind_of(spec, pipeline)
+    found = [kind for kind in vars(module).values() if isinstance(kind, type)]
     families = [kind for kind in found if issubclass(kind, FamilyModel) and "traits" in vars(kind)]
     return next(kind for kind in families if pipeline in kind.traits.pipelines)
 
@@ -117,7 +120,7 @@ def random_model(
 
     with tempfile.TemporaryDirectory() as folder:
         Configs(family=family, transformer={**plain(transformer), **fewer}, vae=plain(vae)).write(Path(folder))
-        model = _assembled(_class_of(COMPONENTS[family][0]), spec, Path(folder), build, place)
+        model = _assembled(_class_of(spec, COMPONENTS[family][0]), spec, Path(folder), build, place)
     width = model.transformer.config[model.traits.inputs["text"]]
 
     def encode(prompt: str, image: Tensor | None) -> dict[str, Tensor]:

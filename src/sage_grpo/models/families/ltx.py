@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +18,17 @@ from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
-from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import Grid, after_frames, pack, put_frames, seen_tokens, unpack
 from sage_grpo.models.network.splitting import TOKENS, SplitPlan, split_network
-from sage_grpo.models.schedulers import BENT, TAKES_MU
+from sage_grpo.models.schedulers import BENT, TAKES_MU, start_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
-from sage_grpo.types import VideoSpec
+from sage_grpo.types import Conditioning, Placed, VideoSpec
 
 CONDITION = "LTXConditionPipeline"
 """The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
+BESIDE = 2
+"""Latent frames of a clip in the middle that stand beside it; those after them are part of what is made. A picture is one."""
 MIXED, INJECTED = 0, 1
 """Seeds of the noise that decoding mixes into latents (decode_noise_scale), and of that which the decoder of 0.9.1 adds in its layers."""
 
@@ -47,7 +49,13 @@ class Ltx(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         # As the pipeline's arguments; no noise scale is the timestep.
-        options={"guidance_rescale": 0.0, "decode_timestep": 0.0, "decode_noise_scale": None},
+        options={
+            "guidance_rescale": 0.0,
+            "decode_timestep": 0.0,
+            "decode_noise_scale": None,
+            "condition_pipeline": 0.0,
+        },
+        whole={"condition_pipeline": (0, 1)},
     )
 
     def _prepare(self) -> None:
@@ -86,10 +94,10 @@ class Ltx(FamilyModel):
             prompt, do_classifier_free_guidance=False, device=self._places["text"]
         )
         inputs = {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
-        return inputs if image is None else {**inputs, "condition": self._first_latents(image)}
+        return inputs if image is None else {**inputs, "condition": self._latents_of(image[None])}
 
-    def _first_latents(self, image: Tensor) -> Tensor:
-        """The latents of the first frame. The pipelines draw them from what the VAE says of a picture; here they are its mean, always."""
+    def _latents_of(self, frames: Tensor) -> Tensor:
+        """The latents of frames that are given. The pipelines draw them from what the VAE says of a picture; here they are its mean, always."""
         from diffusers import LTXImageToVideoPipeline
         from PIL import Image
 
@@ -97,35 +105,40 @@ class Ltx(FamilyModel):
             raise ModelError(
                 "model.options guidance_rescale is for clips from text: over a frame that is given it would mean something else. Leave it out."
             )
-        vae, picture = self.pipe.vae, Image.fromarray(image.cpu().numpy())
-        pixels = self.pipe.video_processor.preprocess(picture, height=self.video.height, width=self.video.width)
-        pixels = pixels.to(self._places["vae"], vae.dtype)
-        latents = vae.encode(pixels[:, :, None]).latent_dist.mode().to(torch.float32)
+        vae, pictures = self.pipe.vae, [Image.fromarray(one.numpy()) for one in frames.cpu()]
+        pixels = self.pipe.video_processor.preprocess_video(pictures, height=self.video.height, width=self.video.width)
+        latents = vae.encode(pixels.to(self._places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
         return LTXImageToVideoPipeline._normalize_latents(latents, vae.latents_mean, vae.latents_std)[0]
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        frame = inputs.get("condition")
-        if frame is None:
+        frames, beside = inputs.get("condition"), inputs.get("beside")
+        if frames is None and beside is None:
             return self._run(x, timestep, inputs)
-        frame = frame.to(x.dtype)
-        own = x.shape[3] * x.shape[4]
-        timestep = timestep[:, None].expand(-1, x.shape[2] * own)
-        timestep = torch.cat([torch.zeros_like(timestep[:, :own]), timestep[:, own:]], dim=1)
-        v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), timestep, inputs)
-        return after_first_frame(x, frame, sigma, v)
+        times = timestep[:, None, None, None, None].expand(-1, 1, *x.shape[2:])
+        if frames is None:
+            return self._run(x, pack(times)[..., 0], inputs)
+        frames = frames.to(x.dtype)
+        at = inputs.get("at", torch.zeros(frames.shape[0], 1, dtype=torch.long, device=x.device))
+        times = put_frames(times, torch.zeros_like(frames[:, :1]), at)
+        v = self._run(put_frames(x, frames, at), pack(times)[..., 0], inputs)
+        return after_frames(x, frames, at, sigma, v)
 
     def _run(self, x: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        tokens, beside = pack(x.to(self._input_dtype)), inputs.get("beside")
+        if beside is not None:  # tokens before the clip's, free of noise
+            tokens = torch.cat([beside.to(tokens), tokens], dim=1)
+            timestep = torch.cat([timestep.new_zeros(beside.shape[:2]), timestep], dim=1)
         tokens = self.network(
-            hidden_states=pack(x.to(self._input_dtype)),
+            hidden_states=tokens,
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             timestep=timestep,
             encoder_attention_mask=None,
-            **self._positions(x),
+            **self._positions(x, inputs),
             return_dict=False,
         )[0]
-        return unpack(tokens, x)
+        return unpack(tokens if beside is None else tokens[:, beside.shape[1] :], x)
 
-    def _positions(self, x: Tensor) -> dict[str, Any]:
+    def _positions(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """What tells the network where tokens are, in seconds and pixels."""
         frames, height, width = x.shape[2:]
         stride = self.grid.spatial
@@ -158,10 +171,35 @@ class Ltx(FamilyModel):
 
 
 class LtxCondition(Ltx):
-    """LTX-Video as its newer pipeline runs it, from text or a first frame (of strength 1, without the noise that the pipeline adds to it)."""
+    """LTX-Video as its newer pipeline runs it, from text, from frames that are given (of strength 1, without the noise that the pipeline adds to
+    them) or from a clip."""
 
     # The pipeline spaces its sigmas itself and passes no shift.
-    traits = replace(Ltx.traits, pipelines=(CONDITION,), dynamic_shift=False)
+    traits = replace(
+        Ltx.traits,
+        pipelines=(CONDITION, "LTXPipeline"),
+        dynamic_shift=False,
+        options={**Ltx.traits.options, "denoise_strength": None},
+    )
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self.strength is not None:
+            self.choices["start"] = start_of(self.strength, self.spec.sigmas)
+
+    @classmethod
+    def _pipeline(cls, index: Mapping[str, Any]) -> str:
+        return CONDITION
+
+    @property
+    def stock_pipeline(self) -> str:
+        """Whatever the checkpoint names."""
+        return CONDITION
+
+    @property
+    def strength(self) -> float | None:
+        """Share of the steps from pure noise that are made from a clip; None starts from noise."""
+        return self.options["denoise_strength"]
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
@@ -194,17 +232,62 @@ class LtxCondition(Ltx):
         scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
         return scheduler
 
-    def _positions(self, x: Tensor) -> dict[str, Any]:
-        """The first latent frame is one frame and the others eight, so that a token's time is that of its first frame."""
+    def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
+        """The conditioning of a prompt and of frames that are given."""
+        return self._condition(prompt, tuple(given))
+
+    def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
+        """As in the pipeline: from the first frame on, frames are part of the clip; elsewhere a picture, or the beginning of a clip, stands beside
+        it with its place, and only the rest of the clip is part of it."""
+        stride, whole = self.grid.temporal or 1, self.video.frames
+        part: dict[int, Tensor] = {}
+        beside, places = [], []
+        for one in given:
+            room = whole - one.at
+            if one.at < 0 or room < 1:
+                raise ModelError(f"conditions: frame {one.at} is outside of a clip of {whole} frames.")
+            count = (min(len(one.frames), room) - 1) // stride * stride + 1
+            latents = self._latents_of(one.frames[:count])
+            if one.at > 0:
+                if len(one.frames) > 1 and latents.shape[1] < BESIDE:
+                    raise ModelError(
+                        f"conditions: a clip that begins at frame {one.at} needs {stride * (BESIDE - 1) + 1} frames there, as in the pipeline, and has "
+                        f"{min(len(one.frames), room)}: give a picture, a longer clip or an earlier frame."
+                    )
+                beside.append(pack(latents[None, :, :BESIDE])[0])
+                places.append(self._scaled(latents[None, :, :BESIDE], one.at)[0])
+                latents = latents[:, BESIDE:]
+            first = one.at // stride + BESIDE if one.at > 0 else 0
+            part |= dict(enumerate(latents.unbind(1), first))
+        inputs: dict[str, Tensor] = {}
+        if part:
+            inputs |= {"condition": torch.stack([*part.values()], dim=1), "at": torch.tensor([*part])}
+        if beside:
+            inputs |= {"beside": torch.cat(beside), "places": torch.cat(places, dim=1)}
+        return inputs
+
+    def _scaled(self, x: Tensor, first: int = 0) -> Tensor:
+        """Frame, row and column of the tokens of latents that stand at a frame; the first latent frame is one frame and the others eight, so that
+        a token's time is that of its first frame."""
         pipe, (frames, height, width) = self.pipe, x.shape[2:]
         ids = pipe._prepare_video_ids(len(x), frames, height, width, device=x.device)
-        scales = {"scale_factor": self.grid.spatial, "scale_factor_t": self.grid.temporal}
-        coordinates = pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
+        scales = {"scale_factor": self.grid.spatial, "scale_factor_t": self.grid.temporal, "frame_index": first}
+        return pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
+
+    def _positions(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Where tokens are, those beside the clip first."""
+        coordinates = self._scaled(x)
+        if "places" in inputs:
+            coordinates = torch.cat([inputs["places"].to(coordinates), coordinates], dim=2)
         coordinates[:, 0] = coordinates[:, 0] * (1.0 / self.video.fps)
         return {"video_coords": coordinates}
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
     """Load the checkpoint of a spec with the class of its pipeline."""
-    kind = LtxCondition if read_index(resolve(spec))["_class_name"] == CONDITION else Ltx
-    return kind.load(spec, device)
+    return kind_of(spec, read_index(resolve(spec))["_class_name"]).load(spec, device)
+
+
+def kind_of(spec: ModelSpec, pipeline: str) -> type[Ltx]:
+    """The class that runs the checkpoints of a pipeline. The option is for 0.9.5, whose file names the older one."""
+    return LtxCondition if pipeline == CONDITION or spec.options.get("condition_pipeline") == 1 else Ltx

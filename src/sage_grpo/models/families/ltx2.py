@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import SequenceSplit
-from sage_grpo.models.checkpoints.checkpoint import read_config
+from sage_grpo.models.checkpoints.cache import digest
+from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_config
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
 from sage_grpo.models.network.splitting import SOUND, TOKENS, SplitPlan, split_network
 from sage_grpo.models.parts import Parts
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
-from sage_grpo.types import Conditioning, VideoSpec
+from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
 BETWEEN = tuple(
@@ -27,6 +29,11 @@ BETWEEN = tuple(
     for layer in ("to_q", "to_k", "to_v", "to_out.0")
 )
 """Attention of the video to the sound, and of the sound to the video."""
+
+WINDOW = 1024
+"""Samples that a moment of a spectrogram is taken from."""
+QUIET = 1e-5
+"""Less is silence."""
 
 
 class Ltx2(FamilyModel):
@@ -276,11 +283,38 @@ class Ltx2(FamilyModel):
         vae, video = self.pipe.vae, self.parts.split(latents)["video"]
         return self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
 
-    def to_latents(self, clips: Tensor) -> Tensor:
-        """Refused: a clip that is given has a sound as well, which is not encoded."""
-        raise ModelError(
-            "data.clips: LTX-2 learns picture and sound together, and sounds of given clips are not encoded yet. Use another model."
-        )
+    # ---- clips to latents
+
+    def _from_vae(self, z: Tensor) -> Tensor:
+        vae = self.pipe.vae
+        return self.pipe._normalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+
+    @property
+    def heard_rate(self) -> int:
+        """Samples per second of the sounds that `to_latents` takes."""
+        return int(self.pipe.audio_sampling_rate)
+
+    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
+        """Latents of clips and of how they sound, from their first frames on; without a sound they are silent."""
+        video, pipe = self._pictured(clips), self.pipe
+        samples = round(self.video.frames / self.video.fps * self.heard_rate)
+        waves = torch.zeros(len(clips), 1, 1) if sound is None else sound.waves.to(torch.float32)
+        waves = F.pad(waves[..., :samples], (0, max(0, samples - waves.shape[-1])))
+        vae = pipe.audio_vae
+        waves = waves.expand(-1, vae.config.in_channels, -1) if waves.shape[1] == 1 else waves
+        with torch.no_grad():
+            bands = mel_bands(waves, self.heard_rate, pipe.audio_hop_length, vae.config.mel_bins)
+            z = vae.encode(bands.to(self._places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
+            z = z[:, :, : self.parts.shapes["audio"][1]]
+            packed = pipe._normalize_audio_latents(z.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std)
+        audio = packed.unflatten(2, (z.shape[1], z.shape[3])).transpose(1, 2).cpu()
+        return self.parts.join({"video": video, "audio": audio})
+
+    def latents_key(self) -> str:
+        """By the files of the sound's VAE as well."""
+        return digest(super().latents_key(), fingerprint(self.folder, ["audio_vae"]))
+
+    # ---- sound
 
     @property
     def sound_rate(self) -> int:
@@ -301,6 +335,19 @@ class Ltx2(FamilyModel):
                 z = pipe._unpack_audio_latents(packed, audio.shape[2], num_mel_bins=audio.shape[3])
                 sounds.append(pipe.vocoder(vae.decode(z, return_dict=False)[0]).to(torch.float32).cpu())
         return torch.cat(sounds).clamp(-1, 1)
+
+
+def mel_bands(waves: Tensor, rate: int, hop: int, bands: int) -> Tensor:
+    """The logarithm of what sounds hold in each band, B x channels x moments x bands: how the audio VAE was trained to see them. diffusers only goes
+    the other way; the settings are those of the authors' code."""
+    from transformers.audio_utils import mel_filter_bank
+
+    low, high = 0.0, rate / 2
+    filters = mel_filter_bank(1 + WINDOW // 2, bands, low, high, rate, norm="slaney", mel_scale="slaney")
+    window = torch.hann_window(WINDOW, device=waves.device, dtype=waves.dtype)
+    found = torch.stft(waves.flatten(0, 1), WINDOW, hop, window=window, pad_mode="reflect", return_complex=True).abs()
+    heard = found.transpose(1, 2) @ torch.as_tensor(filters).to(found)
+    return heard.clamp(min=QUIET).log().unflatten(0, waves.shape[:2])
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx2:

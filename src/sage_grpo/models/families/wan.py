@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2, text-to-video and image-to-video."""
+"""Wan 2.1 and 2.2: text-to-video, image-to-video and video-to-video."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
 from sage_grpo.models.family import FamilyModel
@@ -18,18 +19,24 @@ from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, after_first_frame
+from sage_grpo.models.schedulers import start_of
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512
 """Length to which the pipelines pad text; also hard-coded in the transformer's image attention."""
 
+FROM_CLIP = "WanVideoToVideoPipeline"
+"""The pipeline that starts from a clip. Published checkpoints do not name it: it runs those of WanPipeline."""
+STRENGTH = 0.8
+"""That pipeline's, where nobody gives another."""
+
 
 class Wan(FamilyModel):
     """Wan as a VelocityModel. With two experts the spec's `expert` is trained, or both are, and both are used."""
 
     traits = Traits(
-        pipelines=("WanPipeline", "WanImageToVideoPipeline"),
+        pipelines=("WanPipeline", "WanImageToVideoPipeline", FROM_CLIP),
         components=("tokenizer", "text_encoder"),
         video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
         guidance_scale=5.0,
@@ -38,6 +45,7 @@ class Wan(FamilyModel):
         encoders=("text_encoder", "image_encoder"),
         inputs={"text": "text_dim"},
         text_tokens=TEXT_TOKENS,
+        options={"strength": None},
     )
 
     @classmethod
@@ -52,11 +60,38 @@ class Wan(FamilyModel):
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
         # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
-        return "WanImageToVideoPipeline" if index.get("expand_timesteps") else super()._pipeline(index)
+        if index.get("expand_timesteps"):
+            return "WanImageToVideoPipeline"
+        return "WanPipeline" if index["_class_name"] == FROM_CLIP else super()._pipeline(index)
 
     def _prepare(self) -> None:
         self.expand_timesteps = bool(self.index.get("expand_timesteps"))
         self._sequence: SequenceSplit | None = None
+        if self.strength is not None:
+            self._check_strength(self.strength)
+
+    @property
+    def strength(self) -> float | None:
+        """Share of the steps from pure noise that are made from a clip; None starts from noise."""
+        given = self.options["strength"]
+        return STRENGTH if given is None and self.index["_class_name"] == FROM_CLIP else given
+
+    @property
+    def stock_pipeline(self) -> str:
+        """With a strength the one that starts from a clip."""
+        return super().stock_pipeline if self.strength is None else FROM_CLIP
+
+    def _check_strength(self, strength: float) -> None:
+        reasons = {
+            "has two networks, of which that pipeline runs one at all noise levels": self.experts.boundary is not None,
+            "is image-to-video": self.image_to_video,
+            "has the VAE of 2.2, whose size that pipeline takes for another": self.expand_timesteps,
+        }
+        for reason in (reason for reason, found in reasons.items() if found):
+            raise ModelError(
+                f'model.options strength is for {FROM_CLIP}, and "{self.folder}" {reason}. Use a text-to-video checkpoint of 2.1, or leave it out.'
+            )
+        self.choices["start"] = start_of(strength, self.spec.sigmas)
 
     @property
     def takes_images(self) -> bool:

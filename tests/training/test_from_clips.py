@@ -1,0 +1,190 @@
+"""Rollouts that start from a clip: a schedule that begins at the level of the strength, and a start with so much of the clip left."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+import tiny
+from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.path import interpolate
+from sage_grpo.flow.windows import Window
+from sage_grpo.forecast.costs import forecast
+from sage_grpo.forecast.hardware import find
+from sage_grpo.models import ModelError
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.training import evaluate as evaluation
+from sage_grpo.training.config import BatchConfig, DataConfig, UpdateConfig
+from sage_grpo.training.inputs import conditions_of, load_sources
+from sage_grpo.video import write_mp4
+from slowly import slow_but
+from trainer_helpers import assert_resumes_to_the_bit, of_method, plan_of, same, weights_of
+
+STRENGTH, STEPS = 0.6, 4
+WITHOUT_RATIO = ("nft", "dpo", "rft", "refl", "draft", "adjoint")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A prompt file, each of whose prompts starts from a clip of its own."""
+    lines = []
+    for place, words in enumerate(("a cat", "a dog")):
+        clip = torch.stack([tiny.image(10 * place + frame, 24, 16) for frame in range(6)])
+        write_mp4(tmp_path / f"{place}.mp4", clip, 8.0)
+        lines.append({"prompt": words, "source_video": f"{place}.mp4", "seed": place})
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return str(tmp_path / "rows.jsonl")
+
+
+@pytest.fixture
+def config(make_config, rows):
+    made = make_config(
+        kind="wan_t2v",
+        model={"frames": 5, "options": {"strength": STRENGTH}},
+        rollout={"steps": STEPS},
+        batch=BatchConfig(prompts=2, group_size=2, micro_batch=2),
+        data=DataConfig(prompts=rows, eval_prompts=rows),
+    )
+    return replace(made, evaluate=replace(made.evaluate, prompts=2, steps=3, show=2))
+
+
+def test_rollouts_start_from_the_noised_clips_on_the_tail_of_the_grid(config, make_trainer) -> None:
+    trainer = make_trainer(config)
+    plan, model = plan_of(trainer), trainer.model
+    sampler = trainer.studio.sampler(plan)
+    rollout = sampler.run()
+    grid = model.stock_sigmas(7)[-STEPS - 1 :]  # int(7 x 0.6) = 4
+    assert torch.equal(trainer.planner.grid.sigmas, grid)
+    assert grid[0] < 0.97
+    assert plan.rollout_passes(0).total() == 2 * STEPS
+    first = {replay.members: record for replay, record in rollout.records.items() if replay.step == 0}
+    for batch in plan.batches(0):
+        for row, member in enumerate(batch.members):
+            group = plan.groups[member.group]
+            source = conditions_of(model, [group.prompt])[0].source
+            noise = sampler.keys.start(group, member, model.latent_shape())
+            expected = interpolate(source, noise, float(grid[0]))
+            assert torch.equal(sampler.start(group, [member])[0], expected)
+            assert torch.equal(first[batch.members].x[row], expected)
+            assert (expected - grid[0] * noise).abs().max() > 0.01
+
+
+def test_sources_differ_and_matter(config, make_trainer) -> None:
+    """Each prompt has its own clip, in the run's size and rhythm; other clips give other rollouts."""
+    trainer = make_trainer(config)
+    prompts = [group.prompt for group in plan_of(trainer).groups]
+    one, two = conditions_of(trainer.model, prompts)
+    assert one.source.shape == trainer.model.latent_shape()
+    assert (one.source - two.source).abs().max() > 0.01
+    again = conditions_of(trainer.model, prompts[:1])[0]
+    assert torch.equal(one.source, again.source)
+    assert torch.equal(one.tensors["text"], trainer.model.encode([prompts[0].text])[0].tensors["text"])
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+def test_members_branch_from_one_start(storage: str, config, make_trainer) -> None:
+    rollout = replace(config.rollout, same_noise=True, window=Window(kind="drawn", at=[1]), storage=storage)
+    kernel, update = KernelSpec(name="sage_exact", eta=1.0), UpdateConfig(updates_per_rollout=1)
+    results = []
+    for share in (True, False):
+        made = replace(config, rollout=replace(rollout, share=share), kernel=kernel, update=update)
+        trainer = make_trainer(made)
+        assert trainer.step()["ratio/first_log"] == 0.0
+        results.append(trainer.videos)
+        # Two steps of both prompts in one pass, and then each for itself.
+        assert plan_of(trainer).rollout_passes(0).total() == (2 + 2 * 2 if share else 2 * STEPS)
+    assert (results[0].int() - results[1].int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("method", ["sage", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS if m != "sage")])
+def test_the_first_ratio_of_every_method_is_exactly_one(method: str, config, make_trainer) -> None:
+    trainer = make_trainer(of_method(method, config))
+    before = weights_of(trainer)
+    metrics = trainer.step()
+    assert metrics.get("ratio/first_log", 0.0 if method in WITHOUT_RATIO else None) == 0.0
+    assert not same(before, weights_of(trainer))
+
+
+@pytest.mark.slow
+def test_a_run_resumes_to_the_bit(config, make_trainer, tmp_path) -> None:
+    assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("solver", ["euler", "checkpoint"])
+def test_an_evaluation_shows_what_generate_makes(solver: str, config, make_trainer) -> None:
+    trainer = make_trainer(config)
+    chosen = replace(config.evaluate, solver=solver)
+    found = evaluation.evaluate(trainer.model, trainer.reward, trainer.held_out, chosen, micro_batch=2)
+    options = GenerateSpec(prompts=config.data.prompts, steps=3, solver=solver, progress=False)
+    clips = torch.cat([videos for _, videos, _ in sample(options, trainer.model, clips_of(options))])
+    assert torch.equal(found.clips, clips)
+    others = [replace(a, source_video=b.source_video) for a, b in zip(trainer.held_out, trainer.held_out[::-1])]
+    other = evaluation.evaluate(trainer.model, trainer.reward, others, chosen, micro_batch=2)
+    assert not torch.equal(other.clips, clips)
+
+
+def test_a_plan_counts_the_steps_that_are_made(config) -> None:
+    plan = forecast(config, find("cpu")).plan
+    assert plan.rollout_passes(0).total() == 2 * STEPS
+    assert float(plan.groups[0].schedule.sigmas[0]) == pytest.approx(0.8347, abs=1e-4)
+
+
+def test_what_does_not_fit_is_refused_before_a_rollout(config, make_config, make_trainer, rows, tmp_path) -> None:
+    prompts, _ = load_sources(config)
+    with pytest.raises(ModelError, match=r"'a cat' names the source_video .*0\.mp4, but this model starts from noise"):
+        make_trainer(replace(config, model=replace(config.model, options={})))
+    with pytest.raises(ModelError, match="the prompt 'a cat' names none: give its row a column source_video"):
+        make_trainer(make_config(kind="wan_t2v", model={"frames": 5, "options": {"strength": STRENGTH}}))
+    with pytest.raises(
+        ModelError, match=r"cannot be used: .*0\.mp4 is too short: 6 frames at 8 fps, 9 at 8 fps take 9"
+    ):
+        make_trainer(replace(config, model=replace(config.model, frames=9)))
+    with pytest.raises(ModelError, match="names the source_video"):  # a model of one's own that knows nothing of it
+        make_trainer(make_config(data=config.data))
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "source_video": "0.mp4", "strength": 0.5}')
+    with pytest.raises(ValueError, match="one number for the whole run"):
+        load_sources(replace(config, data=DataConfig(prompts=str(tmp_path / "bad.jsonl"))))
+    assert prompts[0].columns() == {"source_video": str(tmp_path / "0.mp4")}
+
+
+@pytest.fixture
+def placed(make_config, tmp_path):
+    """LTX-Video with a picture in the middle and a clip to start from."""
+    write_mp4(tmp_path / "start.mp4", torch.stack([tiny.image(frame, 32, 32) for frame in range(14)]), 8.0)
+    write_mp4(tmp_path / "first.mp4", torch.stack([tiny.image(frame, 24, 40) for frame in range(6)]), 8.0)
+    Image.fromarray(tiny.image(3, 24, 40).numpy()).save(tmp_path / "middle.png")
+    given = [{"image": "middle.png", "frame_index": 6}, {"video": "first.mp4"}]
+    lines = [{"prompt": words, "conditions": given, "source_video": "start.mp4"} for words in ("a cat", "a dog")]
+    (tmp_path / "placed.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return make_config(
+        kind="ltx_condition",
+        model={"frames": 13, "height": 32, "width": 32, "options": {"denoise_strength": STRENGTH}},
+        rollout={"steps": STEPS},
+        batch=BatchConfig(prompts=2, group_size=2, micro_batch=2),
+        data=DataConfig(prompts=str(tmp_path / "placed.jsonl"), eval_prompts=None),
+    )
+
+
+@pytest.mark.parametrize("method", slow_but(["branch", "sage", "nft", "draft"], "branch"))
+def test_ltx_learns_with_conditions_and_a_start(method: str, placed, make_trainer) -> None:
+    trainer = make_trainer(of_method(method, replace(placed, model=replace(placed.model, guidance_scale=2.0))))
+    prompt = plan_of(trainer).groups[0].prompt
+    (condition,) = conditions_of(trainer.model, [prompt])
+    assert condition.source is not None
+    assert condition.tensors["at"].tolist() == [0, 1]
+    assert condition.tensors["places"][0].unique().tolist() == [6]
+    before = weights_of(trainer)
+    metrics = trainer.step()
+    assert metrics.get("ratio/first_log", 0.0 if method in WITHOUT_RATIO else None) == 0.0
+    assert not same(before, weights_of(trainer))
+
+
+def test_conditions_are_refused_where_they_are_not_taken(placed, make_config, make_trainer) -> None:
+    for kind in ("toy", "wan_t2v"):
+        with pytest.raises(ModelError, match="has conditions, which an LTXConditionPipeline takes, and"):
+            make_trainer(make_config(kind=kind, data=placed.data))
