@@ -23,9 +23,18 @@ from sage_grpo.models.checkpoints.from_configs import Configs, weightless
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import first_given
 from sage_grpo.models.spec import FAMILIES, ModelSpec
-from sage_grpo.parallel.formulas import HUNYUAN15, Network, Vae
+from sage_grpo.parallel.formulas import HUNYUAN15, HUNYUAN15_VAE, Network, Vae
 from sage_grpo.types import VideoSpec
 
+WAN_VAE = Vae(
+    parameters=126_892_531,
+    flops=8.55e6,
+    working=3060.0,
+    graph=8300.0,
+    past=4730.0,
+    efficiency=0.184,
+    efficiency_float32=0.116,
+)
 WAN = dataclasses.replace(
     HUNYUAN15,
     video_products=6.0 + 2 * 8960 / 1536,
@@ -37,22 +46,14 @@ WAN = dataclasses.replace(
     working=30.0,
     moved=630.0,
     moved_compiled=320.0,
-    vae=Vae(
-        parameters=126_892_531,
-        flops=8.55e6,
-        working=3060.0,
-        graph=8300.0,
-        past=4730.0,
-        efficiency=0.184,
-        efficiency_float32=0.116,
-    ),
+    vae=WAN_VAE,
 )
 """What was measured of Wan."""
 MEASURED: Mapping[str, Network] = {"hunyuan15": HUNYUAN15, "wan": WAN}
 """Families of which blocks were measured on a GPU. Speeds of the others are Wan's, and their bytes are counted."""
 DECODERS: Mapping[str, tuple[Vae, Callable[[Any], float]]] = {
-    "AutoencoderKLHunyuanVideo15": (HUNYUAN15.vae, lambda config: config.block_out_channels[0] / 128),
-    "AutoencoderKLWan": (WAN.vae, lambda config: first_given(config.decoder_base_dim, config.base_dim) / 96),
+    "AutoencoderKLHunyuanVideo15": (HUNYUAN15_VAE, lambda config: config.block_out_channels[0] / 128),
+    "AutoencoderKLWan": (WAN_VAE, lambda config: first_given(config.decoder_base_dim, config.base_dim) / 96),
 }
 """VAEs that were measured, with the width of one of the same class in theirs."""
 SAVED_FULL, SAVED_LORA = 1.2, 0.8
@@ -208,9 +209,15 @@ def _decoder(model: FamilyModel) -> Vae:
     vae, video = model.pipe.vae, model.video
     if type(vae).__name__ not in DECODERS:
         run, parameters = count_decoder(model), sum(parameter.numel() for parameter in vae.parameters())
-        counted = {"flops": run.operations, "working": run.working, "pixels_at_once": run.at_once}
-        speed = {name: getattr(WAN.vae, name) for name in ("efficiency", "efficiency_float32")}
-        return Vae(parameters=parameters, frames=model.grid.temporal or 1, **counted, **speed)
+        return Vae(
+            parameters=parameters,
+            flops=run.operations,
+            working=run.working,
+            frames=model.grid.temporal or 1,
+            pixels_at_once=run.at_once,
+            efficiency=WAN_VAE.efficiency,
+            efficiency_float32=WAN_VAE.efficiency_float32,
+        )
     known, width = DECODERS[type(vae).__name__]
     known = _scaled(known, width(vae.config), vae.config.get("patch_size") or 1)
     chunk = model.options.get("decode_chunk")

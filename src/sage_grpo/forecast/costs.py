@@ -202,8 +202,7 @@ class Forecast:
             sync_every_pass=parallel.sync_every_pass,
             vae_bytes=_bytes(vae),
             vae_tiling=model.vae_tiling,
-            kept_states=max(self._kept(rank) for rank in range(self.layout.data))
-            + self.reused * self.hardware.is_cpu,
+            kept_states=max(self._kept(rank) for rank in range(self.layout.data)) + self.reused * self.hardware.is_cpu,
         )
 
     @cached_property
@@ -234,7 +233,9 @@ class Forecast:
         """Bytes of CPU memory in which the earlier rollouts of update.reuse wait, of the process with most."""
         element, reuse = latent_elements(self.architecture), self.config.update.reuse
         ranks = self._kinds[0] if reuse else []
-        most = max((sum(one.times * self._stored(one.plan, alone=True)[0] for one in kinds) for kinds in ranks), default=0)
+        most = max(
+            (sum(one.times * self._stored(one.plan, alone=True)[0] for one in kinds) for kinds in ranks), default=0
+        )
         return float(reuse * element * most)
 
     def _stored(self, plan: Plan, rank: int = 0, *, alone: bool = False) -> tuple[int, list[int]]:

@@ -23,6 +23,8 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.gradients import empty
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
+SPACED = 32
+"""Tokens to whose multiples Z-Image fills up a text."""
 FRAMES = 33
 """Of a clip whose decoding is counted: more than a VAE decodes at once that works in chunks of frames."""
 
@@ -56,7 +58,7 @@ class Ruler(TorchDispatchMode):
     """Adds up operations while it is on, and notes how many bytes are there at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.attention = self.products = 0.0
         self.peak = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -130,7 +132,7 @@ _known: dict[Hashable, Any] = {}
 
 
 def count_blocks(model: FamilyModel, width: int) -> Blocks:
-    """Counted at the model's own size, with a longer text, and with a higher clip."""
+    """Counted at the model's own size, with texts of three lengths."""
     key = (model.transformer, model.video, model.text_tokens, model.given_tokens)
     if key not in _known:
         _known[key] = _count_blocks(model, width)
@@ -139,28 +141,24 @@ def count_blocks(model: FamilyModel, width: int) -> Blocks:
 
 def _count_blocks(model: FamilyModel, width: int) -> Blocks:
     trial, times = _shortened(model)
-    blocks, sizes, passes = sum(times.values()), [], []
-    video, text = model.video, model.text_tokens
-    for clip, words in ((video, text), (video, 2 * text), (replace(video, height=2 * video.height), text)):
-        trial.video = clip
+    blocks, tokens = sum(times.values()), model.tokens + model.given_tokens
+    unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
+    passes = []
+    for words in (unit, 2 * unit, 3 * unit):
         inputs = {name: one[None] for name, one in trial._trial_inputs(words).items()}
         one = _Pass(times)
         with one(), torch.enable_grad(), Flash():
             trial._forward(empty(1, *trial.latent_shape(), dtype=torch.bfloat16), torch.tensor(1.0), empty(1), inputs)
-        sizes.append((trial.tokens + trial.given_tokens, words))
         passes.append(one)
-    first, longer, _ = passes
-    rows = torch.tensor([[v * v, v * t, t * t] for v, t in sizes], dtype=torch.float64)
-    weighed = torch.tensor([one.attention / (4 * width * blocks) for one in passes], dtype=torch.float64)
-    pairs = tuple(round(share, 6) for share in torch.linalg.solve(rows, weighed).tolist())
-    (tokens, words), unit = sizes[0], 2 * width**2 * blocks
-    text_products = (longer.products - first.products) / words / unit
-    moving = tokens + words * (pairs[2] > 0.5)
+    first, second, third = (one.attention / (4 * width * blocks) for one in passes)
+    of_text = (first - 2 * second + third) / (2 * unit**2)
+    by_text = (second - first) / unit - 3 * of_text * unit
+    products, more, _ = (one.products / (2 * width**2 * blocks) for one in passes)
     return Blocks(
-        video_products=(first.products / unit - words * text_products) / tokens,
-        text_products=text_products,
-        pairs=pairs,
-        saved=first.saved / (blocks * width * moving),
+        video_products=(2 * products - more) / tokens,
+        text_products=(more - products) / unit,
+        pairs=((first - by_text * unit - of_text * unit**2) / tokens**2, by_text / tokens, of_text),
+        saved=passes[2].saved / (blocks * width * (tokens + 3 * unit * (of_text > 0))),
     )
 
 

@@ -23,8 +23,20 @@ IMAGE_VAE = {
     "use_post_quant_conv": False,
 }
 """Of FLUX.1, and by its size of Stable Diffusion 3 and Z-Image."""
-KLEIN_4B = {"num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "joint_attention_dim": 7680, "guidance_embeds": False}
-SD35_LARGE = {"num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "pos_embed_max_size": 192, "qk_norm": "rms_norm"}
+KLEIN_4B = {
+    "num_layers": 5,
+    "num_single_layers": 20,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 7680,
+    "guidance_embeds": False,
+}
+SD35_LARGE = {
+    "num_layers": 38,
+    "num_attention_heads": 38,
+    "caption_projection_dim": 2432,
+    "pos_embed_max_size": 192,
+    "qk_norm": "rms_norm",
+}
 
 
 def _unipc(shift: float) -> dict[str, Any]:
@@ -69,5 +81,3 @@ PUBLISHED: Mapping[str, Configs] = {
     "Z-Image-Turbo": Configs(family="z_image", vae=IMAGE_VAE, scheduler=_euler(3.0)),
 }
 """By the last part of their hub names."""
-
-
