@@ -203,6 +203,7 @@ def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> 
         block_parameters=36 * options.width**2,
         other_parameters=0,
         lora_width=36 * options.width,
+        lora_weights=24 * options.width**2,
         patch=(1, 1, 1),
         channels=32,
     )

@@ -23,9 +23,10 @@ import torch
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.forecast import hardware
-from sage_grpo.forecast.architecture import PUBLISHED, Architecture, build_architecture, find_architecture
+from sage_grpo.forecast.architecture import Architecture, build_architecture, find_architecture
 from sage_grpo.forecast.costs import Forecast, choose_levels, forecast
 from sage_grpo.forecast.measure import fitted
+from sage_grpo.forecast.published import PUBLISHED
 from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.formulas import GIB

@@ -20,7 +20,6 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 CASES = """
 models/test_ltx2.py::test_a_first_frame_is_the_pipelines[compressed]
 models/test_ltx2.py::test_saved_weights_load_in_diffusers[full]
-forecast/test_forecast.py::test_parameters_of_published_checkpoints[LTX-2]
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice1
 training/test_focus.py::test_only_what_explores_has_noise_and_a_ratio[branch]
 training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[draft-3]
@@ -67,7 +66,6 @@ models/test_lora_files.py::test_saved_lora_continues
 training/test_trainer_equalizer.py::test_equalized_norms_are_level_where_raw_ones_are_not[wan_t2v]
 models/test_families.py::test_saved_weights_load_in_diffusers[sana_video]
 models/test_told.py::test_an_empty_negative_prompt_is_the_pipelines[sana_video]
-forecast/test_forecast.py::test_a_measurement_runs_the_real_blocks[wan_t2v]
 training/test_trainer_evaluate.py::test_evaluation_repeats_and_does_not_depend_on_batches_or_history[wan_t2v]
 training/test_trainer_kl.py::test_dual_kl_has_no_velocity_gradient_in_the_first_inner_update_and_has_one_after_it[hunyuan15_t2v]
 models/test_decoding.py::test_chunks_of_frames_are_the_whole_decode[5]
@@ -124,7 +122,6 @@ doctor/test_doctor_faults.py::test_faulty_reward[constant-reward spread-fail]
 doctor/test_doctor_faults.py::test_faulty_reward[of_batch-reward batch-fail]
 doctor/test_doctor_faults.py::test_faulty_reward[of_place-reward batch-fail]
 doctor/test_doctor_faults.py::test_faulty_reward[swapped-reward prompt-warn]
-forecast/test_forecast.py::test_a_measurement_runs_the_real_blocks[hunyuan15_t2v]
 forecast/test_forecast.py::test_an_iteration_that_was_measured
 forecast/test_forecast.py::test_changes_are_options_of_train
 forecast/test_forecast.py::test_what_to_change_when_it_does_not_fit

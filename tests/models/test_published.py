@@ -13,7 +13,8 @@ import torch
 import double
 import tiny
 from published import TABLE, Published
-from sage_grpo.forecast.architecture import PUBLISHED, find_architecture
+from sage_grpo.forecast.architecture import find_architecture
+from sage_grpo.forecast.published import PUBLISHED
 from sage_grpo.models import ModelError
 from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.models.spec import ModelSpec
@@ -98,12 +99,11 @@ def sampled(row: Published, folder: Path, ours) -> tuple:
 def test_a_plan_knows_the_same_of_checkpoints_that_are_not_here() -> None:
     """`sage-grpo plan` has figures of its own for some names."""
     for name, known in PUBLISHED.items():
-        row, shift = ROWS[name], {"shift", "flow_shift"}
-        assert row.scheduler is not None
-        kind, settings = row.scheduler
-        assert known.scheduler["_class_name"] == kind
-        assert {known.scheduler[key] for key in shift & known.scheduler.keys()} == {
-            settings[key] for key in shift & settings.keys()
-        }
+        row = ROWS[name]
+        if row.scheduler is not None:  # FLUX.2's was not read; its pipeline's shift goes by tokens and steps
+            kind, settings = row.scheduler
+            known_settings = {"shift": 1.0, **known.scheduler}
+            assert known.scheduler["_class_name"] == kind
+            assert all(known_settings.get(key, value) == value for key, value in settings.items())
         assert known.boundary == row.index.get("boundary_ratio")
         assert known.guidance == row.guider

@@ -134,8 +134,8 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
         yield {"update.step_fraction": config.update.step_fraction / 2}
     if now.job.guidance:
         yield {"model.guidance_in_training": False}
-    yield {"model.frames": (video.frames - 1) // 8 * 4 + 1}
     patch = now.network.patch if now.network else (1, 1, 1)
+    yield {"model.frames": (video.frames - 1) // (2 * patch[0]) * patch[0] + 1}
     height, width = (
         max(one, round(0.75 * size / one) * one) for size, one in zip((video.height, video.width), patch[1:])
     )

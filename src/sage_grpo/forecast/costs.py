@@ -16,7 +16,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.forecast.architecture import Architecture, find_architecture, latent_elements, sigmas
 from sage_grpo.forecast.hardware import Hardware, here
 from sage_grpo.forecast.passes import Counts, Guiding, Kind, Passes, count, evaluation, evaluations, kinds, references
-from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.models.base import Explains, SplitsSequence, VelocityModel
 from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.parallel import formulas
@@ -136,8 +136,8 @@ class Forecast:
     def _guiding(self, guidance: float | None) -> Guiding:
         """`guidance` overrides the model's scale."""
         together = 0
-        if self.network is not None and not self.hardware.is_cpu:
-            together = TOGETHER // (2 * tokens(self.network, self.job))
+        if self.architecture.model is not None and not self.hardware.is_cpu:
+            together = TOGETHER // (2 * self.architecture.model.tokens)
         return Guiding(lambda sigma: self.architecture.branches(sigma, guidance), together)
 
     def _counted_by(self) -> tuple[object, ...]:
@@ -202,7 +202,7 @@ class Forecast:
             sync_every_pass=parallel.sync_every_pass,
             vae_bytes=_bytes(vae),
             vae_tiling=model.vae_tiling,
-            kept_states=max(self._kept(rank) for rank in range(self.layout.data)),
+            kept_states=max(self._kept(rank) for rank in range(self.layout.data)) + self.reused * self.hardware.is_cpu,
         )
 
     @cached_property
@@ -228,8 +228,18 @@ class Forecast:
         anchors = MASTER * max(rows) * references
         return float(element * (states + anchors + MASTER * clips))
 
-    def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
-        """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
+    @cached_property
+    def reused(self) -> float:
+        """Bytes of CPU memory in which the earlier rollouts of update.reuse wait, of the process with most."""
+        element, reuse = latent_elements(self.architecture), self.config.update.reuse
+        ranks = self._kinds[0] if reuse else []
+        most = max(
+            (sum(one.times * self._stored(one.plan, alone=True)[0] for one in kinds) for kinds in ranks), default=0
+        )
+        return float(reuse * element * most)
+
+    def _stored(self, plan: Plan, rank: int = 0, *, alone: bool = False) -> tuple[int, list[int]]:
+        """Bytes of a rank's records, of one latent element, and the rows that each update replays. alone: every record has states of its own."""
         config, element = self.config, latent_elements(self.architecture)
         size = _bytes(config.rollout.storage)
         needs_v_old = Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
@@ -237,7 +247,7 @@ class Forecast:
         gauged = plan.gauged(rank)
         stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         # A step's x_next is the next record's x; a target at a fresh noise level is nobody's.
-        before = set() if config.objective.fresh else {(replay.step + 1, replay.members) for replay in stored}
+        before = set() if config.objective.fresh or alone else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
             + (MASTER if one in gauged else old) * one.rows
@@ -409,10 +419,14 @@ def forecast(
     config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
     found = find_architecture(config.model) if architecture is None else architecture
     layout = lay_out(config.parallel, gpus)
-    if found.network is not None and found.network.heads % layout.sequence:
-        raise ValueError(
-            f"parallel.sp is {layout.sequence}, but the network has {found.network.heads} attention heads: use a divisor of that."
-        )
+    if layout.sequence > 1 and found.model is not None:
+        heads = found.model.heads[0]
+        if not isinstance(found.model, SplitsSequence):
+            raise ValueError(f"{found.family} cannot split a clip over ranks: set parallel.sp to 1.")
+        if heads % layout.sequence:
+            raise ValueError(
+                f"parallel.sp is {layout.sequence}, but the network has {heads} attention heads: use a divisor of that."
+            )
     check_negative(config.rollout.cheap, lambda sigma: found.branches(sigma, config.model.training_guidance))
     shared = like is not None and _planned_by(like.config, like.layout) == _planned_by(config, layout)
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)

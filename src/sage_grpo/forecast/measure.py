@@ -54,11 +54,12 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
             layers=layers,
             device=spec.device,
         )
-        model.keep(levels("attention", layers, cuda=True))  # what a mix of levels costs the formulas know
+        model.keep(levels("attention", len(model.blocks()), cuda=True))  # what a mix of levels costs the formulas know
         times.append(_block_times(model))
+        kinds = len(model.traits.blocks)  # blocks of each kind run, and the formulas know their mean
         decode = _decode_time(model) if layers == 1 else decode
         del model
-    forward, both = (_block(a, b) for a, b in zip(*times))
+    forward, both = (_block(a, b) / kinds for a, b in zip(*times))
     rates = fitted(network, job, hardware.rates, forward=forward, backward=both - forward, decode=decode)
     note = "" if decode is not None else "; decoding did not fit, its time is the table's"
     return replace(hardware, rates=rates, origin=f"measured just now on this machine{note}")

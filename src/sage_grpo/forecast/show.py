@@ -32,6 +32,7 @@ MEANS = {
     "replay": "forward and backward",
     "gauge": "how far the updates moved the policy",
 }
+ESTIMATED = "seconds and memory are estimates: operations and bytes are counted on the network without weights, and nothing of this family was measured on a GPU"
 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
@@ -250,8 +251,12 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     hours = forecast.gpu_hours / gpus
     kind = _kind(forecast)
     yield f"{_time(seconds)} an iteration; the run: {_time(3600 * hours)} on {gpus} {kind}(s) = {forecast.gpu_hours:,.1f} {kind}-hours"
+    if forecast.architecture.estimated:
+        yield ESTIMATED
     if any(phase.name == "gradient" for phase in forecast.phases):
         yield "gradient is computed, not measured, and does not hold what the rewards keep for their own way back"
+    if forecast.reused:
+        yield f"earlier rollouts (update.reuse) wait in {forecast.reused / GIB:.1f} GiB of CPU memory of every process"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
     need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:
@@ -270,7 +275,7 @@ def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
     counted = ", ".join(f"{busy[phase].forwards} {phase}" for phase in PHASES if busy[phase].forwards)
     lines = [f"passes of the network in an iteration: {counted}"]
     lines += [text for text in (distilled(forecast), forecast.unexplored()) if text]
-    if forecast.phases and not forecast.hardware.is_cpu:
+    if not forecast.hardware.is_cpu and forecast.phases:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
         lines += verdict(forecast, way)
@@ -286,7 +291,7 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
         found = make_forecast(config, here(processes), gpus=processes)
     except ValueError:
         return []
-    return short(found, way_to_fit(found))
+    return short(found, [] if found.hardware.is_cpu else way_to_fit(found))
 
 
 def document(
@@ -326,6 +331,8 @@ def costs(forecast: Forecast) -> dict[str, Any]:
         "peak_gib": forecast.peak / GIB,
         "iteration_seconds": forecast.iteration_seconds,
         "evaluation_seconds": forecast.evaluation_seconds,
+        "reuse_gib": forecast.reused / GIB,
+        "estimated": forecast.architecture.estimated,
         "gpu_hours": forecast.gpu_hours,
     }
 

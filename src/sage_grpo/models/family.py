@@ -106,6 +106,8 @@ class FamilyModel(ABC):
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
         self.options = spec.family_options(self.traits.options)
+        self.text_tokens = self.traits.text_tokens
+        """Tokens of a prompt, as far as costs go by them."""
         self.choices: dict[str, str] = {}
         """What was decided while loading and why, for people."""
         self.experts = Experts(spec, index, pipe)
@@ -245,6 +247,11 @@ class FamilyModel(ABC):
     def tokens(self) -> int:
         """Video tokens of a clip."""
         return self.grid.tokens(self.video)
+
+    @property
+    def given_tokens(self) -> int:
+        """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
+        return 0
 
     # ---- conditioning
 
@@ -622,10 +629,10 @@ class FamilyModel(ABC):
         sigma = torch.tensor(0.0 if self.experts.components == ("transformer_2",) else 1.0)
         return trial._forward(empty(1, *self.latent_shape()), sigma, empty(1), inputs)
 
-    def _trial_inputs(self) -> dict[str, Tensor]:
-        """Inputs of one sample on the meta device, as `_encode` gives them."""
+    def _trial_inputs(self, text: int = 2) -> dict[str, Tensor]:
+        """Inputs of one sample on the meta device, as `_encode` gives them, with so many tokens of text."""
         config, widths = self.transformer.config, self.traits.inputs
-        inputs = {name: empty(*([2] if name == "text" else []), config[width]) for name, width in widths.items()}
+        inputs = {name: empty(*([text] if name == "text" else []), config[width]) for name, width in widths.items()}
         return inputs | ({"guidance": empty(())} if self.guidance.embedded else {})
 
     def _prepare_training(self) -> None:

@@ -47,7 +47,7 @@ class Traits:
     """What the network reads of a prompt, each with what its config calls its width: "text" has tokens, anything else is one vector.
     By it is found which parameters nothing reads; where it is empty, all are trained."""
     text_tokens: int = 0
-    """Tokens of a prompt, where the costs of training are known: as many as it is padded to, or a long one's."""
+    """Tokens of a prompt, for what training costs: as many as it is padded to, or a long one's."""
     ragged: tuple[tuple[str, int], ...] = ()
     """Inputs of a block (name, dimension) whose length differs between prompts."""
     padded: bool = False

@@ -52,15 +52,17 @@ class Vae:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What the formulas need to know of a video transformer of equal blocks. Fitted figures are bytes per token and unit of width."""
+    """What the formulas need to know of a video transformer, by its mean block. Fitted figures are bytes per token and unit of width."""
 
     blocks: int
     width: int
     heads: int
-    block_parameters: int
-    other_parameters: int
-    lora_width: int
+    block_parameters: float
+    other_parameters: float
+    lora_width: float
     """LoRA parameters of a block per unit of rank: the sum of inputs and outputs of the adapted matrices."""
+    lora_weights: float
+    """Parameters of the adapted matrices of a block."""
     patch: tuple[int, int, int]
     """Pixels of a token: frames, height, width (VAE and patch together)."""
     channels: int
@@ -73,10 +75,14 @@ class Network:
     """2 where both experts are trained, of which a pass runs one."""
     positions: int = 1
     """Latent positions of a token."""
-    text_stream: bool = True
-    """Text has weights of its own and attends together with the video; otherwise the video reads it by cross-attention."""
-    feed_forward: float = 4.0
-    """Inner width of the feed-forward layers, in widths."""
+    given_tokens: int = 0
+    """Tokens beside a clip's own that blocks run like them."""
+    video_products: float = 12.0
+    """Multiplications of a video token with weights of a block, in widths squared."""
+    text_products: float = 12.0
+    """The same of a token of text."""
+    pairs: tuple[float, float, float] = (1.0, 2.0, 1.0)
+    """Pairs that a block's attention weighs: of the squared number of video tokens, of its product with the text's, of the text's squared."""
     saved_full: float = 69.0
     """Kept by a block for its backward pass when all weights are trained (bfloat16, measured on CUDA)."""
     saved_lora: float = 46.0
@@ -100,9 +106,24 @@ class Network:
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self.blocks * self.block_parameters + self.other_parameters
+        return round(self.blocks * self.block_parameters + self.other_parameters)
+
+    @property
+    def text_stream(self) -> bool:
+        """Text attends together with the video and runs through the blocks; otherwise the video reads it by cross-attention."""
+        return self.pairs[2] > 0
 
 
+HUNYUAN15_VAE = Vae(
+    parameters=1_260_634_115,
+    flops=25.3e6,
+    working=1808.0,
+    pixels_at_once=4 * 2**20,
+    graph=11_200.0,
+    past=6830.0,
+    graph_pixels=2 * 2**20,
+    efficiency=0.36,
+)
 HUNYUAN15 = Network(
     blocks=54,
     width=2048,
@@ -111,19 +132,11 @@ HUNYUAN15 = Network(
     block_parameters=36 * 2048**2,
     other_parameters=8_330_000_000 - 54 * 36 * 2048**2,
     lora_width=36 * 2048,
+    lora_weights=24 * 2048**2,
     patch=(4, 16, 16),
     channels=32,
     saved_compiled=41.0,  # 38.6 measured at 81 frames, 42.9 at 33
-    vae=Vae(
-        parameters=1_260_634_115,
-        flops=25.3e6,
-        working=1808.0,
-        pixels_at_once=4 * 2**20,
-        graph=11_200.0,
-        past=6830.0,
-        graph_pixels=2 * 2**20,
-        efficiency=0.36,
-    ),
+    vae=HUNYUAN15_VAE,
 )
 
 
@@ -211,16 +224,17 @@ class Memory:
 
 
 def tokens(network: Network, job: Job) -> int:
-    """Video tokens of a clip."""
+    """Video tokens of a clip, and of what is given beside it."""
     frames, height, width = network.patch
-    return ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
+    own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
+    return own + network.given_tokens
 
 
 def trainable(network: Network, job: Job) -> int:
     """Parameters that training changes."""
     if job.lora_rank is None:
         return network.trained_networks * (network.parameters - network.unread_parameters)
-    return network.trained_networks * network.blocks * network.lora_width * job.lora_rank
+    return round(network.trained_networks * network.blocks * network.lora_width * job.lora_rank)
 
 
 def memory(network: Network, job: Job) -> Memory:
@@ -393,17 +407,12 @@ def operations(network: Network, job: Job) -> Operations:
     """One block, one clip, one branch, on one of the ranks that share the clip."""
     d, video, text = network.width, tokens(network, job), job.text_tokens
     share = job.layout.sequence
-    inner = 2 * network.feed_forward * d * d
-    if network.text_stream:
-        attention = 4 * (video + text) ** 2 * d
-        products = 2 * (video + text) * (4 * d * d + inner)
-        moving = video + text
-    else:
-        attention = 4 * video * (video + text) * d
-        products = 2 * video * (6 * d * d + inner) + 2 * text * 2 * d * d
-        moving = video
+    of_video, of_both, of_text = network.pairs
+    attention = 4 * d * (of_video * video**2 + of_both * video * text + of_text * text**2)
+    products = 2 * d * d * (network.video_products * video + network.text_products * text)
+    moving = video + text * network.text_stream
     lora = job.lora_rank is not None
-    products += 2 * moving * network.lora_width / (2 if network.text_stream else 1) * (job.lora_rank or 0)
+    products *= 1 + (job.lora_rank or 0) * network.lora_width / network.lora_weights
     if job.compiled:
         moved = network.moved_compiled + network.moved_lora_compiled * lora
     else:

@@ -25,9 +25,18 @@ Build = Callable[[str, Mapping[str, Any]], Any]
 COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "hunyuan15": ("HunyuanVideo15Pipeline", "HunyuanVideo15Transformer3DModel", "AutoencoderKLHunyuanVideo15"),
     "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
+    "ltx": ("LTXPipeline", "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"),
     "ltx2": ("LTX2Pipeline", "LTX2VideoTransformer3DModel", "AutoencoderKLLTX2Video"),
+    "hunyuan": ("HunyuanVideoPipeline", "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"),
+    "sana_video": ("SanaVideoPipeline", "SanaVideoTransformer3DModel", "AutoencoderKLWan"),
+    "flux": ("FluxPipeline", "FluxTransformer2DModel", "AutoencoderKL"),
+    "flux2": ("Flux2KleinPipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2"),
+    "sd3": ("StableDiffusion3Pipeline", "SD3Transformer2DModel", "AutoencoderKL"),
+    "qwen_image": ("QwenImagePipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
+    "qwen_image_edit": ("QwenImageEditPipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
+    "z_image": ("ZImagePipeline", "ZImageTransformer2DModel", "AutoencoderKL"),
 }
-"""Pipeline, transformer and VAE of text-to-video checkpoints, for those whose files are not here."""
+"""Pipeline, transformer and VAE of checkpoints whose files are not here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +118,10 @@ def random_model(
     layers: int | None = None,
     device: str = "auto",
 ) -> FamilyModel:
-    """Text-to-video, built from what config.json files say; `layers` blocks instead of all. Prompts encode to random text."""
-    place = choose_device(device)
+    """Built from what config.json files say; `layers` blocks of each kind instead of all. Prompts encode to random inputs."""
+    place, kind = choose_device(device), _class_of(spec, COMPONENTS[family][0])
     dtypes = load_dtypes(spec, place)
-    fewer = {} if layers is None else {"num_layers": layers}
+    fewer = {} if layers is None else dict.fromkeys(kind.traits.blocks.values(), layers)
 
     def build(name: str, config: Mapping[str, Any]) -> Any:
         with torch.random.fork_rng(devices=[]), place:
@@ -120,11 +129,11 @@ def random_model(
 
     with tempfile.TemporaryDirectory() as folder:
         Configs(family=family, transformer={**plain(transformer), **fewer}, vae=plain(vae)).write(Path(folder))
-        model = _assembled(_class_of(spec, COMPONENTS[family][0]), spec, Path(folder), build, place)
-    width = model.transformer.config[model.traits.inputs["text"]]
+        model = _assembled(kind, spec, Path(folder), build, place)
+    shapes = {name: one.shape for name, one in model._trial_inputs(text_tokens).items() if name != "guidance"}
 
     def encode(prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-        return {"text": torch.randn(text_tokens, width).to(place, DTYPES[spec.dtype])}
+        return {name: torch.randn(shape).to(place, DTYPES[spec.dtype]) for name, shape in shapes.items()}
 
     model._encode = encode  # type: ignore[method-assign]
     model.place("network", place)

@@ -30,6 +30,7 @@ class Flux(ImageModel):
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
         encoders=("text_encoder", "text_encoder_2"),
         inputs={"text": "joint_attention_dim", "pooled": "pooled_projection_dim"},
+        text_tokens=TEXT_TOKENS,
         padded=True,
         even_sigmas=True,
         embeds_guidance=True,

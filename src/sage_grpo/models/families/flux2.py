@@ -28,6 +28,7 @@ class Flux2(ImageModel):
         lora_targets=(*JOINT_ATTENTION, "ff.linear_*", "ff_context.linear_*", "attn.to_qkv_mlp_proj", "attn.to_out"),
         encoders=("text_encoder",),
         inputs={"text": "joint_attention_dim"},
+        text_tokens=512,
         padded=True,
         even_sigmas=True,
         dynamic_shift=True,

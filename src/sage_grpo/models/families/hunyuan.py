@@ -45,6 +45,7 @@ class Hunyuan(FamilyModel):
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*", "proj_mlp", "proj_out"),
         encoders=("text_encoder", "text_encoder_2"),
         inputs={"text": "text_embed_dim", "pooled": "pooled_projection_dim"},
+        text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         embeds_guidance=True,

@@ -123,8 +123,8 @@ class Hunyuan15(FamilyModel):
             block.attn.set_processor(PackedAttention())
         return PackedTransformer(transformer)
 
-    def _trial_inputs(self) -> dict[str, Tensor]:
-        inputs, (channels, *size) = super()._trial_inputs(), self.latent_shape()
+    def _trial_inputs(self, text: int = 2) -> dict[str, Tensor]:
+        inputs, (channels, *size) = super()._trial_inputs(text), self.latent_shape()
         if self.image_to_video:
             image = empty(2, self.transformer.config.image_embed_dim)
             inputs |= {"image": image, "condition": empty(channels + 1, *size)}

@@ -45,6 +45,7 @@ class Ltx(FamilyModel):
         lora_targets=(*CROSS_ATTENTION, "ff.net.*"),
         encoders=("text_encoder",),
         inputs={"text": "caption_channels"},
+        text_tokens=128,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,

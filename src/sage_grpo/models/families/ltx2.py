@@ -15,6 +15,7 @@ from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.cache import digest
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_config
 from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
 from sage_grpo.models.network.splitting import SOUND, TOKENS, SplitPlan, split_network
 from sage_grpo.models.parts import Parts
@@ -103,11 +104,12 @@ class Ltx2(FamilyModel):
         """The video's latents (channels, frames, height, width) and the sound's (channels, moments, bands)."""
         pipe, video = self.pipe, self.video
         per_second = pipe.audio_sampling_rate / pipe.audio_hop_length / float(pipe.audio_vae_temporal_compression_ratio)
-        # A plan has no sound decoder, and the pipeline itself then takes these.
-        config = {"mel_bins": 64, "latent_channels": 8} if pipe.audio_vae is None else pipe.audio_vae.config
         moments = round(video.frames / video.fps * per_second)
-        bands = config["mel_bins"] // pipe.audio_vae_mel_compression_ratio
-        return Parts({"video": self.grid.latents(video), "audio": (config["latent_channels"], moments, bands)})
+        sound = (self.transformer.config.audio_in_channels, moments, 1)  # in a plan, which has no sound decoder
+        if pipe.audio_vae is not None:
+            config = pipe.audio_vae.config
+            sound = (config.latent_channels, moments, config.mel_bins // pipe.audio_vae_mel_compression_ratio)
+        return Parts({"video": self.grid.latents(video), "audio": sound})
 
     def latent_shape(self) -> tuple[int, ...]:
         """Numbers of one sample's parts together."""
@@ -129,6 +131,12 @@ class Ltx2(FamilyModel):
         split_network(self.network, self.blocks(), sequence, plan)
 
     # ---- prompts
+
+    def _trial_inputs(self, text: int = 2) -> dict[str, Tensor]:
+        config = self.transformer.config
+        widths = (config.cross_attention_dim, config.audio_cross_attention_dim)
+        widths = (config.caption_channels,) * 2 if config.use_prompt_embeddings else widths
+        return {name: empty(text, width) for name, width in zip(("text", "audio_text"), widths)}
 
     def _modules(self, part: str) -> list[nn.Module]:
         return [*super()._modules(part), *([self.pipe.connectors] if part == "text" else [])]

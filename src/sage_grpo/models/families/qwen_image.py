@@ -35,6 +35,7 @@ class QwenImage(FamilyModel):
         lora_targets=(*JOINT_ATTENTION, "img_mlp.net.*", "txt_mlp.net.*"),
         encoders=("text_encoder",),
         inputs={"text": "joint_attention_dim"},
+        text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,

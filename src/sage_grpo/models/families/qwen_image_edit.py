@@ -46,6 +46,7 @@ class QwenImageEdit(QwenImage):
         QwenImage.traits,
         pipelines=("QwenImageEditPipeline",),
         components=("tokenizer", "text_encoder", "processor"),
+        text_tokens=1400 + 256,  # the picture as the text encoder sees it, and a long prompt
         read_here=("processor",),
         options={"picture_pixels": PIXELS},
         whole={"picture_pixels": (32 * 32, math.inf)},
@@ -77,8 +78,14 @@ class QwenImageEdit(QwenImage):
         latents = pipe._encode_vae_image(pixels.to(self._places["vae"], pipe.vae.dtype), None)
         return {"text": text[0].to(self.dtype), "condition": latents[0].to(torch.float32)}
 
-    def _trial_inputs(self) -> dict[str, Tensor]:
-        return super()._trial_inputs() | {"condition": empty(self.grid.channels, 1, SIDE, SIDE)}
+    def _trial_inputs(self, text: int = 2) -> dict[str, Tensor]:
+        side = SIDE * math.isqrt(self.given_tokens)
+        return super()._trial_inputs(text) | {"condition": empty(self.grid.channels, 1, side, side)}
+
+    @property
+    def given_tokens(self) -> int:
+        """Those of a square picture."""
+        return (math.isqrt(int(self.options["picture_pixels"] or PIXELS)) // (SIDE * self.grid.spatial)) ** 2
 
 
 load = QwenImageEdit.load

@@ -58,6 +58,7 @@ class SanaVideo(FamilyModel):
         lora_targets=CROSS_ATTENTION,
         encoders=("text_encoder",),
         inputs={"text": "caption_channels"},
+        text_tokens=300,
         ragged=(("encoder_hidden_states", 1),),
         options={"motion_score": None},  # the pipeline adds none; its published examples do
         whole={"motion_score": (1, math.inf)},

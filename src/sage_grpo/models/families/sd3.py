@@ -27,6 +27,7 @@ class Sd3(ImageModel):
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
         inputs={"text": "joint_attention_dim", "pooled": "pooled_projection_dim"},
+        text_tokens=77 + 256,
         padded=True,
         dynamic_shift=True,
     )

@@ -112,8 +112,8 @@ class Wan(FamilyModel):
             block.attn2.set_processor(PlainAttention())
         return transformer
 
-    def _trial_inputs(self) -> dict[str, Tensor]:
-        inputs, config, (channels, *size) = super()._trial_inputs(), self.transformer.config, self.latent_shape()
+    def _trial_inputs(self, text: int = 2) -> dict[str, Tensor]:
+        inputs, config, (channels, *size) = super()._trial_inputs(text), self.transformer.config, self.latent_shape()
         if config.image_dim is not None:
             length = config.pos_embed_seq_len
             inputs["image"] = empty(2, config.image_dim) if length is None else empty(2, length // 2, config.image_dim)

@@ -36,6 +36,7 @@ class ZImage(ImageModel):
         lora_targets=("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0", "feed_forward.w*"),
         encoders=("text_encoder",),
         inputs={"text": "cap_feat_dim"},
+        text_tokens=256,
         ragged=(("x", 1),),
         even_sigmas=True,
         dynamic_shift=True,

@@ -41,8 +41,10 @@ def without_gradient(
 def _trace(transformer: Any, blocks: Mapping[str, str], run: Callable[[nn.Module], Tensor]) -> set[str]:
     layers = {name: len(getattr(transformer, name)) for name in blocks}
     fewer = {blocks[name]: min(2, count) for name, count in layers.items()}
+    # Without diffusers' own notes, among which is a list of names whose values it would set back to the class's.
+    config = {name: value for name, value in transformer.config.items() if not name.startswith("_")}
     with torch.device("meta"):
-        copy = type(transformer).from_config({**transformer.config, **fewer})
+        copy = type(transformer).from_config({**config, **fewer})
     copy.requires_grad_(True)
     with torch.enable_grad():
         reached = _reached(run(copy))

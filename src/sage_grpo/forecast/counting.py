@@ -1,0 +1,205 @@
+"""Operations and bytes of a network and of its decoder, counted while they run without storage, on the meta device. So a family needs no
+description of its costs: what it runs is the description."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.gradients import empty
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention
+SPACED = 32
+"""Tokens to whose multiples Z-Image fills up a text."""
+FRAMES = 33
+"""Of a clip whose decoding is counted: more than a VAE decodes at once that works in chunks of frames."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """What the mean of a network's repeated blocks runs for one clip, by its tokens and those of its text."""
+
+    video_products: float
+    """Multiplications of a token of the video with weights, in widths squared."""
+    text_products: float
+    """The same of a token of the text."""
+    pairs: tuple[float, float, float]
+    """How many pairs attention weighs: of the squared number of video tokens, of its product with the text's, of the text's squared."""
+    saved: float
+    """Bytes that are kept for a backward pass to all weights, in bfloat16, per token and unit of width."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What decoding a clip takes, per pixel."""
+
+    operations: float
+    working: float
+    """Bytes in bfloat16 that are there at once, at most."""
+    at_once: int
+    """Pixels that are decoded at once."""
+
+
+class Ruler(TorchDispatchMode):
+    """Adds up operations while it is on, and notes how many bytes are there at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.attention = self.products = 0.0
+        self.peak = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            number = float(formula(*args, **kwargs, out_val=out))
+            if func._overloadpacket is FLASH:
+                self.attention += number
+            else:
+                self.products += number
+        storages = [one.untyped_storage() for one in tree_leaves(out) if isinstance(one, Tensor)]
+        self._live |= {one._cdata: (StorageWeakRef(one), one.nbytes()) for one in storages}
+        self._live = {place: one for place, one in self._live.items() if not one[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._live.values()))
+        return out
+
+
+class Flash(TorchFunctionMode):
+    """Attention as a GPU runs it, without a matrix of all pairs. A mask changes neither operations nor what is kept, and is left out."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        return FLASH(*args, *(kwargs[name] for name in ("query", "key", "value")[len(args) :]))[0]
+
+
+class _Pass:
+    """What the blocks of one pass run and keep."""
+
+    def __init__(self, times: Mapping[nn.Module, int]) -> None:
+        self.attention = self.products = self.saved = 0.0
+        self._times = times
+        self._open = ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for block in self._times:
+                stack.callback(block.register_forward_pre_hook(self._begin).remove)
+                stack.callback(block.register_forward_hook(self._end).remove)
+            yield
+
+    def _begin(self, block: nn.Module, *_: object) -> None:
+        own = {id(parameter.untyped_storage()) for parameter in block.parameters()}
+        self._kept: dict[int, Any] = {}
+
+        def keep(x: Tensor) -> Tensor:
+            storage = x.untyped_storage()
+            if id(storage) not in own:
+                self._kept[id(storage)] = storage
+            return x
+
+        self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x))
+        self._ruler = self._open.enter_context(Ruler())
+
+    def _end(self, block: nn.Module, *_: object) -> None:
+        self._open.close()
+        times = self._times[block]
+        self.attention += times * self._ruler.attention
+        self.products += times * self._ruler.products
+        self.saved += times * sum(one.nbytes() for one in self._kept.values())
+
+
+_known: dict[Hashable, Any] = {}
+"""By network and size: a plan asks for the same many times, and networks without storage are kept."""
+
+
+def count_blocks(model: FamilyModel, width: int) -> Blocks:
+    """Counted at the model's own size, with texts of three lengths."""
+    key = (model.transformer, model.video, model.text_tokens, model.given_tokens)
+    if key not in _known:
+        _known[key] = _count_blocks(model, width)
+    return _known[key]
+
+
+def _count_blocks(model: FamilyModel, width: int) -> Blocks:
+    trial, times = _shortened(model)
+    blocks, tokens = sum(times.values()), model.tokens + model.given_tokens
+    unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
+    passes = []
+    for words in (unit, 2 * unit, 3 * unit):
+        inputs = {name: one[None] for name, one in trial._trial_inputs(words).items()}
+        one = _Pass(times)
+        with one(), torch.enable_grad(), Flash():
+            trial._forward(empty(1, *trial.latent_shape(), dtype=torch.bfloat16), torch.tensor(1.0), empty(1), inputs)
+        passes.append(one)
+    first, second, third = (one.attention / (4 * width * blocks) for one in passes)
+    of_text = (first - 2 * second + third) / (2 * unit**2)
+    by_text = (second - first) / unit - 3 * of_text * unit
+    products, more, _ = (one.products / (2 * width**2 * blocks) for one in passes)
+    return Blocks(
+        video_products=(2 * products - more) / tokens,
+        text_products=(more - products) / unit,
+        pairs=((first - by_text * unit - of_text * unit**2) / tokens**2, by_text / tokens, of_text),
+        saved=passes[2].saved / (blocks * width * (tokens + 3 * unit * (of_text > 0))),
+    )
+
+
+def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
+    """The model in bfloat16 with one block of each kind, and how often each is there."""
+    trial, transformer = copy.copy(model), copy.copy(model.transformer)
+    transformer._modules = dict(transformer._modules)
+    kinds: Counter[Hashable] = Counter(map(_kind, model.blocks()))
+    for name in model.traits.blocks:
+        found = {_kind(block): block for block in getattr(model.transformer, name)}
+        transformer._modules[name] = nn.ModuleList(found.values())
+    transformer = copy.deepcopy(transformer)
+    nn.Module.bfloat16(transformer)
+    trial.spec = replace(model.spec, train=False, lora=None, packed=True)
+    trial.dtype = torch.bfloat16
+    trial.transformer, trial.network, trial.others = transformer, model._adapted(transformer), []
+    return trial, {block: kinds[_kind(block)] for block in trial.blocks()}
+
+
+def _kind(block: nn.Module) -> Hashable:
+    """The same for blocks that do the same work."""
+    return type(block), tuple((name, parameter.shape) for name, parameter in block.named_parameters())
+
+
+def count_decoder(model: FamilyModel) -> Decoder:
+    """Of the beginning of a clip, whose frames are decoded together."""
+    key = (model.pipe.vae, model.video)
+    if key not in _known:
+        _known[key] = _count_decoder(model)
+    return _known[key]
+
+
+def _count_decoder(model: FamilyModel) -> Decoder:
+    vae, trial = model.pipe.vae, copy.copy(model)
+    trial.video = replace(model.video, frames=min(model.video.frames, FRAMES))
+    trial.pipe = copy.copy(model.pipe)
+    trial.pipe.vae = copy.deepcopy(vae).bfloat16()
+    with torch.no_grad(), Flash(), Ruler() as ruler:
+        for chunk in trial._pixels(trial._to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
+            del chunk
+    area = model.video.height * model.video.width
+    pixels = trial.video.frames * area
+    frames = trial.video.frames if getattr(vae, "use_framewise_decoding", False) else model.video.frames
+    return Decoder((ruler.attention + ruler.products) / pixels, ruler.peak / pixels, frames * area)
