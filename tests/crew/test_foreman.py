@@ -15,6 +15,8 @@ from sage_grpo.doctor import examine
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.parallel.spec import RaySpec
+from sage_grpo.recipes import methods
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.telling.terminal import iteration_line
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.types import Conditioning
@@ -84,6 +86,30 @@ def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
     assert len(trainer.crew.hands.done) == ITERATIONS * 3
     assert trainer.crew.row["crew/gap"] == 0.0
     assert list(trainer.crew.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
+
+
+@pytest.mark.parametrize("method", [methods.nft, methods.awm, methods.dpo, methods.rft, methods.adjoint])
+def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, monkeypatch, method) -> None:
+    """There is no ratio to check a worker by: it says how probable a target is, and the trainer asks its own weights."""
+    steps = replace(config.rollout, steps=4)
+    made = method(replace(config, rollout=steps, update=replace(config.update, updates_per_rollout=1)))
+    made = replace(
+        made,
+        objective=replace(made.objective, levels=2),
+        rewards=[RewardSpec(name="crew_toys:smooth", options={"differentiable": True})],
+    )
+    if method is methods.nft:  # the policy that samples is not the newest
+        made = replace(made, objective=replace(made.objective, old_decay=0.5))
+    trainer = employing(
+        monkeypatch,
+        on_ray(made),
+        "a",
+        "liar",
+        fate=lambda worker, job: "lies" * (worker == "liar" and job.iteration),
+    )
+    with pytest.warns(UserWarning, match="liar is refused"):
+        assert_alike(run(trainer), run(make_trainer(made)))
+    assert trainer.crew.row["crew/gap"] == 0.0
 
 
 def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:

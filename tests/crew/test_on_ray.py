@@ -18,9 +18,9 @@ import pytest
 from test_foreman import figures
 
 import needs
-from sage_grpo.crew import on_ray
 from sage_grpo.crew.jobs import CrewError
 from sage_grpo.models.lora import LoraSpec
+from sage_grpo.parallel.cluster import LOOPBACK, find_ray
 from sage_grpo.parallel.spec import RaySpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig
@@ -34,7 +34,7 @@ KILLED = 10
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes of one CPU each, on the loopback address; gone after the last test."""
-    given = {"RAY_USAGE_STATS_ENABLED": "0", on_ray.LOOPBACK: "0", "RAY_CLIENT_MODE": "0"}
+    given = {"RAY_USAGE_STATS_ENABLED": "0", LOOPBACK: "0", "RAY_CLIENT_MODE": "0"}
     given |= {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
     given["PYTHONBREAKPOINT"] = "ray.util.rpdb._driver_set_trace"  # all of these Ray sets anyway
     before = {name: os.environ.get(name) for name in given}
@@ -107,13 +107,13 @@ def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, mo
             while not victims:
                 time.sleep(0.05)
                 victims = list(hands.ready())
-            on_ray.find_ray(cluster.address).kill(hands._actors[draw.choice(victims)])
+            find_ray(cluster.address).kill(hands._actors[draw.choice(victims)])
 
     killer = threading.Thread(target=kill)
     rows = [figures(trainer.step())]
     killer.start()
     rows += until(trainer, lambda: not killer.is_alive() and len(hands.ready()) == NODES)
-    assert hands._made == NODES + KILLED, "each was replaced"
+    assert next(hands._numbers) == 1 + NODES + KILLED, "each was replaced"
     assert trainer.crew.row["crew/refused"] == 0
     # One that is made wrong on purpose.
     liar = hands.ready()[0]
@@ -171,6 +171,7 @@ def test_a_cluster_of_its_own_is_only_this_machines(tmp_path) -> None:
     script = """
 import socket
 from sage_grpo.crew import on_ray
+from sage_grpo.parallel.cluster import LOOPBACK, find_ray
 from sage_grpo.parallel.spec import RaySpec
 ray = on_ray.connect(RaySpec(workers=1))
 print({node["NodeManagerAddress"] for node in ray.nodes()}, ray.nodes()[0]["NodeManagerPort"])
@@ -181,7 +182,7 @@ try:
     socket.create_connection((host, port), 2)
 except OSError:
     print("closed")
-ray.shutdown()
+opened.__exit__(None, None, None)
 """
     needs.module("ray")
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -25,6 +25,7 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
+from sage_grpo.rl.surrogate import clip_range
 from sage_grpo.sentinel.figures import Travel, appearance
 from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
@@ -116,7 +117,8 @@ class Trainer:
         decoded."""
         self.sound: Sound | None = None
         """Of the last iteration's clips."""
-        self.crew = crew_of(config, self.studio, params, self.objective.clip)
+        clip = clip_range(dims, config.surrogate.clip_scale) if spec.fresh else self.objective.clip
+        self.crew = crew_of(config, self.studio, params, clip)
         """Who samples in this process's place; mostly nobody."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
