@@ -170,10 +170,9 @@ def test_a_cluster_of_its_own_is_only_this_machines(tmp_path) -> None:
     """Ray's servers listen on all addresses unless they are told otherwise."""
     script = """
 import socket
-from sage_grpo.crew import on_ray
-from sage_grpo.parallel.cluster import LOOPBACK, find_ray
-from sage_grpo.parallel.spec import RaySpec
-ray = on_ray.connect(RaySpec(workers=1))
+from sage_grpo.parallel.cluster import connected
+opened = connected(None)
+ray = opened.__enter__()
 print({node["NodeManagerAddress"] for node in ray.nodes()}, ray.nodes()[0]["NodeManagerPort"])
 port = ray.nodes()[0]["NodeManagerPort"]
 socket.create_connection(("127.0.0.1", port), 2).close()
