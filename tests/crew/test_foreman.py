@@ -227,9 +227,11 @@ def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatc
 
 def test_the_terminal_says_who_sampled() -> None:
     row = {"reward/total": 1.0, "gradient/norm": 0.1, "time/total": 2.0}
-    crew = {"crew/workers": 3.0, "crew/idle_s": 1.0, "crew/busy_s": 3.0}
-    assert "3 workers 25% idle" in iteration_line(1, 4, row | crew, 6.0)
-    assert "workers" not in iteration_line(1, 4, row | {"crew/staleness": 1.0}, 6.0)
+    crew = {"crew/workers": 3.0, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 5.0, "crew/staleness": 0.0}
+    assert "  3 workers 25% idle  queue 5  kl" in iteration_line(1, 4, row | crew, 6.0)
+    alone = iteration_line(1, 4, row | {"crew/staleness": 1.0}, 6.0)
+    assert "  1 old  " in alone
+    assert "workers" not in alone
 
 
 def test_conditions_that_are_one_object_stay_one() -> None:
