@@ -22,8 +22,8 @@ Fate = Callable[[str, Job], str]
 class InProcess:
     """Workers that take turns. They are one object: a job says everything that counts."""
 
-    def __init__(self, config: TrainConfig, names: Sequence[str], fate: Fate, ranks: int = 1) -> None:
-        self.worker = Worker(config, ranks, torch.get_num_threads(), [])
+    def __init__(self, config: TrainConfig, names: Sequence[str], fate: Fate, ranks: int = 1, away=None) -> None:
+        self.worker = Worker(config, ranks, torch.get_num_threads(), [], away or {})
         self.names, self.fate, self.replaces = list(names), fate, True
         self.weights: dict[int, bytes] = {}
         self.jobs: list[tuple[str, Job]] = []
@@ -76,6 +76,8 @@ def wrong(made: Result) -> Result:
 def employing(monkeypatch, config: TrainConfig, *names: str, fate: Fate = lambda worker, job: "") -> Trainer:
     """A trainer whose workers are in this process."""
     own = replace(config, model=replace(config.model, device="cpu"))
-    monkeypatch.setattr(on_ray, "RayHands", lambda config, device, rank, ranks: InProcess(own, names, fate, ranks))
+    monkeypatch.setattr(
+        on_ray, "RayHands", lambda config, studio, rank, ranks: InProcess(own, names, fate, ranks, studio.reward.away)
+    )
     monkeypatch.setattr(on_ray, "find_ray", lambda address: None)
     return Trainer(config, build(config))

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -153,6 +154,23 @@ def test_a_node_that_joins_late_and_leaves_and_a_run_that_is_continued(
     resume(again, tmp_path / "kept")
     rows += [figures(again.step())]
     assert_same_run(rows, again, config, make, monkeypatch)
+
+
+def test_rewards_that_are_actors_of_their_own_may_die_and_score_as_here(config, make, monkeypatch) -> None:
+    """They are killed in the middle of calls; Ray starts them again, and asks again."""
+    ray = replace(config.rollout.ray, workers=2)
+    reward = RewardSpec(name="crew_toys:slow", actors=2, actor_cpus=0.5)
+    trainer = make(replace(config, rewards=[reward], rollout=replace(config.rollout, ray=ray)))
+    actors = trainer.reward.away["slow"]
+    rows = [figures(trainer.step())]
+    for one in actors._copies:
+        kill = partial(trainer.crew.hands._ray.kill, one, no_restart=False)
+        killer = threading.Timer(crew_toys.SECONDS, kill)
+        killer.start()
+        rows.append(figures(trainer.step()))
+        killer.join()
+    assert trainer.crew.row["crew/lost"] == 0, "workers were not touched"
+    assert_same_run(rows, trainer, config, make, monkeypatch)
 
 
 def test_what_workers_cannot_load_ends_the_run_with_the_reason(config, make, monkeypatch) -> None:

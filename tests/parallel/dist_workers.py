@@ -124,7 +124,7 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
         return "lies" if worker == "liar 1" else "fails" if worker == "lazy 1" else ""
 
     def run(config: c.TrainConfig, *names: str) -> tuple[list[dict[str, float]], dict[str, Any], dict[str, float]]:
-        def hands(config: c.TrainConfig, device: torch.device, rank: int, ranks: int) -> InProcess:
+        def hands(config: c.TrainConfig, studio: Any, rank: int, ranks: int) -> InProcess:
             return InProcess(config, [f"{name} {rank}" for name in names], fate, ranks)
 
         with mock.patch.object(on_ray, "RayHands", hands), mock.patch.object(on_ray, "find_ray"):

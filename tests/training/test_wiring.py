@@ -282,6 +282,15 @@ def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
     return calls[0][1]["device"]
 
 
+def judges(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
+    """The actors that rewards get, and where they compute."""
+    patch.setattr(inputs, "connected", lambda address, cpus: contextlib.nullcontext(cpus))
+    patch.setattr(
+        inputs, "hired", lambda ray, kind, given, **size: contextlib.nullcontext((ray, kind, given[-1], size))
+    )
+    return inputs.hire(config, contextlib.ExitStack())
+
+
 def crew(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
     """What Ray is asked for, what every worker is made with, and how long and how closely its foreman looks."""
     ray = mock.MagicMock()

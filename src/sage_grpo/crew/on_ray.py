@@ -35,7 +35,7 @@ def crew_of(
             f"rollout.on ray with {world.size} training processes needs a model with one network, and this one has {1 + len(studio.model.others)}: the "
             "processes that share them would not check their workers on the same one. Use one training process."
         )
-    hands = RayHands(config, studio.model.device, world.rank, world.size)
+    hands = RayHands(config, studio, world.rank, world.size)
     return Foreman(studio, params, hands, rollout.ray, clip, rollout.staleness)
 
 
@@ -66,15 +66,15 @@ def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> Non
 class RayHands:
     """Up to `rollout.ray.workers` actors, or a rank's share of them. Ray starts each where there is room for it, now or later."""
 
-    def __init__(self, config: TrainConfig, device: torch.device, rank: int = 0, ranks: int = 1) -> None:
-        """device: where the trainer computes."""
-        spec = config.rollout.ray
+    def __init__(self, config: TrainConfig, studio: Studio, rank: int = 0, ranks: int = 1) -> None:
+        """studio: the trainer's."""
+        spec, device = config.rollout.ray, studio.model.device
         self._open = ExitStack()
-        self._ray = self._open.enter_context(connected(spec.address, spec.workers * spec.cpus))
+        self._ray = self._open.enter_context(connected(spec.address, config.actor_cpus))
         gpus = float(device.type == "cuda") if spec.gpus is None else spec.gpus
         paths = [os.path.abspath(path) for path in sys.path]
         self._actor = self._ray.remote(Worker).options(num_cpus=spec.cpus, num_gpus=gpus)
-        self._given = config, ranks, torch.get_num_threads(), paths
+        self._given = config, ranks, torch.get_num_threads(), paths, studio.reward.away
         self._numbers = count(rank + 1, ranks)
         self._actors: dict[str, Any] = {}
         self._ready: dict[str, str] = {}

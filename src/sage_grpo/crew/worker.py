@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from sage_grpo.crew.jobs import Job, Result, checked, log_prob, moved, unpack
 from sage_grpo.crew.studio import Studio
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.away import Asked
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import compose, load_model
 from sage_grpo.training.placing import get_ready, hold_to_budget, settle
@@ -24,9 +25,11 @@ CPU = torch.device("cpu")
 class Worker:
     """Holds the model, and with `rollout.ray.scores workers` the rewards. Text encoders and the optimizer are the trainer's."""
 
-    def __init__(self, config: TrainConfig, ranks: int, threads: int, paths: Sequence[str]) -> None:
+    def __init__(
+        self, config: TrainConfig, ranks: int, threads: int, paths: Sequence[str], away: Mapping[str, Asked]
+    ) -> None:
         """ranks: training processes, among which plans divide clips. threads: of PyTorch on the CPU, as at the trainer: sums over other numbers of them
-        differ in the last bits. paths: where the trainer finds code of the user's own."""
+        differ in the last bits. paths: where the trainer finds code of the user's own. away: rewards with actors of their own, by title."""
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
         if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker its own
@@ -35,7 +38,7 @@ class Worker:
         model = load_model(config, World())
         hold_to_budget(config.model, model.device)
         scores = config.rollout.ray.scores == "workers"
-        reward = compose(config, model.device, scores=scores)
+        reward = compose(config, model.device, away=away, scores=scores)
         self.studio = Studio(config, model, reward, world=World(size=ranks))
         self.scores, self.version = scores, -1
 

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
@@ -65,6 +65,35 @@ def connected(address: str | None, cpus: float = 0) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+class Actors:
+    """Copies of one object, each in a process of a cluster. Who holds this can ask them, in any process of the cluster."""
+
+    def __init__(self, ray: Any, copies: Sequence[Any]) -> None:
+        self._ray, self._copies = ray, list(copies)
+        self._asked = 0
+
+    def ask(self, method: str, *given: Any) -> Any:
+        """What one of them answers, in turn; each process begins elsewhere. One that dies Ray starts again, and asks it again."""
+        one = self._copies[(os.getpid() + self._asked) % len(self._copies)]
+        self._asked += 1
+        try:
+            return self._ray.get(getattr(one, method).remote(*given))
+        except self._ray.exceptions.RayActorError as error:
+            raise ConfigError(f"An actor could not start: {error}") from error
+
+
+@contextmanager
+def hired(ray: Any, kind: type, given: Sequence[Any], *, copies: int, cpus: float, gpus: float) -> Iterator[Actors]:
+    """Copies of an object on the cluster while this lasts."""
+    made = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
+    actors = [made.remote(*given) for _ in range(copies)]
+    try:
+        yield Actors(ray, actors)
+    finally:
+        for one in actors:
+            ray.kill(one)
 
 
 def _knock(address: str) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +22,9 @@ from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.named import name_of, refuse_object
+from sage_grpo.parallel.cluster import Actors, connected, hired
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.away import Asked, Judge
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
@@ -57,6 +63,8 @@ class Inputs:
     """What it is evaluated on; without any there is no evaluation."""
     examples: Examples | None = None
     """Where prompts come with the clips to learn from."""
+    opened: ExitStack = field(default_factory=ExitStack)
+    """Rewards that have processes of their own; they end when it is closed."""
 
 
 def adopt(
@@ -109,18 +117,22 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
     get_ready(wanted=config.model.deterministic)
     hold_to_budget(config.model, _device(config, world, given))
     prompts, held_out = load_sources(config, given)
-    reward = load_rewards(config, prompts[0], world, given)
-    model = load_model(config, world) if given.model is None else given.model
-    if given.model is not None and world.device is not None and model.device != world.device:
-        raise ConfigError(
-            f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
-            f"ModelSpec(...).load({str(world.device)!r})."
+    with ExitStack() as opened:
+        reward = load_rewards(config, prompts[0], world, given, opened)
+        model = load_model(config, world) if given.model is None else given.model
+        if given.model is not None and world.device is not None and model.device != world.device:
+            raise ConfigError(
+                f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
+                f"ModelSpec(...).load({str(world.device)!r})."
+            )
+        examples = None
+        if config.data.clips is not None:
+            encodes_clips(model)
+            examples = usable(config.data.clips, prompts, model.video)
+            prompts = list(examples.prompts)
+        return Inputs(
+            model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples, opened=opened.pop_all()
         )
-    if config.data.clips is None:
-        return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
-    encodes_clips(model)
-    found = usable(config.data.clips, prompts, model.video)
-    return Inputs(model=model, reward=reward, prompts=found.prompts, held_out=held_out, examples=found)
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
@@ -147,26 +159,51 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
     return worth_compiling(config.model.compile, device, config.model.dtype, passes)
 
 
-def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given | None = None) -> CompositeReward:
-    """The rewards of a run, tried out. They leave the accelerator to the policy between their calls."""
+def load_rewards(
+    config: TrainConfig, prompt: Prompt, world: World, given: Given | None = None, opened: ExitStack | None = None
+) -> CompositeReward:
+    """The rewards of a run, tried out. They leave the accelerator to the policy between their calls. `opened` gets their actors; without it there are none."""
     given = given or Given()
     if config.objective.by_gradient:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
-    reward = compose(config, _device(config, world, given), given.rewards)
+    away = {} if opened is None else hire(config, opened)
+    reward = compose(config, _device(config, world, given), given.rewards, away)
     try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
     return reward
 
 
+def hire(config: TrainConfig, opened: ExitStack) -> dict[str, Actors]:
+    """The actors of rewards that have some, by title."""
+    away: dict[str, Actors] = {}
+    for spec in config.rewards if config.rollout.on == "ray" else ():
+        if spec.actors:
+            ray = opened.enter_context(connected(config.rollout.ray.address, config.actor_cpus))
+            paths, ready = (
+                [os.path.abspath(path) for path in sys.path],
+                partial(get_ready, wanted=config.model.deterministic),
+            )
+            judge = (spec, torch.get_num_threads(), paths, ready, "cuda" if spec.actor_gpus else "cpu")
+            made = hired(ray, Judge, judge, copies=spec.actors, cpus=spec.actor_cpus, gpus=spec.actor_gpus)
+            away[spec.title] = opened.enter_context(made)
+    return away
+
+
 def compose(
-    config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None, *, scores: bool = True
+    config: TrainConfig,
+    device: torch.device,
+    objects: Mapping[str, Reward] | None = None,
+    away: Mapping[str, Asked] | None = None,
+    *,
+    scores: bool = True,
 ) -> CompositeReward:
-    """The rewards of a run; unless it `scores`, none."""
+    """The rewards of a run; unless it `scores`, none. `away` are those that have actors."""
     return CompositeReward(
         config.rewards if scores else (),
         max_failed_fraction=config.max_failed_fraction,
         device=device,
         offload_between=device.type != "cpu",
         objects=objects,
+        away=away,
         optional=config.data.clips is not None or not scores,
     )
 

@@ -108,7 +108,7 @@ class Trainer:
         self._check_groups()
         if spec.by_gradient:
             check_differentiable(self.model, self.reward, spec.frames)
-        self.examples = inputs.examples
+        self.examples, self.opened = inputs.examples, inputs.opened
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
@@ -440,9 +440,10 @@ class Trainer:
         return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
 
     def close(self) -> None:
-        """Let go of workers, where there are any."""
+        """Let go of workers and of rewards' processes, where there are any."""
         if self.crew is not None:
             self.crew.close()
+        self.opened.close()
 
     def export(self, folder: Path) -> None:
         """Write weights that load into diffusers: the EMA's when there is one. Called by all ranks."""
