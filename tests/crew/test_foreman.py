@@ -214,15 +214,42 @@ def test_old_weights_here_and_on_workers_are_the_same_run(config, make_trainer, 
     assert not workers.crew._thread.is_alive()
 
 
+def employed(config, make_trainer, monkeypatch, where):
+    return (
+        employing(monkeypatch, stale(on_ray(config), 2), "a") if where == "workers" else make_trainer(stale(config, 2))
+    )
+
+
 @pytest.mark.parametrize("where", ["here", "workers"])
-def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatch, where) -> None:
-    workers = where == "workers"
-    trainer = employing(monkeypatch, stale(on_ray(config), 1), "a") if workers else make_trainer(stale(config, 1))
+def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatch, where, tmp_path) -> None:
+    trainer = employed(replace(config, iterations=6), make_trainer, monkeypatch, where)
     trainer.step()
-    trainer.state.sentinel.rollbacks += 1
+    good = trainer.save(tmp_path / "kept")
+    trainer.writer.finish()
     trainer.step()
-    assert trainer.crew.row["crew/staleness"] == 0.0
+    assert trainer.crew.row["crew/staleness"] == 1.0
+    trainer.state.go_back(good, trainer.world)
+    for old in (0.0, 1.0):
+        trainer.step()
+        assert trainer.crew.row["crew/staleness"] == old
     trainer.close()
+
+
+@pytest.mark.parametrize("where", ["here", "workers"])
+def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, monkeypatch, where, tmp_path) -> None:
+    config = replace(config, iterations=5)
+    whole = make_trainer(stale(config, 2))
+    rows = [figures(whole.step()) for _ in range(5)]
+    first = employed(config, make_trainer, monkeypatch, where)
+    found = [figures(first.step()) for _ in range(3)]
+    first.save(tmp_path / "kept")
+    first.writer.finish()
+    first.close()
+    second = employed(config, make_trainer, monkeypatch, where)
+    resume(second, tmp_path / "kept")
+    found += [figures(second.step()) for _ in range(2)]
+    second.close()
+    assert_alike((found, weights_of(second)), (rows, weights_of(whole)))
 
 
 def test_the_terminal_says_who_sampled() -> None:

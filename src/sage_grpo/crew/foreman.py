@@ -21,7 +21,7 @@ from torch import nn
 from sage_grpo.crew.jobs import CrewError, Job, Result, checked, log_prob, moved, packed, rollout_of
 from sage_grpo.crew.studio import Conditions, Studio
 from sage_grpo.parallel.spec import RaySpec
-from sage_grpo.training.anchor import Snapshot
+from sage_grpo.training.anchor import Past, Snapshot
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.rollout import Rollout
 
@@ -105,10 +105,16 @@ class Foreman:
     run they decide together."""
 
     def __init__(
-        self, studio: Studio, params: Mapping[str, nn.Parameter], hands: Hands, spec: RaySpec, clip: float, ahead: int
+        self,
+        studio: Studio,
+        params: Mapping[str, nn.Parameter],
+        hands: Hands,
+        spec: RaySpec,
+        clip: float,
+        past: Past | None = None,
     ) -> None:
-        """clip: the clip range; ahead: iterations that are made before they are due (rollout.staleness)."""
-        self.studio, self.params, self.hands, self.spec = studio, dict(params), hands, spec
+        """clip: the clip range; past: where iterations are made before they are due, the weights that make them."""
+        self.studio, self.params, self.hands, self.spec, self.past = studio, dict(params), hands, spec, past
         self.limit = spec.limit * clip
         self.row: dict[str, float] = {}
         """Metrics of the last iteration."""
@@ -120,29 +126,32 @@ class Foreman:
         self._running: dict[str, Job] = {}
         self._free: dict[str, float] = {}
         """Since when workers have nothing to do."""
-        self._era, self._version, self._idle, self._lost, self._refused = 0, -1, 0.0, 0, 0
+        self._version, self._idle, self._lost, self._refused = -1, 0.0, 0, 0
         self._alive = time.monotonic()
         self._lock, self._closed, self._error = RLock(), Event(), ""
-        self._thread = Thread(target=self._between, name="foreman", daemon=True) if ahead else None
+        self._thread = Thread(target=self._between, name="foreman", daemon=True) if past is not None else None
         if self._thread is not None:
             self._thread.start()
 
-    def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool], era: int = 0) -> Rollout:
-        """The rollout of an iteration that is due; those that are `coming` are begun with the weights of now.
-
-        era: how often the run has gone back to a checkpoint: what was made by weights that are given up is given up as well.
-        """
+    def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
+        """The rollout of an iteration that is due; those that are `coming` are begun with the weights of now."""
+        promised: dict[int, tuple[int, Snapshot | None]] = {due.iteration: (due.iteration, None)}
+        if self.past is not None:
+            promised = dict(self.past.promise(due.iteration, [plan.iteration for plan in coming]))
         with self._lock:
-            self._orders = {n: one for n, one in self._orders.items() if era == self._era and n >= due.iteration}
-            self._era, self._queue = era, deque(job for job in self._queue if self._wanted(job))
-            fresh = [plan for plan in (due, *coming) if plan.iteration not in self._orders]
-            if fresh:
-                self._version += 1
-                oldest = min((order.jobs[0].version for order in self._orders.values()), default=self._version)
-                self.hands.publish(self._version, packed(self.params), oldest)
-                weights = Snapshot(self.params, offload=True) if coming else None
-                for plan in fresh:
-                    self._order(plan, due.iteration, weights, whole=shows(plan.iteration))
+            # What was made by weights that are given up (the run went back) is given up as well.
+            self._orders = {n: one for n, one in self._orders.items() if promised.get(n) == (one.since, one.weights)}
+            self._queue = deque(job for job in self._queue if self._wanted(job))
+            versions = {order.since: order.jobs[0].version for order in self._orders.values()}
+            for plan in (due, *coming):
+                if plan.iteration in self._orders:
+                    continue
+                since, weights = promised[plan.iteration]
+                if since not in versions:
+                    self._version = versions[since] = self._version + 1
+                    copies = self.params if weights is None else weights.copies
+                    self.hands.publish(self._version, packed(copies), min(versions.values()))
+                self._order(plan, since, weights, versions[since], whole=shows(plan.iteration))
         order = self._orders[due.iteration]
         queued, began = len(self._queue), time.monotonic()
         self._until(order)
@@ -162,13 +171,13 @@ class Foreman:
             self._thread.join()
         self.hands.close()
 
-    def _order(self, plan: Plan, since: int, weights: Snapshot | None, *, whole: bool) -> None:
+    def _order(self, plan: Plan, since: int, weights: Snapshot | None, version: int, *, whole: bool) -> None:
         conditions, rank = self.studio.conditions(plan), self.studio.world.rank
         travelling = moved(conditions, torch.device("cpu"))
         prompts = {group.number: group.prompt for group in plan.groups}
         shown = tuple(prompts[number] for number in sorted(prompts))
         owns = [{group: travelling[group] for group in task.members(0)} for task in plan.tasks(rank)]
-        jobs = [Job(plan.iteration, rank, part, self._version, shown, own, whole) for part, own in enumerate(owns)]
+        jobs = [Job(plan.iteration, rank, part, version, shown, own, whole) for part, own in enumerate(owns)]
         self._orders[plan.iteration] = Order(plan, jobs, conditions, since, weights)
         self._queue.extend(jobs)
 

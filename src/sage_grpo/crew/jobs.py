@@ -95,7 +95,7 @@ def log_prob(record: Record, step: int) -> Tensor:
     return law.expand(len(x_next)).log_prob(x_next)
 
 
-def packed(params: Mapping[str, nn.Parameter]) -> bytes:
+def packed(params: Mapping[str, Tensor]) -> bytes:
     """Trained weights as safetensors; all processes that share them call this."""
     return save({name: whole(p).cpu().contiguous() for name, p in params.items()})
 

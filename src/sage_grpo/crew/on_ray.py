@@ -19,16 +19,17 @@ from sage_grpo.crew.lagging import Lagging
 from sage_grpo.crew.studio import Studio
 from sage_grpo.crew.worker import Worker
 from sage_grpo.parallel.cluster import connected, find_ray
+from sage_grpo.training.anchor import Past
 from sage_grpo.training.config import TrainConfig
 
 
 def crew_of(
-    config: TrainConfig, studio: Studio, params: Mapping[str, nn.Parameter], clip: float
+    config: TrainConfig, studio: Studio, params: Mapping[str, nn.Parameter], past: Past | None, clip: float
 ) -> Foreman | Lagging | None:
-    """Who makes a trainer's rollouts in its place; None is nobody. `clip` is the clip range."""
+    """Who makes a trainer's rollouts in its place; None is nobody. `past` are old weights, where they sample; `clip` is the clip range."""
     rollout, world = config.rollout, studio.world
     if rollout.on == "here":
-        return Lagging(studio, params) if rollout.staleness else None
+        return None if past is None else Lagging(studio, past)
     check(config, world.processes)
     if world.size > 1 and studio.model.others:
         raise CrewError(
@@ -36,7 +37,7 @@ def crew_of(
             "processes that share them would not check their workers on the same one. Use one training process."
         )
     hands = RayHands(config, studio, world.rank, world.size)
-    return Foreman(studio, params, hands, rollout.ray, clip, rollout.staleness)
+    return Foreman(studio, params, hands, rollout.ray, clip, past)
 
 
 def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> None:

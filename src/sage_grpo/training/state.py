@@ -20,7 +20,7 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
 from sage_grpo.sentinel.sentinel import Sentinel
-from sage_grpo.training.anchor import Anchor, Ema, Old, Reference
+from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference
 from sage_grpo.training.config import SentinelConfig, TrainConfig
 from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.placing import settle
@@ -148,6 +148,8 @@ class TrainState:
     """The policy that samples, where it lags behind the live one."""
     shelf: Shelf | None = None
     """Earlier rollouts, where updates learn from them again."""
+    past: Past | None = None
+    """Earlier weights, where they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
     """Iterations completed."""
@@ -176,6 +178,7 @@ class TrainState:
             stream=PromptStream(prompts, config.seed),
             reference=Reference.of(config),
             old=old,
+            past=Past(params) if config.rollout.staleness else None,
         )
 
     @property
@@ -188,7 +191,8 @@ class TrainState:
     ) -> Path:
         """Write a checkpoint of this moment, with what the caller adds to it."""
         tensors, own = self._tensors(), {} if self.shelf is None else self.shelf.tensors()
-        # Every rank has earlier rollouts of its own, under its own names; what state.json lists all of them have.
+        own |= {} if self.past is None else self.past.tensors()
+        # Every rank has earlier rollouts of its own, under its own names; what state.json lists all checkpoints of a run have.
         known = {**self._meta(), "tensors": sorted(tensors), **meta}
         return writer.save(root, self.iteration, {**tensors, **own}, known, files)
 
@@ -204,6 +208,9 @@ class TrainState:
                 self.anchor.renewed_at = int(meta["anchor_renewed_at"])
             if self.shelf is not None:
                 self._take_up(self.shelf, meta["shelf"], folder, world)
+            if self.past is not None:
+                self.past.load_state_dict(meta["past"])
+                checkpoint.load_some(folder, self.past.tensors(), world)
 
     def _take_up(self, shelf: Shelf, known: Mapping[str, Any], folder: Path, world: World) -> None:
         shelf.check(known)
@@ -220,6 +227,8 @@ class TrainState:
         self.optimizer.pace.slow_to(self.sentinel.brake)
         if self.shelf is not None:  # what the run goes back from is not learned again
             self.shelf.lessons = []
+        if self.past is not None:  # nor does it sample
+            self.past.forget()
         if self.anchor is not None:  # the live weights are not the anchor's unless they were then
             was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
             self.anchor.renewed_at = self.updates if was_live else -1
@@ -258,6 +267,7 @@ class TrainState:
             "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,
             **({} if self.shelf is None else {"shelf": self.shelf.state_dict()}),
+            **({} if self.past is None else {"past": self.past.state_dict()}),
         }
 
 

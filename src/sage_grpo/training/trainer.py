@@ -118,7 +118,7 @@ class Trainer:
         self.sound: Sound | None = None
         """Of the last iteration's clips."""
         clip = clip_range(dims, config.surrogate.clip_scale) if spec.fresh else self.objective.clip
-        self.crew = crew_of(config, self.studio, params, clip)
+        self.crew = crew_of(config, self.studio, params, self.state.past, clip)
         """Who samples in this process's place; mostly nobody."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
@@ -202,7 +202,7 @@ class Trainer:
         with self.state.old.applied() if self.state.old is not None and self.state.old.samples else nullcontext():
             if self.crew is None:
                 return self.studio.sampler(plan).run()
-            return self.crew.roll_out(plan, self._coming(), self.shows, self.state.sentinel.rollbacks)
+            return self.crew.roll_out(plan, self._coming(), self.shows)
 
     def _coming(self) -> list[Plan]:
         """The iterations after the one that is due that are sampled with the weights of now."""
