@@ -130,18 +130,21 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
         with mock.patch.object(on_ray, "RayHands", hands), mock.patch.object(on_ray, "find_ray"):
             trainer = Trainer(config, build(config, world), world)
             rows = [trainer.step() for _ in range(config.iterations)]
+            trainer.close()
         figures = [{k: v for k, v in row.items() if not k.startswith(("time/", "crew/"))} for row in rows]
         return figures, whole(trainer), {} if trainer.crew is None else trainer.crew.row
 
-    ray = dataclasses.replace(config.rollout, on="ray", ray=RaySpec(address="127.0.0.1:1"))
-    with_workers = dataclasses.replace(config, rollout=ray)
-    error = ""
-    found = {"here": run(config), "workers": run(with_workers, "good", "liar")}
+    found = {}
+    for old in (0, 1):
+        stale = dataclasses.replace(config.rollout, staleness=old)
+        ray = dataclasses.replace(stale, on="ray", ray=RaySpec(address="127.0.0.1:1"))
+        found["here", old] = run(dataclasses.replace(config, rollout=stale))
+        found["workers", old] = run(dataclasses.replace(config, rollout=ray), "good", "liar")
     try:
-        run(with_workers, "lazy")
+        run(dataclasses.replace(config, rollout=ray), "lazy")
     except CrewError as stopped:
-        error = str(stopped)
-    return {**found, "error": error}
+        return {**found, "error": str(stopped)}
+    return found
 
 
 class Recorder:
