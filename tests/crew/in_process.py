@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from sage_grpo.crew import on_ray
-from sage_grpo.crew.foreman import Told
+from sage_grpo.crew.hands import Told
 from sage_grpo.crew.jobs import Job, Result
 from sage_grpo.crew.worker import Worker
 from sage_grpo.training.config import TrainConfig

@@ -29,7 +29,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
-from sage_grpo.training import inputs, placing, state
+from sage_grpo.training import inputs, placing, scoring, state
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.video import write_mp4
 from slowly import slow_but
@@ -284,11 +284,11 @@ def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
 
 def judges(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
     """The actors that rewards get, and where they compute."""
-    patch.setattr(inputs, "connected", lambda address, cpus: contextlib.nullcontext(cpus))
+    patch.setattr(scoring, "connected", lambda address, cpus: contextlib.nullcontext(cpus))
     patch.setattr(
-        inputs, "hired", lambda ray, kind, given, **size: contextlib.nullcontext((ray, kind, given[-1], size))
+        scoring, "hired", lambda ray, kind, given, **size: contextlib.nullcontext((ray, kind, given[-1], size))
     )
-    return inputs.hire(config, contextlib.ExitStack())
+    return scoring.hire(config, contextlib.ExitStack())
 
 
 def crew(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:

@@ -13,11 +13,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, RLock, Thread
-from typing import Protocol
 
 import torch
 from torch import nn
 
+from sage_grpo.crew.hands import Hands, Told
 from sage_grpo.crew.jobs import CrewError, Job, Result, checked, log_prob, moved, packed, rollout_of
 from sage_grpo.crew.studio import Conditions, Studio
 from sage_grpo.parallel.spec import RaySpec
@@ -31,50 +31,6 @@ WAIT = 0.5
 """Seconds that one round of handing out and taking in waits at most."""
 LARGEST = ("crew/staleness", "crew/waited_s", "crew/gap")
 """Metrics of which the largest of all training processes is told; the others are added up."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """What became of a worker's job."""
-
-    worker: str
-    result: Result | None = None
-    error: str = ""
-    """Why there is none."""
-    lost: bool = False
-    """The worker is gone."""
-
-
-class Hands(Protocol):
-    """The workers, wherever they are."""
-
-    def ready(self) -> Sequence[str]:
-        """Those who can work, also those who do."""
-        ...
-
-    def publish(self, version: int, weights: bytes, oldest: int) -> None:
-        """Weights for the jobs that name this version; those before the `oldest` are not needed any more."""
-        ...
-
-    def start(self, worker: str, job: Job) -> None:
-        """Give a worker a job."""
-        ...
-
-    def wait(self, seconds: float) -> Sequence[Told]:
-        """What became of jobs since the last call; waits for so long where there is nothing yet."""
-        ...
-
-    def dismiss(self, worker: str) -> None:
-        """Send a worker away for good."""
-        ...
-
-    def hope(self) -> str:
-        """Empty while more workers may come, else why none will."""
-        ...
-
-    def close(self) -> None:
-        """Send all away."""
-        ...
 
 
 @dataclass

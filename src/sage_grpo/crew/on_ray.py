@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sage_grpo.crew.foreman import Foreman, Told
+from sage_grpo.crew.foreman import Foreman
+from sage_grpo.crew.hands import Told
 from sage_grpo.crew.jobs import CrewError, Job
 from sage_grpo.crew.lagging import Lagging
 from sage_grpo.crew.studio import Studio

@@ -14,10 +14,10 @@ from sage_grpo.crew.studio import Studio
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.away import Asked
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import compose, load_model
+from sage_grpo.training.inputs import load_model
 from sage_grpo.training.placing import get_ready, hold_to_budget, settle
 from sage_grpo.training.rollout import Kept
-from sage_grpo.training.scoring import Judged, no_clips
+from sage_grpo.training.scoring import Judged, compose, no_clips
 
 CPU = torch.device("cpu")
 

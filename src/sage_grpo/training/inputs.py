@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,16 +19,14 @@ from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.named import name_of, refuse_object
-from sage_grpo.parallel.cluster import Actors, connected, hired
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.away import Asked, Judge
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, hold_to_budget
-from sage_grpo.training.scoring import metadata_of
+from sage_grpo.training.scoring import compose, hire, metadata_of
 from sage_grpo.types import DifferentiableReward, Reward
 from sage_grpo.video import read_pictures
 from sage_grpo.worlds.world import WORLDS, Listed
@@ -170,42 +165,6 @@ def load_rewards(
     reward = compose(config, _device(config, world, given), given.rewards, away)
     try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
     return reward
-
-
-def hire(config: TrainConfig, opened: ExitStack) -> dict[str, Actors]:
-    """The actors of rewards that have some, by title."""
-    away: dict[str, Actors] = {}
-    for spec in config.rewards if config.rollout.on == "ray" else ():
-        if spec.actors:
-            ray = opened.enter_context(connected(config.rollout.ray.address, config.actor_cpus))
-            paths, ready = (
-                [os.path.abspath(path) for path in sys.path],
-                partial(get_ready, wanted=config.model.deterministic),
-            )
-            judge = (spec, torch.get_num_threads(), paths, ready, "cuda" if spec.actor_gpus else "cpu")
-            made = hired(ray, Judge, judge, copies=spec.actors, cpus=spec.actor_cpus, gpus=spec.actor_gpus)
-            away[spec.title] = opened.enter_context(made)
-    return away
-
-
-def compose(
-    config: TrainConfig,
-    device: torch.device,
-    objects: Mapping[str, Reward] | None = None,
-    away: Mapping[str, Asked] | None = None,
-    *,
-    scores: bool = True,
-) -> CompositeReward:
-    """The rewards of a run; unless it `scores`, none. `away` are those that have actors."""
-    return CompositeReward(
-        config.rewards if scores else (),
-        max_failed_fraction=config.max_failed_fraction,
-        device=device,
-        offload_between=device.type != "cpu",
-        objects=objects,
-        away=away,
-        optional=config.data.clips is not None or not scores,
-    )
 
 
 def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:
