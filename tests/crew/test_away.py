@@ -32,7 +32,7 @@ def both(spec: RewardSpec, **more: Any) -> tuple[Any, Any, Near]:
     """Scores and failures here and there."""
     generator = torch.Generator().manual_seed(0)
     videos = torch.randint(0, 256, (5, 9, 16, 16, 3), dtype=torch.uint8, generator=generator)
-    other = RewardSpec(name="video_stats", weights={"saturation": 1.0})
+    other = RewardSpec(name="crew_toys:first_frame", label="other", options={"per_frame": True, "num_frames": 2})
     near = Near(spec)
     found = []
     for away in ({}, {spec.title: near}):
@@ -64,6 +64,7 @@ def test_scores_failures_and_what_is_read_are_those_of_here(
     for name, part in here[0].parts.items():
         assert torch.equal(part.nan_to_num(-1), there[0].parts[name].nan_to_num(-1)), name
     assert here[1:] == there[1:]
+    assert (here[3] is None) == (spec.name not in ("crew_toys:first_frame", "crew_toys:known"))
     (sent,) = [given[0] for method, given in near.sent if method == "score"]
     assert (sent.videos.numel() > 0) != (spec.options.get("reads") == "latents")
     assert (sent.latents is None) == (spec.options.get("reads") != "latents")
