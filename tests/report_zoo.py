@@ -47,13 +47,18 @@ def rows(iteration: int, last: int, prompts: Sequence[str] = PROMPTS, gains: Seq
     return found
 
 
-def write_metrics(folder: Path, iterations: int, every: int, *, failed: int = 0) -> None:
+CREW = {"workers": 3.0, "queue": 2.0, "staleness": 1.0, "waited_s": 0.5, "busy_s": 3.0, "idle_s": 1.0}
+"""Metrics of workers."""
+
+
+def write_metrics(folder: Path, iterations: int, every: int, *, failed: int = 0, workers: bool = False) -> None:
     """Rows of all iterations so far, and the evaluations among them."""
     with (folder / "metrics.jsonl").open("w") as stream:
         for number in range(iterations + 1):
             if number:
                 row = {"iteration": number, "reward/total": 1 + 0.01 * number, "reward/failed": failed * (number == 2)}
                 row |= {"kl/total": 1e-4 * number, "gradient/norm": 2.0 / number, "time/total": 1.5}
+                row |= {f"crew/{name}": value for name, value in CREW.items()} if workers else {}
                 row |= {
                     f"gradient/{kind}/{step:03d}": 0.1 * (step + 1) for kind in ("raw", "sent") for step in range(3)
                 }
@@ -72,7 +77,14 @@ def hum(count: int) -> Sound:
 
 
 def fake_run(
-    folder: Path, *, seed: int = 0, iterations: int = 4, every: int = 2, lr: float = 5e-5, sound: bool = False
+    folder: Path,
+    *,
+    seed: int = 0,
+    iterations: int = 4,
+    every: int = 2,
+    lr: float = 5e-5,
+    sound: bool = False,
+    workers: bool = False,
 ) -> Path:
     """A finished run with evaluations at 0, every, ..., iterations."""
     folder.mkdir(parents=True)
@@ -81,7 +93,7 @@ def fake_run(
         start, out=str(folder), seed=seed, iterations=iterations, optimizer=replace(start.optimizer, lr=lr)
     )
     (folder / "config.yaml").write_text(yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
-    write_metrics(folder, iterations, every, failed=3)
+    write_metrics(folder, iterations, every, failed=3, workers=workers)
     samples = Samples(folder / "videos", megabytes=100)
     for number in range(0, iterations + 1, every):
         shades = [40 + 20 * seed + 30 * number + place for place in range(len(PROMPTS))]

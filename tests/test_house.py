@@ -67,7 +67,7 @@ QUARANTINE = {
     "torch.utils.tensorboard": ("telling/metrics.py",),
     "wandb": ("telling/metrics.py",),
     "trackio": ("telling/metrics.py",),
-    "ray": ("crew/on_ray.py", "lab/cluster.py"),
+    "ray": ("parallel/cluster.py",),
 }
 MOST_FILES = 16
 """Modules that a room shows; a list of commands is one."""

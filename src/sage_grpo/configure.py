@@ -280,7 +280,14 @@ def _built(text: str) -> tuple[str, Any]:
     import yaml
 
     fault = _yaml_fault(text)
-    return fault, None if fault else yaml.safe_load(text)
+    content = None if fault else yaml.safe_load(text)
+    waiting = [content]
+    while waiting and not fault:
+        one = waiting.pop()
+        if isinstance(one, dict) and any(isinstance(key, bool) for key in one):
+            fault = 'YAML takes the keys on, off, yes and no for true and false: put them in quotes ("on": ray)'
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return fault, content
 
 
 def check_yaml(file: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 Keep = Literal["input", "attention", "all"]
@@ -105,6 +106,15 @@ class Reward(Protocol):
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score uint8 clips B x F x H x W x 3; every returned tensor is float32 with B values."""
+        ...
+
+
+@runtime_checkable
+class Placeable(Protocol):
+    """A reward with weights that can be moved to a device."""
+
+    def to(self, device: torch.device) -> object:
+        """Move the weights."""
         ...
 
 

@@ -25,7 +25,7 @@ RESTING = (
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two runs that differ in seed and learning rate."""
     folder = tmp_path_factory.mktemp("report")
-    runs = [fake_run(folder / "first"), fake_run(folder / "second", seed=1, lr=1e-4)]
+    runs = [fake_run(folder / "first"), fake_run(folder / "second", seed=1, lr=1e-4, workers=True)]
     return write_report(runs, folder / "report.html")
 
 
@@ -59,6 +59,8 @@ def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, r
     # Base and two runs of three prompts, among which is the one with the lowest change.
     assert page.locator("#overview video").count() == 3 * 3
     assert "lowest change: a blue ring on a navy wall" in page.locator(".some").inner_text()
+    told = page.locator("#crew tbody tr").all_inner_texts()
+    assert [row.split() for row in told] == [["second", "3", "25%", "2.0", "33%", "1.0", "–", "–", "–"]]
     chart = page.locator(".chart").first
     chart.locator("svg").hover(position={"x": 200, "y": 100})
     assert "iteration 2" in chart.locator(".tip").inner_text()

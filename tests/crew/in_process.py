@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from sage_grpo.crew import on_ray
-from sage_grpo.crew.foreman import Told
+from sage_grpo.crew.hands import Told
 from sage_grpo.crew.jobs import Job, Result
 from sage_grpo.crew.worker import Worker
 from sage_grpo.training.config import TrainConfig
@@ -22,8 +22,8 @@ Fate = Callable[[str, Job], str]
 class InProcess:
     """Workers that take turns. They are one object: a job says everything that counts."""
 
-    def __init__(self, config: TrainConfig, names: Sequence[str], fate: Fate) -> None:
-        self.worker = Worker(config, torch.get_num_threads(), [])
+    def __init__(self, config: TrainConfig, names: Sequence[str], fate: Fate, ranks: int = 1, away=None) -> None:
+        self.worker = Worker(config, ranks, torch.get_num_threads(), [], away or {})
         self.names, self.fate, self.replaces = list(names), fate, True
         self.weights: dict[int, bytes] = {}
         self.jobs: list[tuple[str, Job]] = []
@@ -70,12 +70,14 @@ def wrong(made: Result) -> Result:
         replay: replace(kept, log_prob_old=None if kept.log_prob_old is None else kept.log_prob_old + 0.05)
         for replay, kept in made.records.items()
     }
-    return replace(made, records=records)
+    return replace(made, records=records, proof=None if made.proof is None else made.proof + 0.05)
 
 
 def employing(monkeypatch, config: TrainConfig, *names: str, fate: Fate = lambda worker, job: "") -> Trainer:
     """A trainer whose workers are in this process."""
     own = replace(config, model=replace(config.model, device="cpu"))
-    monkeypatch.setattr(on_ray, "RayHands", lambda config, device: InProcess(own, names, fate))
+    monkeypatch.setattr(
+        on_ray, "RayHands", lambda config, studio, rank, ranks: InProcess(own, names, fate, ranks, studio.reward.away)
+    )
     monkeypatch.setattr(on_ray, "find_ray", lambda address: None)
     return Trainer(config, build(config))

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sage_grpo.configure import ConfigError
 from sage_grpo.crew import on_ray
 from sage_grpo.crew.jobs import CrewError
 from sage_grpo.models.lora import LoraSpec
+from sage_grpo.parallel import cluster
 from sage_grpo.parallel.spec import RaySpec
-from sage_grpo.recipes.methods import adjoint, nft
+from sage_grpo.recipes.methods import adjoint, dpo, nft
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.inputs import Given
 
@@ -27,12 +29,17 @@ def config(make_config):
     return replace(made, rollout=replace(made.rollout, on="ray"))
 
 
+def stale(config):
+    return replace(config, rollout=replace(config.rollout, staleness=1))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda c: replace(c, model=replace(c.model, lora=None)), "model.lora null"),
-        (lambda c: nft(c), "objective.kind nft: it has no step with a log-probability"),
-        (lambda c: adjoint(c), "objective.kind gradient"),
+        (lambda c: nft(stale(c)), "objective.kind nft: it learns at noise levels without the log-probability"),
+        (lambda c: adjoint(stale(c)), "objective.kind gradient"),
+        (lambda c: replace(dpo(c), data=replace(c.data, clips="own.jsonl"), rewards=[]), "data.clips: clips are given"),
         (
             lambda c: replace(
                 c,
@@ -54,8 +61,13 @@ def test_configurations(config, change, said: str) -> None:
 
 def test_what_only_the_start_knows(config, monkeypatch) -> None:
     monkeypatch.setattr(on_ray, "find_ray", lambda address: None)
-    with pytest.raises(CrewError, match="one training process, and there are 2"):
+    with pytest.raises(CrewError, match=r"2 training processes without rollout.ray.address"):
         preflight(config, ranks=2)
+    there = replace(config, rollout=replace(config.rollout, ray=RaySpec(address="127.0.0.1:1", workers=1)))
+    with pytest.raises(CrewError, match=r"2 training processes with rollout.ray.workers 1"):
+        preflight(there, ranks=2)
+    with pytest.raises(CrewError, match=r"2 training processes parallel.sp 2"):
+        preflight(replace(there, parallel=replace(there.parallel, sp=2)), ranks=2)
     with pytest.raises(CrewError, match="cannot have the reward mine that this program made"):
         preflight(config, given=Given(rewards={"mine": None}))  # type: ignore[dict-item]
     assert not [text for text in preflight(config) if "task" in text]
@@ -64,10 +76,10 @@ def test_what_only_the_start_knows(config, monkeypatch) -> None:
 
 
 def test_without_the_package_the_extra_is_named(config, monkeypatch) -> None:
-    for name in ("RAY_USAGE_STATS_ENABLED", on_ray.LOOPBACK):
+    for name in ("RAY_USAGE_STATS_ENABLED", cluster.LOOPBACK):
         monkeypatch.setenv(name, "0")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(CrewError, match=r'pip install "sage-grpo\[ray\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "sage-grpo\[ray\]"'):
         preflight(config)
 
 
@@ -88,9 +100,12 @@ def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch) -> None:
             self.open = False
 
     ray = Ray()
-    monkeypatch.setattr(on_ray, "find_ray", lambda address: ray)
-    with pytest.raises(CrewError, match=r"listens on 192.0.2.7, where others could run code"):
-        on_ray.connect(RaySpec())
+    monkeypatch.setattr(cluster, "find_ray", lambda address: ray)
+    with (
+        pytest.raises(ConfigError, match=r"listens on 192.0.2.7, where others could run code"),
+        cluster.connected(None),
+    ):
+        pass
     assert not ray.open
 
 

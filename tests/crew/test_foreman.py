@@ -16,6 +16,8 @@ from sage_grpo.doctor import examine
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.parallel.spec import RaySpec
+from sage_grpo.recipes import methods
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.telling.terminal import iteration_line
 from sage_grpo.training import inputs
 from sage_grpo.training.config import BatchConfig
@@ -87,6 +89,30 @@ def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
     assert len(trainer.crew.hands.done) == ITERATIONS * 3
     assert trainer.crew.row["crew/gap"] == 0.0
     assert list(trainer.crew.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
+
+
+@pytest.mark.parametrize("method", [methods.nft, methods.awm, methods.dpo, methods.rft, methods.adjoint])
+def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, monkeypatch, method) -> None:
+    """There is no ratio to check a worker by: it says how probable a target is, and the trainer asks its own weights."""
+    steps = replace(config.rollout, steps=4)
+    made = method(replace(config, rollout=steps, update=replace(config.update, updates_per_rollout=1)))
+    made = replace(
+        made,
+        objective=replace(made.objective, levels=2),
+        rewards=[RewardSpec(name="crew_toys:smooth", options={"differentiable": True})],
+    )
+    if method is methods.nft:  # the policy that samples is not the newest
+        made = replace(made, objective=replace(made.objective, old_decay=0.5))
+    trainer = employing(
+        monkeypatch,
+        on_ray(made),
+        "a",
+        "liar",
+        fate=lambda worker, job: "lies" * (worker == "liar" and job.iteration),
+    )
+    with pytest.warns(UserWarning, match="liar is refused"):
+        assert_alike(run(trainer), run(make_trainer(made)))
+    assert trainer.crew.row["crew/gap"] == 0.0
 
 
 def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
@@ -191,22 +217,51 @@ def test_old_weights_here_and_on_workers_are_the_same_run(config, make_trainer, 
     assert not workers.crew._thread.is_alive()
 
 
+def employed(config, make_trainer, monkeypatch, where):
+    return (
+        employing(monkeypatch, stale(on_ray(config), 2), "a") if where == "workers" else make_trainer(stale(config, 2))
+    )
+
+
 @pytest.mark.parametrize("where", ["here", "workers"])
-def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatch, where) -> None:
-    workers = where == "workers"
-    trainer = employing(monkeypatch, stale(on_ray(config), 1), "a") if workers else make_trainer(stale(config, 1))
+def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatch, where, tmp_path) -> None:
+    trainer = employed(replace(config, iterations=6), make_trainer, monkeypatch, where)
     trainer.step()
-    trainer.state.sentinel.rollbacks += 1
+    good = trainer.save(tmp_path / "kept")
+    trainer.writer.finish()
     trainer.step()
-    assert trainer.crew.row["crew/staleness"] == 0.0
+    assert trainer.crew.row["crew/staleness"] == 1.0
+    trainer.state.go_back(good, trainer.world)
+    for old in (0.0, 1.0):
+        trainer.step()
+        assert trainer.crew.row["crew/staleness"] == old
     trainer.close()
+
+
+@pytest.mark.parametrize("where", ["here", "workers"])
+def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, monkeypatch, where, tmp_path) -> None:
+    config = replace(config, iterations=5)
+    whole = make_trainer(stale(config, 2))
+    rows = [figures(whole.step()) for _ in range(5)]
+    first = employed(config, make_trainer, monkeypatch, where)
+    found = [figures(first.step()) for _ in range(3)]
+    first.save(tmp_path / "kept")
+    first.writer.finish()
+    first.close()
+    second = employed(config, make_trainer, monkeypatch, where)
+    resume(second, tmp_path / "kept")
+    found += [figures(second.step()) for _ in range(2)]
+    second.close()
+    assert_alike((found, weights_of(second)), (rows, weights_of(whole)))
 
 
 def test_the_terminal_says_who_sampled() -> None:
     row = {"reward/total": 1.0, "gradient/norm": 0.1, "time/total": 2.0}
-    crew = {"crew/workers": 3.0, "crew/idle_s": 1.0, "crew/busy_s": 3.0}
-    assert "3 workers 25% idle" in iteration_line(1, 4, row | crew, 6.0)
-    assert "workers" not in iteration_line(1, 4, row | {"crew/staleness": 1.0}, 6.0)
+    crew = {"crew/workers": 3.0, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 5.0, "crew/staleness": 0.0}
+    assert "  3 workers 25% idle  queue 5  kl" in iteration_line(1, 4, row | crew, 6.0)
+    alone = iteration_line(1, 4, row | {"crew/staleness": 1.0}, 6.0)
+    assert "  1 old  " in alone
+    assert "workers" not in alone
 
 
 def test_clips_to_start_from_travel_with_the_job(make_config, make_trainer, monkeypatch, tmp_path) -> None:

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import crew_toys
@@ -18,9 +20,9 @@ import pytest
 from test_foreman import figures
 
 import needs
-from sage_grpo.crew import on_ray
 from sage_grpo.crew.jobs import CrewError
 from sage_grpo.models.lora import LoraSpec
+from sage_grpo.parallel.cluster import LOOPBACK, find_ray
 from sage_grpo.parallel.spec import RaySpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig
@@ -34,7 +36,7 @@ KILLED = 10
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes of one CPU each, on the loopback address; gone after the last test."""
-    given = {"RAY_USAGE_STATS_ENABLED": "0", on_ray.LOOPBACK: "0", "RAY_CLIENT_MODE": "0"}
+    given = {"RAY_USAGE_STATS_ENABLED": "0", LOOPBACK: "0", "RAY_CLIENT_MODE": "0"}
     given |= {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
     given["PYTHONBREAKPOINT"] = "ray.util.rpdb._driver_set_trace"  # all of these Ray sets anyway
     before = {name: os.environ.get(name) for name in given}
@@ -107,13 +109,13 @@ def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, mo
             while not victims:
                 time.sleep(0.05)
                 victims = list(hands.ready())
-            on_ray.find_ray(cluster.address).kill(hands._actors[draw.choice(victims)])
+            find_ray(cluster.address).kill(hands._actors[draw.choice(victims)])
 
     killer = threading.Thread(target=kill)
     rows = [figures(trainer.step())]
     killer.start()
     rows += until(trainer, lambda: not killer.is_alive() and len(hands.ready()) == NODES)
-    assert hands._made == NODES + KILLED, "each was replaced"
+    assert next(hands._numbers) == 1 + NODES + KILLED, "each was replaced"
     assert trainer.crew.row["crew/refused"] == 0
     # One that is made wrong on purpose.
     liar = hands.ready()[0]
@@ -154,6 +156,23 @@ def test_a_node_that_joins_late_and_leaves_and_a_run_that_is_continued(
     assert_same_run(rows, again, config, make, monkeypatch)
 
 
+def test_rewards_that_are_actors_of_their_own_may_die_and_score_as_here(config, make, monkeypatch) -> None:
+    """They are killed in the middle of calls; Ray starts them again, and asks again."""
+    ray = replace(config.rollout.ray, workers=2)
+    reward = RewardSpec(name="crew_toys:slow", actors=2, actor_cpus=0.5)
+    trainer = make(replace(config, rewards=[reward], rollout=replace(config.rollout, ray=ray)))
+    actors = trainer.reward.away["slow"]
+    rows = [figures(trainer.step())]
+    for one in actors._copies:
+        kill = partial(trainer.crew.hands._ray.kill, one, no_restart=False)
+        killer = threading.Timer(crew_toys.SECONDS, kill)
+        killer.start()
+        rows.append(figures(trainer.step()))
+        killer.join()
+    assert trainer.crew.row["crew/lost"] == 0, "workers were not touched"
+    assert_same_run(rows, trainer, config, make, monkeypatch)
+
+
 def test_what_workers_cannot_load_ends_the_run_with_the_reason(config, make, monkeypatch) -> None:
     """A reward that is not there on the nodes."""
     trainer = make(replace(config, rollout=replace(config.rollout, ray=replace(config.rollout.ray, workers=1))))
@@ -170,9 +189,9 @@ def test_a_cluster_of_its_own_is_only_this_machines(tmp_path) -> None:
     """Ray's servers listen on all addresses unless they are told otherwise."""
     script = """
 import socket
-from sage_grpo.crew import on_ray
-from sage_grpo.parallel.spec import RaySpec
-ray = on_ray.connect(RaySpec(workers=1))
+from sage_grpo.parallel.cluster import connected
+opened = connected(None)
+ray = opened.__enter__()
 print({node["NodeManagerAddress"] for node in ray.nodes()}, ray.nodes()[0]["NodeManagerPort"])
 port = ray.nodes()[0]["NodeManagerPort"]
 socket.create_connection(("127.0.0.1", port), 2).close()
@@ -181,9 +200,10 @@ try:
     socket.create_connection((host, port), 2)
 except OSError:
     print("closed")
-ray.shutdown()
+opened.__exit__(None, None, None)
 """
-    needs.module("ray")
+    if find_spec("ray") is None:  # imported here it would leave its traces
+        needs.lacking("ray")
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "{'127.0.0.1'}" in said.stdout, said.stdout + said.stderr
     assert "closed" in said.stdout

@@ -182,7 +182,7 @@ def test_every_fingerprint_is_compared(name: str, make_config, tmp_path: Path) -
 
 @pytest.mark.parametrize("field", [one.name for one in dataclasses.fields(RewardSpec)])
 def test_of_a_reward_only_where_and_how_fast_is_free(field: str) -> None:
-    free = ("batch_size", "device", "overlap", "isolate_failures", "try_out")
+    free = ("batch_size", "device", "overlap", "isolate_failures", "try_out", "actors", "actor_gpus", "actor_cpus")
     old = identity.plain(dataclasses.asdict(RewardSpec(name="trainer_toys:bright")))
     found = identity.differences({"rewards": [old]}, {"rewards": [{**old, field: "something else"}]})
     assert bool(found) == (field not in free)

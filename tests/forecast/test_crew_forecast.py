@@ -51,7 +51,7 @@ def test_workers_share_the_sampling_and_staleness_hides_it() -> None:
 @pytest.mark.slow
 def test_what_travels_is_what_a_worker_gives_back() -> None:
     config, said = config_of(), crew(config_of())
-    worker = Worker(config, 1, [])
+    worker = Worker(config, 1, 1, [], {})
     weights = packed(worker.studio.model.trainable())
     prompts = tuple(Prompt(f"a red circle {number}") for number in range(4))
     plan = worker.studio.planner.plan(0, prompts)

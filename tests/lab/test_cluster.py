@@ -146,9 +146,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert "add --on ray" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'sage-grpo\[ray\]'"), cluster.connected(None):
+    with pytest.raises(ConfigError, match=r'pip install "sage-grpo\[ray\]"'), cluster.connected(None):
         pass
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())  # nobody asks it
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))  # nobody asks more
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         for address in (f"127.0.0.1:{closed.getsockname()[1]}", "ray://head", "head"):

@@ -18,13 +18,16 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
+from crew.in_process import InProcess
 from double import in_double
+from sage_grpo.crew import on_ray
+from sage_grpo.crew.jobs import CrewError, Job
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.gaussian import expanded
 from sage_grpo.models.network import blocks
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import checkpoint, heartbeat
-from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.parallel.spec import ParallelSpec, RaySpec
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
@@ -111,6 +114,37 @@ def train_compiled(world: World, config: c.TrainConfig) -> dict[str, Any]:
     update = dataclasses.replace(config.update, gradient_checkpointing="attention")
     with mock.patch.object(blocks.torch, "compile", partial(torch.compile, backend="aot_eager")):
         return train(world, dataclasses.replace(config, model=model, update=update))
+
+
+@in_double
+def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
+    """The same run here, with workers of which one lies to rank 1, and with workers that always fail it."""
+
+    def fate(worker: str, job: Job) -> str:
+        return "lies" if worker == "liar 1" else "fails" if worker == "lazy 1" else ""
+
+    def run(config: c.TrainConfig, *names: str) -> tuple[list[dict[str, float]], dict[str, Any], dict[str, float]]:
+        def hands(config: c.TrainConfig, studio: Any, rank: int, ranks: int) -> InProcess:
+            return InProcess(config, [f"{name} {rank}" for name in names], fate, ranks)
+
+        with mock.patch.object(on_ray, "RayHands", hands), mock.patch.object(on_ray, "find_ray"):
+            trainer = Trainer(config, build(config, world), world)
+            rows = [trainer.step() for _ in range(config.iterations)]
+            trainer.close()
+        figures = [{k: v for k, v in row.items() if not k.startswith(("time/", "crew/"))} for row in rows]
+        return figures, whole(trainer), {} if trainer.crew is None else trainer.crew.row
+
+    found = {}
+    for old in (0, 1):
+        stale = dataclasses.replace(config.rollout, staleness=old)
+        ray = dataclasses.replace(stale, on="ray", ray=RaySpec(address="127.0.0.1:1"))
+        found["here", old] = run(dataclasses.replace(config, rollout=stale))
+        found["workers", old] = run(dataclasses.replace(config, rollout=ray), "good", "liar")
+    try:
+        run(dataclasses.replace(config, rollout=ray), "lazy")
+    except CrewError as stopped:
+        return {**found, "error": str(stopped)}
+    return found
 
 
 class Recorder:

@@ -18,7 +18,7 @@ from report_zoo import FPS, FRAMES, GAINS, PROMPTS, clip, fake_run, many_prompts
 from sage_grpo.commands import demo
 from sage_grpo.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
 from sage_grpo.report.picture import draw_run, side_by_side, slug, write_pairs
-from sage_grpo.report.run_data import MOST_POINTS, noise_picture, read_run, series, stepwise
+from sage_grpo.report.run_data import MOST_POINTS, crew, noise_picture, read_run, series, stepwise
 from sage_grpo.report.summary import by_attribute, interval, table, verdict
 from sage_grpo.statistics import t_quantile
 from sage_grpo.video import read_video
@@ -43,6 +43,23 @@ def test_gains_are_paired_clip_by_clip_with_their_interval(runs: list[Path]) -> 
     finals = [1 + 0.01 * place + GAINS[place] for place in range(len(GAINS))]
     assert score["mean"] == pytest.approx(statistics.mean(finals))
     assert base["gains"] == {}
+
+
+def test_who_sampled_is_told_of_runs_with_workers_and_with_old_weights(runs: list[Path]) -> None:
+    assert crew(read_run(runs[0]).rows) is None
+    rows = [
+        {"time/total": 10.0, "crew/staleness": old, "crew/waited_s": 4.0, "crew/queue": 2.0 * old, "crew/idle_s": 1.0}
+        | {"crew/workers": 3.0 - old, "crew/busy_s": 3.0, "crew/gap": 0.1 * old, "crew/lost": old, "crew/refused": 0.0}
+        for old in (0.0, 1.0)
+    ]
+    told = crew(rows)
+    assert told == {
+        **{"workers": 2.0, "queue": 1.0, "staleness": 0.5, "idle": 0.25, "waited": 0.4},
+        **{"gap": 0.1, "lost": 1.0, "refused": 0.0},
+    }
+    lagging = crew([{"time/total": 1.0, "crew/staleness": 2.0}])
+    assert lagging is not None
+    assert {name for name, value in lagging.items() if value is not None} == {"staleness"}
 
 
 def in_shapes(folder: Path) -> Path:

@@ -23,12 +23,13 @@ from sage_grpo import session
 from sage_grpo.crew import on_ray, studio
 from sage_grpo.effects import MEANING, Effect, affects
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.parallel import cluster
 from sage_grpo.parallel.spec import lay_out
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling import metrics
-from sage_grpo.training import inputs, placing, state
+from sage_grpo.training import inputs, placing, scoring, state
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.video import write_mp4
 from slowly import slow_but
@@ -281,11 +282,22 @@ def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
     return calls[0][1]["device"]
 
 
+def judges(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
+    """The actors that rewards get, and where they compute."""
+    patch.setattr(scoring, "connected", lambda address, cpus: contextlib.nullcontext(cpus))
+    patch.setattr(
+        scoring, "hired", lambda ray, kind, given, **size: contextlib.nullcontext((ray, kind, given[-1], size))
+    )
+    return scoring.hire(config, contextlib.ExitStack())
+
+
 def crew(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
     """What Ray is asked for, what every worker is made with, and how long and how closely its foreman looks."""
     ray = mock.MagicMock()
     ray.is_initialized.return_value, ray.nodes.return_value = False, [{"NodeManagerAddress": "127.0.0.1"}]
-    patch.setattr(on_ray, "find_ray", lambda address: ray)
+    for module in (on_ray, cluster):
+        patch.setattr(module, "find_ray", lambda address: ray)
+    patch.setattr(cluster, "_knock", lambda address: None)
     found = wiring.trainer_of(config).crew
     if found is None:
         return None

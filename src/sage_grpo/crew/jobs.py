@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from sage_grpo.data.groups import MicroBatch
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.training.plan import Replay
-from sage_grpo.training.scoring import Judged
-from sage_grpo.types import Conditioning
+from sage_grpo.models.policy import Policy
+from sage_grpo.parallel.fsdp import whole
+from sage_grpo.training.placing import to_device
+from sage_grpo.training.plan import Plan, Replay
+from sage_grpo.training.rollout import Kept, Record, Rollout
+from sage_grpo.training.scoring import Judged, joined
+from sage_grpo.types import Conditioning, Sound
+
+Law = Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]
 
 
 class CrewError(ValueError):
@@ -24,11 +30,11 @@ class CrewError(ValueError):
 class Job:
     """One task of an iteration's plan (`Plan.tasks`): whoever does it makes the plan itself, so that little travels."""
 
-    era: int
-    """How often the run had gone back to a checkpoint."""
     iteration: int
+    rank: int
+    """Whose part of the plan it belongs to."""
     part: int
-    """Among the plan's tasks."""
+    """Among the tasks of that rank."""
     version: int
     """Of the weights that sample."""
     prompts: tuple[Prompt, ...]
@@ -38,31 +44,18 @@ class Job:
     whole: bool
     """Somebody looks at the clips."""
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """What it is a part of."""
-        return self.era, self.iteration
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A record (training/rollout.py) without what the trainer knows itself, on the CPU."""
-
-    x: Tensor
-    x_next: Tensor
-    v_old: Tensor | None
-    log_prob_old: Tensor | None
-
 
 @dataclass(frozen=True)
 class Result:
     """A job that is done."""
 
     records: dict[Replay, Kept]
+    proof: Tensor | None
+    """The log-probability of the step by which it is checked (`checked`), under the worker's weights, where its record has none."""
     latents: list[tuple[MicroBatch, Tensor]]
-    """Where the trainer scores."""
+    """Where the trainer scores, or differentiates."""
     judged: Judged | None
-    """Where the worker does."""
+    """Where the worker scores."""
     seconds: float
 
     @property
@@ -90,9 +83,23 @@ def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[
     return {group: objects[id(one)] for group, one in conditions.items()}
 
 
-def packed(params: Mapping[str, nn.Parameter]) -> bytes:
-    """Trained weights as safetensors."""
-    return save({name: p.detach().cpu().contiguous() for name, p in params.items()})
+def checked(plan: Plan, records: Mapping[Replay, object]) -> Replay:
+    """The step of a part by which who made it is checked: another one in every iteration."""
+    return list(records)[plan.iteration % len(records)]
+
+
+@torch.no_grad()
+def log_prob(record: Record, step: int) -> Tensor:
+    """Of a step that is recorded, under the weights that are in the model now; at a fresh noise level, of what is learned there."""
+    device = record.policy.model.device
+    law = record.policy.step(step, to_device(record.x, device, torch.float32), record.conditions).gaussian
+    x_next = to_device(record.x_next, device, torch.float32)
+    return law.expand(len(x_next)).log_prob(x_next)
+
+
+def packed(params: Mapping[str, Tensor]) -> bytes:
+    """Trained weights as safetensors; all processes that share them call this."""
+    return save({name: whole(p).cpu().contiguous() for name, p in params.items()})
 
 
 @torch.no_grad()
@@ -108,6 +115,34 @@ def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
         p.copy_(found[name])
 
 
-def in_order(pieces: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Rows of several pieces in the order of the whole."""
-    return torch.cat(list(pieces))[list(order)]
+def rollout_of(plan: Plan, rank: int, results: Sequence[Result], replayed: Law, device: torch.device) -> Rollout:
+    """A rank's rollout of the results of its parts, in the order in which it would have made it itself; `replayed` gives the policy of a replay and
+    what its rows are conditioned on."""
+    records = {replay: kept.record(*replayed(replay)) for result in results for replay, kept in result.records.items()}
+    latents = {batch: rows.to(device) for result in results for batch, rows in result.latents}
+    sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]
+    place = {member: at for at, member in enumerate(sampled)}
+    order = [place[member] for batch in plan.batches(rank) for member in batch.members]
+    judged = [result.judged for result in results if result.judged is not None]
+    return Rollout(
+        [(batch, latents[batch]) for batch in plan.batches(rank) if latents],
+        records,
+        _joined(judged, order) if judged else None,
+    )
+
+
+def _joined(judged: Sequence[Judged], order: Sequence[int]) -> Judged:
+    """What workers saw of their clips as one; `order` has the rows of the whole."""
+
+    def together(pieces: Sequence[Tensor | None]) -> Tensor | None:
+        there = [piece for piece in pieces if piece is not None and len(piece)]
+        return torch.cat(there)[list(order)] if there else None
+
+    videos, sounds = together([one.videos for one in judged]), [one.sound for one in judged if one.sound is not None]
+    heard = together([one.waves for one in sounds])
+    return Judged(
+        videos=judged[0].videos if videos is None else videos,
+        sheet=joined([one.sheet for one in judged]),
+        thumbnails=together([one.thumbnails for one in judged]),
+        sound=None if heard is None else Sound(heard, sounds[0].rate),
+    )

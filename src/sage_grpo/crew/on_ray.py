@@ -1,129 +1,95 @@
-"""Workers as actors of a Ray cluster. Ray is imported here alone, and only where it was asked for."""
+"""Workers as actors of a Ray cluster."""
 
 from __future__ import annotations
 
-import math
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from threading import current_thread, main_thread
+from contextlib import ExitStack
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 
-from sage_grpo.crew.foreman import Foreman, Lagging, Told
+from sage_grpo.crew.foreman import Foreman
+from sage_grpo.crew.hands import Told
 from sage_grpo.crew.jobs import CrewError, Job
+from sage_grpo.crew.lagging import Lagging
 from sage_grpo.crew.studio import Studio
 from sage_grpo.crew.worker import Worker
-from sage_grpo.parallel.spec import RaySpec
+from sage_grpo.parallel.cluster import connected, find_ray
+from sage_grpo.training.anchor import Past
 from sage_grpo.training.config import TrainConfig
-
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Off, Ray's own servers listen on the loopback address: on Linux they would listen on all of them, whatever address is asked for."""
-STORE = 256 * 2**20
-"""Bytes of shared memory for what travels in a cluster of our own; what does not fit goes to disk."""
-
-
-def find_ray(address: str | None) -> Any:
-    """The package, or what to do without it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None:
-        os.environ.setdefault(LOOPBACK, "0")  # read when Ray is imported
-    try:
-        import ray
-    except ImportError as error:
-        raise CrewError('rollout.on ray needs Ray: pip install "sage-grpo[ray]".') from error
-    return ray
-
-
-def connect(spec: RaySpec) -> Any:
-    """Ray, connected to the cluster of `address`, or to one that is started for this process."""
-    ray = find_ray(spec.address)
-    if ray.is_initialized():
-        return ray
-    if spec.address is not None:
-        try:
-            _begin(ray, address=spec.address)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise CrewError(
-                f"No Ray cluster answers at rollout.ray.address {spec.address}: {error}. Start one (docs/guides/ray.md), or leave the address out."
-            ) from error
-        return ray
-    cpus = max(os.cpu_count() or 1, math.ceil(spec.workers * spec.cpus))
-    _begin(ray, address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=STORE)
-    where = {node["NodeManagerAddress"] for node in ray.nodes()}
-    if where != {"127.0.0.1"}:
-        ray.shutdown()
-        raise CrewError(
-            f"Ray listens on {', '.join(sorted(where))}, where others could run code on this machine, because it was imported before the run began. "
-            f"Set {LOOPBACK}=0 in the environment, or rollout.ray.address to a cluster of your own."
-        )
-    return ray
-
-
-def _begin(ray: Any, **options: Any) -> None:
-    """Begin quietly, and leave a run its own way to stop, which Ray would replace."""
-    stops = signal.getsignal(signal.SIGTERM)
-    ray.init(log_to_driver=False, logging_level="ERROR", **options)
-    if current_thread() is main_thread():
-        signal.signal(signal.SIGTERM, stops)
 
 
 def crew_of(
-    config: TrainConfig, studio: Studio, params: Mapping[str, nn.Parameter], clip: float
+    config: TrainConfig, studio: Studio, params: Mapping[str, nn.Parameter], past: Past | None, clip: float
 ) -> Foreman | Lagging | None:
-    """Who makes a trainer's rollouts in its place; None is nobody. `clip` is the clip range."""
-    rollout = config.rollout
+    """Who makes a trainer's rollouts in its place; None is nobody. `past` are old weights, where they sample; `clip` is the clip range."""
+    rollout, world = config.rollout, studio.world
     if rollout.on == "here":
-        return Lagging(studio, params) if rollout.staleness else None
-    check(config, studio.world.processes)
-    return Foreman(studio, params, RayHands(config, studio.model.device), rollout.ray, clip, rollout.staleness)
+        return None if past is None else Lagging(studio, past)
+    check(config, world.processes)
+    if world.size > 1 and studio.model.others:
+        raise CrewError(
+            f"rollout.on ray with {world.size} training processes needs a model with one network, and this one has {1 + len(studio.model.others)}: the "
+            "processes that share them would not check their workers on the same one. Use one training process."
+        )
+    hands = RayHands(config, studio, world.rank, world.size)
+    return Foreman(studio, params, hands, rollout.ray, clip, past)
 
 
 def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> None:
     """Refuse what workers cannot do, before anything is loaded; `given` names what a program hands over as objects."""
+    spec = config.rollout.ray
     if config.rollout.on != "ray":
         return
-    if processes > 1:
-        raise CrewError(
-            f"rollout.on ray works for one training process, and there are {processes}: leave torchrun out, and let workers have the other GPUs."
-        )
+    wrong = {
+        f"parallel.sp {config.parallel.sp}: the processes that share a clip would all let workers make it; set 1": config.parallel.sp
+        > 1,
+        "without rollout.ray.address: a cluster that one of them started would end with it; start one (docs/guides/ray.md)": spec.address
+        is None,
+        f"with rollout.ray.workers {spec.workers}: each has workers of its own; use {processes} or more": spec.workers
+        < processes,
+    }
+    for reason, found in wrong.items() if processes > 1 else ():
+        if found:
+            raise CrewError(f"rollout.on ray does not work for {processes} training processes {reason}.")
     if given:
         raise CrewError(
             f"rollout.on ray: workers load what the configuration names, and cannot have the {given[0]} that this program made. Name it by a path "
             "or an import path (module:Name), or use rollout.on here."
         )
-    find_ray(config.rollout.ray.address)
+    find_ray(spec.address)
 
 
 class RayHands:
-    """Up to `rollout.ray.workers` actors. Ray starts each where there is room for it, now or later."""
+    """Up to `rollout.ray.workers` actors, or a rank's share of them. Ray starts each where there is room for it, now or later."""
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
-        """device: where the trainer computes."""
-        spec = config.rollout.ray
-        self._ours = not find_ray(spec.address).is_initialized()
-        self._ray = connect(spec)
+    def __init__(self, config: TrainConfig, studio: Studio, rank: int = 0, ranks: int = 1) -> None:
+        """studio: the trainer's."""
+        spec, device = config.rollout.ray, studio.model.device
+        self._open = ExitStack()
+        self._ray = self._open.enter_context(connected(spec.address, config.actor_cpus))
         gpus = float(device.type == "cuda") if spec.gpus is None else spec.gpus
         paths = [os.path.abspath(path) for path in sys.path]
         self._actor = self._ray.remote(Worker).options(num_cpus=spec.cpus, num_gpus=gpus)
-        self._given = config, torch.get_num_threads(), paths
+        self._given = config, ranks, torch.get_num_threads(), paths, studio.reward.away
+        self._numbers = count(rank + 1, ranks)
         self._actors: dict[str, Any] = {}
         self._ready: dict[str, str] = {}
         """Of those who are there, what they compute on."""
         self._coming: dict[Any, str] = {}
         self._running: dict[Any, str] = {}
         self._weights: dict[int, Any] = {}
-        self._why, self._made = "", 0
-        for _ in range(spec.workers):
+        self._why = ""
+        for _ in range(rank, spec.workers, ranks):
             self._hire()
 
     def _hire(self) -> None:
-        self._made += 1
-        name = f"worker {self._made}"
+        name = f"worker {next(self._numbers)}"
         self._actors[name] = self._actor.remote(*self._given)
         self._coming[self._actors[name].ready.remote()] = name
 
@@ -187,6 +153,4 @@ class RayHands:
         """Send all away, and end the cluster if it is ours."""
         for worker in list(self._actors):
             self.dismiss(worker)
-        if self._ours:
-            self._ours = False
-            self._ray.shutdown()
+        self._open.close()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from sage_grpo.crew.jobs import Job, Kept, Result, moved, unpack
+from sage_grpo.crew.jobs import Job, Result, checked, log_prob, moved, unpack
 from sage_grpo.crew.studio import Studio
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.away import Asked
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import compose, load_model
+from sage_grpo.training.inputs import load_model
 from sage_grpo.training.placing import get_ready, hold_to_budget, settle
-from sage_grpo.training.rollout import Record
-from sage_grpo.training.scoring import Judged, no_clips
+from sage_grpo.training.rollout import Kept
+from sage_grpo.training.scoring import Judged, compose, no_clips
 
 CPU = torch.device("cpu")
 
@@ -25,9 +25,11 @@ CPU = torch.device("cpu")
 class Worker:
     """Holds the model, and with `rollout.ray.scores workers` the rewards. Text encoders and the optimizer are the trainer's."""
 
-    def __init__(self, config: TrainConfig, threads: int, paths: Sequence[str]) -> None:
-        """threads: of PyTorch on the CPU, as at the trainer: sums over other numbers of them differ in the last bits. paths: where the trainer finds
-        code of the user's own."""
+    def __init__(
+        self, config: TrainConfig, ranks: int, threads: int, paths: Sequence[str], away: Mapping[str, Asked]
+    ) -> None:
+        """ranks: training processes, among which plans divide clips. threads: of PyTorch on the CPU, as at the trainer: sums over other numbers of them
+        differ in the last bits. paths: where the trainer finds code of the user's own. away: rewards with actors of their own, by title."""
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
         if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker its own
@@ -36,7 +38,8 @@ class Worker:
         model = load_model(config, World())
         hold_to_budget(config.model, model.device)
         scores = config.rollout.ray.scores == "workers"
-        self.studio = Studio(config, model, compose(config, model.device, scores=scores))
+        reward = compose(config, model.device, away=away, scores=scores)
+        self.studio = Studio(config, model, reward, world=World(size=ranks))
         self.scores, self.version = scores, -1
 
     def ready(self) -> str:
@@ -50,22 +53,24 @@ class Worker:
         if job.version != self.version:
             unpack(weights, studio.model.trainable())
             self.version = job.version
-        plan = studio.planner.plan(job.iteration, job.prompts).tasks()[job.part]
+        plan = studio.planner.plan(job.iteration, job.prompts).tasks(job.rank)[job.part]
         rollout = studio.sampler(plan, moved(job.conditions, studio.model.device)).run()
         judged = self._shown(studio.judge(rollout, plan, whole=job.whole), job) if self.scores else None
-        records = {replay: _kept(record) for replay, record in rollout.records.items()}
-        latents = [] if self.scores else [(batch, rows.to(CPU)) for batch, rows in rollout.latents]
+        replay = checked(plan, rollout.records)
+        record = rollout.records[replay]
+        proof = log_prob(record, replay.step).to(CPU) if record.log_prob_old is None else None
+        sends = not self.scores or studio.config.objective.by_gradient
+        result = Result(
+            {replay: Kept.of(record) for replay, record in rollout.records.items()},
+            proof,
+            [(batch, rows.to(CPU)) for batch, rows in rollout.latents if sends],
+            judged,
+            time.perf_counter() - began,
+        )
         settle(studio.model.device)
-        return Result(records, latents, judged, time.perf_counter() - began)
+        return result
 
     def _shown(self, judged: Judged, job: Job) -> Judged:
         """Clips travel where somebody looks at them."""
         videos = judged.videos.to(CPU) if job.whole else no_clips(self.studio.model.video)
         return replace(judged, videos=videos, sound=judged.sound if job.whole else None)
-
-
-def _kept(record: Record) -> Kept:
-    def here(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.to(CPU)
-
-    return Kept(record.x.to(CPU), record.x_next.to(CPU), here(record.v_old), here(record.log_prob_old))

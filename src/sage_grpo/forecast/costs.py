@@ -354,9 +354,9 @@ class Forecast:
 
     @property
     def _reward_bytes(self) -> float:
-        """Of rewards that lie on the run's own device: one with another device of its own takes nothing here."""
+        """Of rewards that lie on the run's own device: one with another device, or actors, of its own takes nothing here."""
         here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
-        own = [spec for spec in self.config.rewards if spec.device in here]
+        own = [spec for spec in self.config.rewards if spec.device in here and not spec.actors]
         return 1.15 * COMPUTE * sum(_parameters(spec.name) for spec in own)
 
     @property

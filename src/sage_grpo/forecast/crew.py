@@ -52,8 +52,8 @@ def crew_of(trainer: Forecast, worker: Forecast) -> Crew | None:
     config, plan = trainer.config, trainer.plan
     if config.rollout.on != "ray" or not trainer.phases or trainer.network is None:
         return None
-    tasks, workers = plan.tasks(), config.rollout.ray.workers
-    rounds = math.ceil(len(tasks) / workers)
+    tasks, workers, ranks = plan.tasks(), config.rollout.ray.workers, range(len(plan.shares))
+    rounds = math.ceil(len(tasks) / max(1, workers // len(ranks)))  # every training process has workers of its own
     theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
     sampling = sum(phase.seconds for phase in worker.phases if phase.name in theirs) * rounds / len(tasks)
     updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)
@@ -63,7 +63,7 @@ def crew_of(trainer: Forecast, worker: Forecast) -> Crew | None:
     rows = [sum(one.rows * (1 + velocities) + len(one.members) for one in replays) for replays in kept]
     return Crew(
         workers=workers,
-        tasks=len(tasks),
+        tasks=sum(len(plan.tasks(rank)) for rank in ranks),
         rounds=rounds,
         sampling_seconds=sampling,
         updating_seconds=updating,

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
-import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -21,6 +17,7 @@ from uuid import uuid4
 from sage_grpo.configure import ConfigError
 from sage_grpo.inside import inside, replace_text
 from sage_grpo.lab.engine import Lost, Process
+from sage_grpo.parallel.cluster import connected
 
 if TYPE_CHECKING:  # a node imports this module for `Place` alone
     from sage_grpo.training.config import TrainConfig
@@ -29,10 +26,6 @@ MARK = "cluster"
 """File in logs/ by which a node sees whether it has the same disk."""
 TRIES = 3
 """Places in a row that may end before they were there."""
-PATIENCE = 5
-"""Seconds in which a cluster's head has to answer."""
-STORE = 100 * 2**20
-"""Bytes for objects on a cluster of our own: rows are small."""
 
 
 class Place:
@@ -154,41 +147,3 @@ class Cluster:
             workers = [Remote(ray, make, out, weights=self.weights) for make in makers[: most or room]]
             nodes = sum(node["Alive"] for node in ray.nodes())
             yield workers, f"a Ray cluster of {nodes} node(s)."
-
-
-@contextmanager
-def connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected to a cluster; one of our own has neither a dashboard nor an open port, and ends with this."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None or address.startswith("127."):
-        # On loopback, which Ray takes only where it would not take more than one machine; read when it is imported.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
-        ray = import_module("ray")
-    except ImportError as error:
-        raise ConfigError("--on ray needs a package that is not installed: pip install 'sage-grpo[ray]'.") from error
-    own = {"include_dashboard": False, "object_store_memory": STORE} if address is None else {}
-    if address not in (None, "auto"):
-        _knock(address)
-    stopping = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"No connection to the Ray cluster at {address or 'loopback'}: {error}") from error
-    try:
-        if threading.current_thread() is threading.main_thread():  # Ray takes the signal for itself
-            signal.signal(signal.SIGTERM, stopping or signal.SIG_DFL)
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Ray would wait for minutes for a head that is not there."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"No Ray cluster answers at {address!r} ({error}): give HOST:PORT of its head, as `ray start --head` says, or auto."
-        ) from error

@@ -55,7 +55,8 @@ class RaySpec:
     scores: Literal["workers", "trainer"] = "workers"
     """Who decodes and scores clips: the worker that sampled them, so that only scores travel; or the trainer, to which latents travel."""
     limit: Positive = 0.25
-    """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range is refused."""
+    """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range is refused (without a ratio:
+    of the range that `surrogate.clip_scale` gives)."""
     patience: Seconds = 600.0
     """Seconds without any worker after which the run stops."""
 

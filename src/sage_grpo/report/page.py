@@ -18,7 +18,7 @@ from typing import Any
 from sage_grpo.documents import finite
 from sage_grpo.inside import inside, replace_text, replacing
 from sage_grpo.report.picture import write_pairs
-from sage_grpo.report.run_data import RunData, noise_picture, read_run, series, stepwise
+from sage_grpo.report.run_data import RunData, crew, noise_picture, read_run, series, stepwise
 from sage_grpo.report.summary import base_key, differences, parts, table, verdict
 from sage_grpo.version import __version__
 
@@ -137,6 +137,7 @@ def _run(run: RunData, name: str) -> dict[str, Any]:
         "evaluations": series(run.evaluations),
         "stepwise": stepwise(run.rows),
         "noise": noise_picture(run),
+        "crew": crew(run.rows),
         "settings": run.settings,
         "events": sorted(run.events, key=lambda event: (event["iteration"], event["time"] or 0)),
     }

@@ -18,6 +18,8 @@ MOST_POINTS = 1500
 """Points of a curve; of a longer run each point is the mean of several iterations."""
 STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
 """Metrics that have one value per denoising step."""
+CREW = ("workers", "queue", "staleness", "waited_s", "busy_s", "idle_s", "gap", "lost", "refused")
+"""Metrics of those who sample (docs/guides/ray.md)."""
 READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finished", "videos")
 """What is read of a run's folder, which may be somebody else's: none of it may lead out."""
 
@@ -135,6 +137,23 @@ def stepwise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         kind: [[step, sum(found) / len(found), min(found), max(found)] for step, found in sorted(steps.items())]
         for kind, steps in kinds.items()
+    }
+
+
+def crew(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
+    """Who sampled a run's clips: its workers, or weights that were old; None where it was the trainer, with the newest."""
+    found = {name: [row[f"crew/{name}"] for row in rows if is_number(row.get(f"crew/{name}"))] for name in CREW}
+    if not found["staleness"]:
+        return None
+    seconds = sum(row.get("time/total") or 0 for row in rows if is_number(row.get("crew/waited_s")))
+    worked = sum(found["busy_s"]) + sum(found["idle_s"])
+    return {
+        "workers": found["workers"][-1] if found["workers"] else None,
+        "queue": _mean(found["queue"]),
+        "staleness": _mean(found["staleness"]),
+        "idle": sum(found["idle_s"]) / worked if worked else None,
+        "waited": sum(found["waited_s"]) / seconds if seconds else None,
+        **{name: max(found[name], default=None) for name in ("gap", "lost", "refused")},
     }
 
 

@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sage_grpo.rewards.away import Asked, Away
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome, without_latents
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.types import Reward, Scores, Sound, VideoSpec
+from sage_grpo.types import Placeable, Reward, Scores, Sound, VideoSpec
 
 
 class Early:
@@ -70,15 +71,6 @@ SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
 """Format of the clip on which rewards are tried out; every reward that ships can score it."""
 
 
-@runtime_checkable
-class Placeable(Protocol):
-    """A reward with weights that can be moved to a device."""
-
-    def to(self, device: torch.device) -> object:
-        """Move the weights."""
-        ...
-
-
 class CompositeReward:
     """Several rewards as one: weighted sum, masks, batches by memory, placement and timing.
 
@@ -95,9 +87,11 @@ class CompositeReward:
         offload_between: bool = False,
         require_weights: bool = True,
         objects: Mapping[str, Reward] | None = None,
+        away: Mapping[str, Asked] | None = None,
         optional: bool = False,
     ) -> None:
-        """objects: rewards that are there already, by the names of their specs; all others are loaded. optional: there may be none."""
+        """objects: rewards that are there already, by the names of their specs. away: those in processes of their own, by title. All others are loaded.
+        optional: there may be none."""
         if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
         if not 0 <= max_failed_fraction <= 1:
@@ -107,11 +101,17 @@ class CompositeReward:
         self.offload_between = offload_between
         self.seconds: dict[str, float] = {}
         self._placed: set[str] = set()
-        there = objects or {}
-        loaded = [there[spec.name] if spec.name in there else load_reward(spec) for spec in specs]
+        there, self.away = objects or {}, dict(away or {})
         self._members = [
-            Member(spec, reward, require_weights=require_weights, device=self.device)
-            for spec, reward in zip(specs, loaded)
+            Away(spec, self.away[spec.title], require_weights=require_weights)
+            if spec.title in self.away
+            else Member(
+                spec,
+                there[spec.name] if spec.name in there else load_reward(spec),
+                require_weights=require_weights,
+                device=self.device,
+            )
+            for spec in specs
         ]
         for title in self.titles:
             if self.titles.count(title) > 1:

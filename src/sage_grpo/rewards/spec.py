@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from sage_grpo.effects import Speed
+from sage_grpo.effects import Machine, Speed
 from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
-from sage_grpo.ranges import Finite, Natural, checked
+from sage_grpo.ranges import Finite, Natural, NotNegative, Positive, checked
 from sage_grpo.rewards.functions import (
     DifferentiableFunction,
     FunctionReward,
@@ -78,8 +78,21 @@ class RewardSpec:
     for what runs here, no for `remote`, `vlm_judge` and async functions, whose calls may cost money."""
     try_out: Speed[bool] = True
     """Call it once with a small clip before anything expensive starts."""
+    actors: Machine[Natural] = 0
+    """With rollout.on ray: processes of its own on the cluster, for each training process; workers and trainer send them clips. 0: it runs where clips
+    are scored."""
+    actor_gpus: Machine[NotNegative] = 0.0
+    """GPUs of each of its actors; 0 computes on the CPU."""
+    actor_cpus: Machine[Positive] = 1.0
+    """CPUs that Ray reserves for each of its actors."""
 
     def __post_init__(self) -> None:
+        if self.actors and self.device:
+            raise RewardConfigError(f"Reward {self.title!r}: actors have devices of their own, leave device out.")
+        if not self.actors and (self.actor_gpus, self.actor_cpus) != (0.0, 1.0):
+            raise RewardConfigError(
+                f"Reward {self.title!r}: actor_gpus and actor_cpus are about actors, and it has none."
+            )
         for part, pair in self.standardize.items():
             if len(pair) != 2 or pair[1] <= 0:
                 raise RewardConfigError(

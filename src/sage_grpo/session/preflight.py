@@ -127,7 +127,8 @@ def idle_workers(config: TrainConfig, planner: Planner) -> str:
     workers = config.rollout.ray.workers
     if config.rollout.on != "ray":
         return ""
-    tasks = len(planner.plan(0, [Prompt("")] * config.batch.prompts).tasks())
+    plan = planner.plan(0, [Prompt("")] * config.batch.prompts)
+    tasks = sum(len(plan.tasks(rank)) for rank in range(planner.ranks))
     return (
         f"rollout.ray.workers is {workers}, but an iteration has {tasks} task(s), so that {workers - tasks} of them have nothing to do: use more "
         "batch.prompts, or a smaller batch.micro_batch that divides batch.group_size."

@@ -178,11 +178,12 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
 
 
 def _crew(metrics: Mapping[str, float]) -> list[str]:
-    """Who sampled, where others than this process did."""
-    if "crew/workers" not in metrics:
-        return []
-    idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
-    return [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle"]
+    """Who sampled, where others than this process did, and how old their weights were."""
+    told = []
+    if "crew/workers" in metrics:
+        idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
+        told = [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle", f"queue {metrics['crew/queue']:.0f}"]
+    return [*told, *([f"{metrics['crew/staleness']:.0f} old"] if metrics.get("crew/staleness") else [])]
 
 
 def _standing(metrics: Mapping[str, float]) -> str:

@@ -3,12 +3,12 @@ the anchor's velocities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sage_grpo.training.config import TrainConfig
 
@@ -111,6 +111,48 @@ class Old(Snapshot):
         """After a rollout's updates: average with the live weights, of which the old ones count `decay`."""
         for name, p in self.params.items() if self.lags else ():
             self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - decay)
+
+
+class Past:
+    """The weights with which iterations that are still to come are sampled (rollout.staleness). They are part of a checkpoint."""
+
+    def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
+        self.params = dict(params)
+        self.since: dict[int, int] = {}
+        """By iteration, the one before which its weights were the newest."""
+        self.weights: dict[int, Snapshot] = {}
+        """By that one."""
+
+    def promise(self, due: int, coming: Sequence[int]) -> dict[int, tuple[int, Snapshot]]:
+        """For the iteration that is due and for those that are coming: since when their weights are old, and these weights. What was not promised
+        before gets those of now."""
+        wanted = (due, *coming)
+        if any(n not in self.since for n in wanted):
+            self.weights[due] = Snapshot(self.params, offload=True)
+        self.since = {n: self.since.get(n, due) for n in wanted}
+        found = {n: (since, self.weights[since]) for n, since in self.since.items()}
+        del self.since[due]
+        self.weights = {since: self.weights[since] for since in self.since.values()}
+        return found
+
+    def forget(self) -> None:
+        """The weights are given up."""
+        self.since, self.weights = {}, {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it."""
+        return {
+            f"past/{since}/{name}": copy for since, one in self.weights.items() for name, copy in one.copies.items()
+        }
+
+    def state_dict(self) -> dict[str, int]:
+        """What is not a tensor."""
+        return {str(n): since for n, since in self.since.items()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Make room for what `state_dict` and `tensors` gave."""
+        self.since = {int(n): int(since) for n, since in state.items()}
+        self.weights = {since: Snapshot(self.params, offload=True) for since in self.since.values()}
 
 
 Need = Literal["none", "pass", "live", "inert"]

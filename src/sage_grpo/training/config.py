@@ -522,21 +522,32 @@ class TrainConfig:
         if wrong:
             raise ValueError(f"objective.kind {objective.kind} does not go with " + "; nor with ".join(wrong) + ".")
 
+    @property
+    def actor_cpus(self) -> float:
+        """CPUs that all actors of a run on Ray reserve: workers, and rewards' own."""
+        workers = self.rollout.ray.workers * self.rollout.ray.cpus
+        return workers + sum(spec.actors * spec.actor_cpus for spec in self.rewards)
+
     def _check_crew(self) -> None:
         """What others cannot sample, or not ahead, is refused."""
         rollout, kind = self.rollout, self.objective.kind
-        asked = "rollout.on ray" if rollout.on == "ray" else f"rollout.staleness {rollout.staleness}"
+        asked = f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}"
+        ray, old = rollout.on == "ray", rollout.staleness > 0
         reasons = {
-            f"objective.kind {kind}: it has no step with a log-probability, by which a worker is checked and old clips are weighed; use one that "
-            "explores (branch, sage)": self.objective.fresh,
-            "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": rollout.on
-            == "ray"
+            f"objective.kind {kind}: it learns at noise levels without the log-probability of the policy that sampled, by which old clips are weighed; use one "
+            "that explores (branch, sage)": old and self.objective.fresh,
+            "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
+            "actors of rewards: they are processes on a Ray cluster; set rollout.on ray, or let a reward server have it": not ray
+            and any(spec.actors for spec in self.rewards),
+            "actors of rewards that are differentiated: the trainer needs them where it decodes": self.objective.by_gradient
+            and any(spec.actors and spec.counts for spec in self.rewards),
+            "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": ray
             and self.model.lora is None,
             "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "
-            "than that; leave them out": rollout.staleness > 0 and self.optimizer.measures_kl,
+            "than that; leave them out": old and self.optimizer.measures_kl,
         }
         wrong = [reason for reason, found in reasons.items() if found]
-        if wrong and (rollout.on == "ray" or rollout.staleness):
+        if wrong:
             raise ValueError(f"{asked} does not go with " + "; nor with ".join(wrong) + ".")
 
     def _check_sigmas(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, hold_to_budget
-from sage_grpo.training.scoring import metadata_of
+from sage_grpo.training.scoring import compose, hire, metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
 from sage_grpo.video import read_image, read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
@@ -59,6 +60,8 @@ class Inputs:
     """What it is evaluated on; without any there is no evaluation."""
     examples: Examples | None = None
     """Where prompts come with the clips to learn from."""
+    opened: ExitStack = field(default_factory=ExitStack)
+    """Rewards that have processes of their own; they end when it is closed."""
 
 
 def adopt(
@@ -111,19 +114,23 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
     get_ready(wanted=config.model.deterministic)
     hold_to_budget(config.model, _device(config, world, given))
     prompts, held_out = load_sources(config, given)
-    reward = load_rewards(config, prompts[0], world, given)
-    model = load_model(config, world) if given.model is None else given.model
-    if given.model is not None and world.device is not None and model.device != world.device:
-        raise ConfigError(
-            f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
-            f"ModelSpec(...).load({str(world.device)!r})."
+    with ExitStack() as opened:
+        reward = load_rewards(config, prompts[0], world, given, opened)
+        model = load_model(config, world) if given.model is None else given.model
+        if given.model is not None and world.device is not None and model.device != world.device:
+            raise ConfigError(
+                f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
+                f"ModelSpec(...).load({str(world.device)!r})."
+            )
+        check_sources(model, [*prompts, *held_out])
+        examples = None
+        if config.data.clips is not None:
+            encodes_clips(model)
+            examples = usable(config.data.clips, prompts, model.video)
+            prompts = list(examples.prompts)
+        return Inputs(
+            model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples, opened=opened.pop_all()
         )
-    check_sources(model, [*prompts, *held_out])
-    if config.data.clips is None:
-        return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
-    encodes_clips(model)
-    found = usable(config.data.clips, prompts, model.video)
-    return Inputs(model=model, reward=reward, prompts=found.prompts, held_out=held_out, examples=found)
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
@@ -150,28 +157,17 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
     return worth_compiling(config.model.compile, device, config.model.dtype, passes)
 
 
-def load_rewards(config: TrainConfig, prompt: Prompt, world: World, given: Given | None = None) -> CompositeReward:
-    """The rewards of a run, tried out. They leave the accelerator to the policy between their calls."""
+def load_rewards(
+    config: TrainConfig, prompt: Prompt, world: World, given: Given | None = None, opened: ExitStack | None = None
+) -> CompositeReward:
+    """The rewards of a run, tried out. They leave the accelerator to the policy between their calls. `opened` gets their actors; without it there are none."""
     given = given or Given()
     if config.objective.by_gradient:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
-    reward = compose(config, _device(config, world, given), given.rewards)
+    away = {} if opened is None else hire(config, opened)
+    reward = compose(config, _device(config, world, given), given.rewards, away)
     try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
     return reward
-
-
-def compose(
-    config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None, *, scores: bool = True
-) -> CompositeReward:
-    """The rewards of a run; unless it `scores`, none."""
-    return CompositeReward(
-        config.rewards if scores else (),
-        max_failed_fraction=config.max_failed_fraction,
-        device=device,
-        offload_between=device.type != "cpu",
-        objects=objects,
-        optional=config.data.clips is not None or not scores,
-    )
 
 
 def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,26 @@ class Record:
     log_prob_old: Tensor | None
     """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None, as `v_old`, where the
     live policy is the rollout's."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a record has that cannot be made again, in CPU memory: it waits for later updates, or travels."""
+
+    x: Tensor
+    x_next: Tensor
+    v_old: Tensor | None
+    log_prob_old: Tensor | None
+
+    @classmethod
+    def of(cls, record: Record) -> Kept:
+        """Of a record. Call `settle` before the CPU reads it."""
+        rows = (getattr(record, one.name) for one in fields(cls))
+        return cls(*(None if own is None else to_storage(own, torch.device("cpu")) for own in rows))  # type: ignore[arg-type]
+
+    def record(self, policy: Policy, conditions: tuple[Conditioning, ...]) -> Record:
+        """The record again; `conditions` are those of its rows."""
+        return Record(policy, conditions, self.x, self.x_next, self.v_old, self.log_prob_old)
 
 
 @dataclass(frozen=True)

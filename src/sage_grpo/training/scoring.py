@@ -1,10 +1,14 @@
-"""Rewards on all ranks: clips are scored where they are, gathered and limited so that all ranks decide alike."""
+"""Rewards of a run, on all ranks: clips are scored where they are, gathered and limited so that all ranks decide alike."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +16,51 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.parallel.cluster import Actors, connected, hired
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.away import Asked, Judge
 from sage_grpo.rewards.base import CompositeReward, Early
 from sage_grpo.rewards.member import SHOWN, check_failures, describe_failures
 from sage_grpo.sentinel.figures import agreements
-from sage_grpo.types import Sound, VideoSpec
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.placing import get_ready
+from sage_grpo.types import Reward, Sound, VideoSpec
+
+
+def hire(config: TrainConfig, opened: ExitStack) -> dict[str, Actors]:
+    """The actors of rewards that have some, by title."""
+    away: dict[str, Actors] = {}
+    for spec in config.rewards if config.rollout.on == "ray" else ():
+        if spec.actors:
+            ray = opened.enter_context(connected(config.rollout.ray.address, config.actor_cpus))
+            paths, ready = (
+                [os.path.abspath(path) for path in sys.path],
+                partial(get_ready, wanted=config.model.deterministic),
+            )
+            judge = (spec, torch.get_num_threads(), paths, ready, "cuda" if spec.actor_gpus else "cpu")
+            made = hired(ray, Judge, judge, copies=spec.actors, cpus=spec.actor_cpus, gpus=spec.actor_gpus)
+            away[spec.title] = opened.enter_context(made)
+    return away
+
+
+def compose(
+    config: TrainConfig,
+    device: torch.device,
+    objects: Mapping[str, Reward] | None = None,
+    away: Mapping[str, Asked] | None = None,
+    *,
+    scores: bool = True,
+) -> CompositeReward:
+    """The rewards of a run; unless it `scores`, none. `away` are those that have actors."""
+    return CompositeReward(
+        config.rewards if scores else (),
+        max_failed_fraction=config.max_failed_fraction,
+        device=device,
+        offload_between=device.type != "cpu",
+        objects=objects,
+        away=away,
+        optional=config.data.clips is not None or not scores,
+    )
 
 
 @dataclass(frozen=True)

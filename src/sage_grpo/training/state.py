@@ -20,35 +20,18 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
 from sage_grpo.sentinel.sentinel import Sentinel
-from sage_grpo.training.anchor import Anchor, Ema, Old, Reference
+from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference
 from sage_grpo.training.config import SentinelConfig, TrainConfig
 from sage_grpo.training.optim import Optimizer
-from sage_grpo.training.placing import settle, to_storage
+from sage_grpo.training.placing import settle
 from sage_grpo.training.plan import Plan, Replay
 from sage_grpo.training.planner import choose
-from sage_grpo.training.rollout import Record, Rollout
+from sage_grpo.training.rollout import Kept, Rollout
 from sage_grpo.training.scoring import Scored
 from sage_grpo.types import Conditioning
 
 PREFIX = "reuse"
 """Of the names of tensors in a checkpoint."""
-
-
-@dataclass(frozen=True)
-class States:
-    """What a record has that cannot be made again."""
-
-    x: Tensor
-    x_next: Tensor
-    log_prob_old: Tensor
-    v_old: Tensor | None = None
-
-    def record(self, policy: Policy, conditions: tuple[Conditioning, ...]) -> Record:
-        """The record of these states."""
-        return Record(policy, conditions, self.x, self.x_next, self.v_old, self.log_prob_old)
-
-
-FIELDS = tuple(one.name for one in fields(States))
 
 
 @dataclass(frozen=True)
@@ -60,19 +43,15 @@ class Lesson:
     total: Tensor
     """Rewards of all clips, on every rank."""
     advantages: Tensor
-    states: dict[Replay, States]
-    """This rank's, in CPU memory."""
+    kept: dict[Replay, Kept]
+    """This rank's."""
 
     @classmethod
     def of(cls, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> Lesson:
         """Of an iteration that is over; its records leave the GPU."""
-        cpu = torch.device("cpu")
-        states = {}
-        for replay, record in rollout.records.items():
-            rows = {name: None if (own := getattr(record, name)) is None else to_storage(own, cpu) for name in FIELDS}
-            states[replay] = States(**rows)  # type: ignore[arg-type]
+        kept = {replay: Kept.of(record) for replay, record in rollout.records.items()}
         settle(next(iter(rollout.records.values())).policy.model.device)
-        return cls(plan, scored.total, advantages, states)
+        return cls(plan, scored.total, advantages, kept)
 
     @property
     def scored(self) -> Scored:
@@ -82,7 +61,7 @@ class Lesson:
 
     def rollout(self, replayed: Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]) -> Rollout:
         """Its records again, under the present weights; `replayed` gives the policy of a replay and what its rows are conditioned on."""
-        return Rollout(records={replay: states.record(*replayed(replay)) for replay, states in self.states.items()})
+        return Rollout(records={replay: kept.record(*replayed(replay)) for replay, kept in self.kept.items()})
 
 
 @dataclass
@@ -107,7 +86,7 @@ class Shelf:
             start = self._name(lesson.plan.iteration)
             found |= {f"{start}/total": lesson.total, f"{start}/advantages": lesson.advantages}
             for place, replay in enumerate(self._replays(lesson.plan)):
-                rows = vars(lesson.states[replay])
+                rows = vars(lesson.kept[replay])
                 found |= {f"{start}/{place}/{name}": own for name, own in rows.items() if own is not None}
         # The end of one step is the start of the next, the same tensor, which safetensors refuses to write twice.
         firsts = {own.data_ptr(): name for name, own in reversed(found.items())}
@@ -137,11 +116,11 @@ class Shelf:
                     f"iteration {iteration}, which update.reuse keeps, has {len(total)} clips, and one has {clips} now: keep batch.prompts and "
                     "batch.group_size as they were"
                 )
-            states = {}
+            kept = {}
             for place, replay in enumerate(self._replays(plan)):
-                own = {name: tensors.get(f"{start}/{place}/{name}") for name in FIELDS}
-                states[replay] = States(**own)  # type: ignore[arg-type]
-            self.keep(Lesson(choose(self.config, plan, advantages, torch.isfinite(total)), total, advantages, states))
+                own = {one.name: tensors.get(f"{start}/{place}/{one.name}") for one in fields(Kept)}
+                kept[replay] = Kept(**own)  # type: ignore[arg-type]
+            self.keep(Lesson(choose(self.config, plan, advantages, torch.isfinite(total)), total, advantages, kept))
 
     def _name(self, iteration: int) -> str:
         return f"{PREFIX}/{self.rank}/{iteration}"
@@ -169,6 +148,8 @@ class TrainState:
     """The policy that samples, where it lags behind the live one."""
     shelf: Shelf | None = None
     """Earlier rollouts, where updates learn from them again."""
+    past: Past | None = None
+    """Earlier weights, where they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
     """Iterations completed."""
@@ -197,6 +178,7 @@ class TrainState:
             stream=PromptStream(prompts, config.seed),
             reference=Reference.of(config),
             old=old,
+            past=Past(params) if config.rollout.staleness else None,
         )
 
     @property
@@ -209,7 +191,8 @@ class TrainState:
     ) -> Path:
         """Write a checkpoint of this moment, with what the caller adds to it."""
         tensors, own = self._tensors(), {} if self.shelf is None else self.shelf.tensors()
-        # Every rank has earlier rollouts of its own, under its own names; what state.json lists all of them have.
+        own |= {} if self.past is None else self.past.tensors()
+        # Every rank has earlier rollouts of its own, under its own names; what state.json lists all checkpoints of a run have.
         known = {**self._meta(), "tensors": sorted(tensors), **meta}
         return writer.save(root, self.iteration, {**tensors, **own}, known, files)
 
@@ -225,6 +208,9 @@ class TrainState:
                 self.anchor.renewed_at = int(meta["anchor_renewed_at"])
             if self.shelf is not None:
                 self._take_up(self.shelf, meta["shelf"], folder, world)
+            if self.past is not None:
+                self.past.load_state_dict(meta["past"])
+                checkpoint.load_some(folder, self.past.tensors(), world)
 
     def _take_up(self, shelf: Shelf, known: Mapping[str, Any], folder: Path, world: World) -> None:
         shelf.check(known)
@@ -241,6 +227,8 @@ class TrainState:
         self.optimizer.pace.slow_to(self.sentinel.brake)
         if self.shelf is not None:  # what the run goes back from is not learned again
             self.shelf.lessons = []
+        if self.past is not None:  # nor does it sample
+            self.past.forget()
         if self.anchor is not None:  # the live weights are not the anchor's unless they were then
             was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
             self.anchor.renewed_at = self.updates if was_live else -1
@@ -279,6 +267,7 @@ class TrainState:
             "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,
             **({} if self.shelf is None else {"shelf": self.shelf.state_dict()}),
+            **({} if self.past is None else {"past": self.past.state_dict()}),
         }
 
 

@@ -25,6 +25,7 @@ from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rl.pace import share_kept
+from sage_grpo.rl.surrogate import clip_range
 from sage_grpo.sentinel.figures import Travel, appearance
 from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.telling.clock import Clock
@@ -107,7 +108,7 @@ class Trainer:
         self._check_groups()
         if spec.by_gradient:
             check_differentiable(self.model, self.reward, spec.frames)
-        self.examples = inputs.examples
+        self.examples, self.opened = inputs.examples, inputs.opened
         self.encoded: dict[Prompt, Conditioning] = {}
         """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
         self.encoded_until = 0
@@ -116,7 +117,8 @@ class Trainer:
         decoded."""
         self.sound: Sound | None = None
         """Of the last iteration's clips."""
-        self.crew = crew_of(config, self.studio, params, self.objective.clip)
+        clip = clip_range(dims, config.surrogate.clip_scale) if spec.fresh else self.objective.clip
+        self.crew = crew_of(config, self.studio, params, self.state.past, clip)
         """Who samples in this process's place; mostly nobody."""
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
@@ -200,7 +202,7 @@ class Trainer:
         with self.state.old.applied() if self.state.old is not None and self.state.old.samples else nullcontext():
             if self.crew is None:
                 return self.studio.sampler(plan).run()
-            return self.crew.roll_out(plan, self._coming(), self.shows, self.state.sentinel.rollbacks)
+            return self.crew.roll_out(plan, self._coming(), self.shows)
 
     def _coming(self) -> list[Plan]:
         """The iterations after the one that is due that are sampled with the weights of now."""
@@ -438,9 +440,10 @@ class Trainer:
         return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
 
     def close(self) -> None:
-        """Let go of workers, where there are any."""
+        """Let go of workers and of rewards' processes, where there are any."""
         if self.crew is not None:
             self.crew.close()
+        self.opened.close()
 
     def export(self, folder: Path) -> None:
         """Write weights that load into diffusers: the EMA's when there is one. Called by all ranks."""

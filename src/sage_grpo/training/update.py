@@ -275,10 +275,8 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     sigma, transition = record.policy.sigma(item.step), record.policy.transition(item.step)
     sensitivity = transition.sensitivity.to(v.device, non_blocking=True)
     log_prob = objective.log_prob(step, x_next, sigma)
-    log_prob_old = record.log_prob_old
+    log_prob_old = log_prob.detach() if record.log_prob_old is None else to_device(record.log_prob_old, v.device)
     v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
-    if log_prob_old is None:
-        log_prob_old = log_prob.detach()
     kl_old = expanded(closed_form_kl(v, v_old, sensitivity), len(x_next)) if objective.needs_v_old else None
     v_anchor = v.detach() if item.at_anchor else item.v_anchor
     matching = {}
