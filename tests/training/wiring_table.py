@@ -87,6 +87,12 @@ RUN = {
     "rewards[].try_out": Seen(False, look="tried_out", why="a call before the run"),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
     "data.clips": Row("EXAMPLES", "rollout", base=DPO),
+    "data.formats": Seen(
+        ["2x4x8"],
+        look="learned_formats",
+        base=DPO | {"data.clips": "pairs.jsonl"},
+        why="the toy model has one format; see test_given_formats.py",
+    ),
     "data.eval_prompts": Row("OTHER_PROMPTS", evaluation=True),
     "data.encode_ahead": Seen(1, look="encoded"),
     "batch.prompts": Row(3, "rollout"),

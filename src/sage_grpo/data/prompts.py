@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean, nearest
+from sage_grpo.types import VideoSpec
 
 COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
@@ -40,6 +41,8 @@ class Prompt:
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
     last_image: Path | None = None
     """Last frame, for models that go from one picture to another."""
+    format: VideoSpec | None = None
+    """In which its clips are learned, where that is not the model's own."""
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:

@@ -223,6 +223,13 @@ class FamilyModel(ABC):
         """Channels, frames, height, width of one sample's latents."""
         return self.grid.latents(self.video)
 
+    def in_format(self, video: VideoSpec) -> Self:
+        """The same model and weights for clips of another format; schedule, attention and guidance stay as they were chosen for its own."""
+        self.grid.check(video)
+        other = copy(self)
+        other.video = video
+        return other
+
     @property
     def heads(self) -> tuple[int, int]:
         """Attention heads of the network, and the width of one."""

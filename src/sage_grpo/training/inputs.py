@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.configure import ConfigError
-from sage_grpo.data.examples import load_examples
+from sage_grpo.data.examples import format_of, load_examples
 from sage_grpo.data.formats import Examples, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
-from sage_grpo.models.base import Explains, VelocityModel, encodes_clips
+from sage_grpo.models import ModelError
+from sage_grpo.models.base import Explains, VelocityModel, encodes_clips, in_format
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -26,7 +28,7 @@ from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_g
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready, hold_to_budget
 from sage_grpo.training.scoring import metadata_of
-from sage_grpo.types import DifferentiableReward, Reward
+from sage_grpo.types import DifferentiableReward, Reward, VideoSpec
 from sage_grpo.video import read_pictures
 from sage_grpo.worlds.world import WORLDS, Listed
 
@@ -119,8 +121,30 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
     if config.data.clips is None:
         return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out)
     encodes_clips(model)
-    found = usable(config.data.clips, prompts, model.video)
+    found = usable(config.data.clips, prompts, [model.video, *_formats(config, model, prompts)])
     return Inputs(model=model, reward=reward, prompts=found.prompts, held_out=held_out, examples=found)
+
+
+def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt]) -> list[VideoSpec]:
+    """The further formats of given clips, each one that the model makes and for which its memory is planned."""
+    found = [format_of(text, model.video.fps) for text in config.data.formats]
+    reasons = {
+        f"parallel.sp {config.parallel.sp}: ranks share the tokens of one format, set 1": config.parallel.sp > 1,
+        "a row with a picture: it is encoded at the model's own size": any(prompt.image for prompt in prompts),
+    }
+    for text, video in zip(config.data.formats, found):
+        try:
+            size = math.prod(in_format(model, video).latent_shape())
+        except ModelError as error:
+            raise ConfigError(f"data.formats {text}: {error}") from error
+        own = math.prod(model.latent_shape())
+        reasons[
+            f"{text}, whose clips have {size} latents and the model's own {own}: memory is planned for those, make the largest format the model's own"
+        ] = size > own
+    wrong = [reason for reason, is_so in reasons.items() if is_so]
+    if wrong and found:
+        raise ConfigError("data.formats does not go with " + "; nor with ".join(wrong) + ".")
+    return found
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
