@@ -44,7 +44,7 @@ from sage_grpo.models.network.inputs import Grid, check_image, choose_video, fir
 from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep
+from sage_grpo.types import Conditioning, Keep, VideoSpec
 
 
 class FamilyModel(ABC):
