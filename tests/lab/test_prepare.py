@@ -162,3 +162,20 @@ def test_an_arm_that_no_suite_has_is_named() -> None:
     assert compare.chosen(made, []) is None
     with pytest.raises(ConfigError, match=r"no arm 'tow'. Arms: one, two.*Did you mean 'two'"):
         compare.chosen(made, ["tow"])
+    with pytest.raises(ConfigError, match="no arm 'tow'"):
+        compare.chosen(made, ["one", "tow"])
+
+
+def test_what_is_missing_comes_with_what_the_suite_says_about_it() -> None:
+    missing = Arm(name="x", recipe="sage", options={"data.prompts": "absent.txt"})
+    wrong = Arm(name="x", recipe="sage", options={"optimizer.lr": -1.0})
+    with pytest.raises(ConfigError, match=r"(?s)absent\.txt.*Made first, by MAKE\.$"):
+        prepare(replace(suite(missing), notes="Made first, by MAKE."), recipe, preflight)
+    with pytest.raises(ConfigError, match=r"(?s)^((?!MAKE).)*$"):
+        prepare(replace(suite(wrong), notes="Made first, by MAKE."), recipe, preflight)
+
+
+def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() -> None:
+    arms = [Arm(name=name, recipe="sage") for name in ("cps", "cps, eta 1", "branch, 3 ab2, 1 before")]
+    asked = suites("--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before").arms
+    assert compare.chosen([suite(*arms)], asked) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import diffusers
 import pytest
@@ -441,3 +442,27 @@ def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) ->
     assert ours.latents_key() == ours.latents_key()
     with pytest.raises(ModelError, match="Clips have shape"):
         ours.to_latents(clips[:, :, :16])
+
+
+@pytest.mark.parametrize("kind", slow_but(ENCODING, "hunyuan15_t2v", "ltx", "sd3"))
+def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, checkpoint) -> None:
+    """To the bit, for latents and for velocities; the model itself stays as it was."""
+    sizes = size_of(kind)
+    swapped = {"height": sizes["width"], "width": sizes["height"]}
+    ours, loaded = (
+        ModelSpec(path=str(checkpoint(kind)), cache=None, guidance_scale=1.0, **size).load("cpu")
+        for size in (sizes, swapped)
+    )
+    own, other = ours.latent_shape(), ours.in_format(loaded.video)
+    assert (other.latent_shape(), ours.latent_shape()) == (loaded.latent_shape(), own)
+    clips = torch.zeros(1, loaded.video.frames, *swapped.values(), 3, dtype=torch.uint8)
+    clips += torch.arange(swapped["height"], dtype=torch.uint8)[:, None, None]
+    latents = loaded.to_latents(clips)
+    assert torch.equal(other.to_latents(clips), latents)
+    if not ours.image_to_video:
+        conditions = ours.encode(PROMPTS[:1])
+        with torch.no_grad():
+            found, expected = (one.velocity(latents, torch.tensor(0.5), conditions) for one in (other, loaded))
+        assert torch.equal(found, expected)
+    with pytest.raises(ModelError, match=r"model\.height must be a multiple"):
+        ours.in_format(replace(loaded.video, height=33))

@@ -99,6 +99,29 @@ def test_what_is_sent_is_the_gradient_of_the_mean_reward(method: str, objective:
     assert_alike(sent(Trainer(config, build(config))), wanted, 1e-4)
 
 
+def test_clips_that_are_decoded_together_are_differentiated_together(monkeypatch) -> None:
+    config = small("draft")
+    wanted = whole(Trainer(config, build(config)))
+    config, rows = replace(config, model=replace(config.model, vae_slicing=False)), []
+    trainer = Trainer(config, build(config))
+    pixels = type(trainer.model).pixels
+    monkeypatch.setattr(
+        type(trainer.model), "pixels", lambda self, x, read: (rows.append(len(x)), pixels(self, x, read))[1]
+    )
+    assert_alike(sent(trainer), wanted, 1e-4)
+    assert rows == [SIZE]
+
+
+def test_a_clip_without_a_finite_gradient_counts_nothing_and_its_neighbours_do() -> None:
+    reward = CompositeReward([REWARD])
+    clips = torch.rand(3, 2, 4, 4, 3, generator=torch.Generator().manual_seed(1))
+    alone = [reward.gradient(clip[None], lambda x: x, "any", 8.0)[0] for clip in clips]
+    clips[1, 0, 0, 0, 0] = float("nan")
+    found = reward.gradient(clips, lambda x: x, "any", 8.0)
+    assert not found[1].any()
+    torch.testing.assert_close(found[::2], torch.stack(alone[::2]))
+
+
 LATENTS = RewardSpec(name=f"{__name__}:of_latents", options={"reads": "latents", "differentiable": True})
 
 

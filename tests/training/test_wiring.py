@@ -33,6 +33,7 @@ from sage_grpo.training import inputs, placing, scoring, state
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.video import write_mp4
 from slowly import slow_but
+from trainer_zoo.toy import ToyModel
 
 _KNOWN: dict[str, Any] = {}
 """What the base runs did: most rows share theirs."""
@@ -196,6 +197,11 @@ def reward_names(config: TrainConfig, patch: pytest.MonkeyPatch) -> tuple[str, .
 def learned_parts(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]:
     trainer = wiring.trainer_of(config)
     return [(part.name, trainer.reward.judging(part.name)) for part in trainer.parts]
+
+
+def learned_formats(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[str]:
+    patch.setattr(ToyModel, "in_format", lambda self, video: self, raising=False)
+    return list(map(str, inputs._formats(config, ToyModel(config.model), [])))
 
 
 def reward_calls(config: TrainConfig, patch: pytest.MonkeyPatch) -> int:

@@ -90,6 +90,12 @@ RUN = {
     "rewards[].actor_cpus": Seen(2.0, look="judges", base=ON_RAY | {"rewards[].actors": 1}),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
     "data.clips": Row("EXAMPLES", "rollout", base=DPO),
+    "data.formats": Seen(
+        ["2x4x8"],
+        look="learned_formats",
+        base=DPO | {"data.clips": "pairs.jsonl"},
+        why="the toy model has one format; see test_given_formats.py",
+    ),
     "data.eval_prompts": Row("OTHER_PROMPTS", evaluation=True),
     "data.encode_ahead": Seen(1, look="encoded"),
     "batch.prompts": Row(3, "rollout"),

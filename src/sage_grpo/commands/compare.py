@@ -214,12 +214,19 @@ def suites_of(options: Options) -> list[Suite]:
 def chosen(suites: Sequence[Suite], names: Sequence[str]) -> list[str] | None:
     """The arms whose runs are made; None is all. Each is one of some suite's."""
     known = [arm.name for suite in suites for arm in suite.arms]
+    found: list[str] = []
     for name in names:
+        whole = f"{found[-1]}, {name.strip()}" if found else name
+        if name not in known and any(one.startswith(whole) for one in known):
+            found[-1:] = [whole]  # the parser has split a name at its commas
+        else:
+            found.append(name)
+    for name in found:
         if name not in known:
             raise ConfigError(
                 f"--arms: there is no arm {name!r}. Arms: {', '.join(known)}." + did_you_mean(name, known)
             )
-    return list(names) or None
+    return found or None
 
 
 def _changed(suite: Suite, options: Options) -> Suite:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.models.base import VelocityModel, network_of
+from sage_grpo.models.base import VelocityModel, in_format, network_of
 from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.parts import Sounds, sound_of
 from sage_grpo.models.policy import Policy
@@ -108,12 +108,13 @@ class Studio:
     def example(self, plan: Plan, member: Member) -> Tensor:
         """The latents of a clip that is given."""
         assert self.encoder is not None
-        return self.encoder(plan.groups[member.group].prompt.clips[member.index])
+        prompt = plan.groups[member.group].prompt
+        return self.encoder(prompt.clips[member.index], prompt.format)
 
     def policy(self, group: Group) -> Policy:
         """The policy that samples a group."""
-        places = tuple(part.place for part in self.parts)
-        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
+        places, model = tuple(part.place for part in self.parts), in_format(self.model, group.prompt.format)
+        return Policy(model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
         """The policy of a replay, and what its rows are conditioned on."""

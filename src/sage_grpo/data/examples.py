@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,20 @@ from typing import Any
 from sage_grpo.data.prompts import Prompt, prompt_of, read_rows, text_of
 from sage_grpo.documents import shown
 from sage_grpo.hints import did_you_mean
+from sage_grpo.types import VideoSpec
 
 LISTS = ("pairs.jsonl", "clips.jsonl")
 """What the list of a folder is called."""
 COLUMNS = ("win", "lose", "clip")
+
+
+def format_of(text: str, fps: float = VideoSpec.fps) -> VideoSpec:
+    """One of data.formats, such as 81x480x832."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
+    if found is None:
+        raise ValueError(f"data.formats: a format is FRAMESxHEIGHTxWIDTH, such as 81x480x832, got {shown(text)}.")
+    frames, height, width = map(int, found.groups())
+    return VideoSpec(frames=frames, height=height, width=width, fps=fps)
 
 
 def list_of(source: str | Path) -> Path:

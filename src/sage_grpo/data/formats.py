@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from sage_grpo.data.examples import list_of
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.inside import replace_text
 from sage_grpo.types import VideoSpec
-from sage_grpo.video import check_clip, video_length
+from sage_grpo.video import check_clip, video_length, video_size
 
 CARD = "examples.json"
 """In the run's folder: what was learned from."""
@@ -34,6 +36,8 @@ class Examples:
     """Rows that are used."""
     skipped: Sequence[tuple[str, str]] = ()
     """Rows that are left out: their prompts, and why."""
+    shown: Mapping[VideoSpec, Sequence[float]] = field(default_factory=dict)
+    """The formats of the run, each with how much of its clips it shows."""
 
     @property
     def summary(self) -> str:
@@ -41,7 +45,11 @@ class Examples:
         clips = sum(len(prompt.clips) for prompt in self.prompts)
         named = "; ".join(why for _, why in self.skipped[:NAMED]) + ("; ..." if len(self.skipped) > NAMED else "")
         left = f"; {len(self.skipped)} rows are left out ({named})" if self.skipped else ""
-        return f"{self.source}: {len(self.prompts)} rows with {clips} clips{left}."
+        several = [
+            f"{len(shares)} as {video.frames}x{video.height}x{video.width}" for video, shares in self.shown.items()
+        ]
+        told = f" ({', '.join(several)})" if len(several) > 1 else ""
+        return f"{self.source}: {len(self.prompts)} rows with {clips} clips{told}{left}."
 
     def card(self, video: VideoSpec) -> dict[str, Any]:
         """What was used, as plain data."""
@@ -53,6 +61,11 @@ class Examples:
             "clips": {str(file): content_hash(file) for file in files},
             "skipped": [{"prompt": prompt, "why": why} for prompt, why in self.skipped],
             "format": asdict(video),
+            "formats": [
+                {**asdict(one), "clips": len(shares), "shown": sum(shares) / len(shares), "least_shown": min(shares)}
+                for one, shares in self.shown.items()
+                if shares
+            ],
         }
 
     def write_card(self, out: Path, video: VideoSpec) -> None:
@@ -60,16 +73,24 @@ class Examples:
         replace_text(out / CARD, json.dumps(self.card(video), indent=2, ensure_ascii=False))
 
 
-def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples:
-    """The rows whose clips can be read and are long enough for the run's format; ValueError where there is none. Only headers are read."""
+def usable(source: str, prompts: Sequence[Prompt], formats: Sequence[VideoSpec]) -> Examples:
+    """The rows whose clips can be read and are long enough, each in the format that shows most of them; the first is the model's own.
+
+    ValueError where there is none. Only headers are read.
+    """
     used, skipped = [], []
+    shown: dict[VideoSpec, list[float]] = {video: [] for video in formats}
     for prompt in prompts:
-        why = next(filter(None, (fault_of(file, video) for file in prompt.clips)), "")
-        if why:
-            skipped.append((prompt.text, why))
-        else:
-            used.append(prompt)
-    found = Examples(list_of(source), used, skipped)
+        try:
+            clips = [_header(file) for file in prompt.clips]
+            video = max(formats, key=partial(_suits, clips))
+            shares = [_share(clip, video) for clip in clips]
+        except ValueError as error:
+            skipped.append((prompt.text, str(error)))
+            continue
+        used.append(prompt if video == formats[0] else replace(prompt, format=video))
+        shown[video] += shares
+    found = Examples(list_of(source), used, skipped, shown)
     if not used:
         raise ValueError(
             f"data.clips: none of the {len(prompts)} rows can be used. {found.summary} Use fewer frames (model.frames) or a lower model.fps."
@@ -77,16 +98,53 @@ def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples
     return found
 
 
+@dataclass(frozen=True)
+class _Header:
+    """What a file says of its clip."""
+
+    file: Path
+    frames: int
+    fps: float
+    height: int
+    width: int
+
+
+def _header(file: Path) -> _Header:
+    frames, fps = video_length(file)
+    size = video_size(file)
+    if size is None:
+        raise ValueError(f"{file} cannot be read as a video.")
+    return _Header(file, frames, fps, *size[1:])
+
+
+def _share(clip: _Header, video: VideoSpec) -> float:
+    """How much of a clip a format shows: of its length, times of its picture. ValueError where it is too short."""
+    needed = frames_at(clip.fps, video)[-1] + 1
+    if clip.frames < needed:
+        raise ValueError(
+            f"{clip.file} is too short: {clip.frames} frames at {clip.fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
+        )
+    aspect = clip.width * video.height / (clip.height * video.width)
+    return round(needed / clip.frames * min(aspect, 1 / aspect), 6)
+
+
 def fault_of(file: Path, video: VideoSpec) -> str:
-    """Why a clip cannot be used; empty where it can."""
+    """Why a clip cannot be used in a format; empty where it can."""
     try:
-        frames, fps = video_length(file)
+        _share(_header(file), video)
     except ValueError as error:
         return str(error)
-    needed = frames_at(fps, video)[-1] + 1
-    if frames >= needed:
-        return ""
-    return f"{file} is too short: {frames} frames at {fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
+    return ""
+
+
+def _suits(clips: Sequence[_Header], video: VideoSpec) -> tuple[float, float]:
+    """By which the format of a row is chosen: how much it shows of its clips, then how near it is to them in size. What is too long is last, and
+    of that the longest."""
+    try:
+        shown = sum(_share(clip, video) for clip in clips)
+    except ValueError:
+        return -video.frames, 0.0
+    return shown, -sum(abs(math.log(video.height * video.width / (clip.height * clip.width))) for clip in clips)
 
 
 def frames_at(fps: float, video: VideoSpec) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean, nearest
+from sage_grpo.types import VideoSpec
 
 COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
@@ -74,6 +75,8 @@ class Prompt:
         given = [{one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions]
         found = {name: path(file) for name, file in named.items() if file is not None}
         return found | ({"conditions": given} if given else {})
+    format: VideoSpec | None = None
+    """In which its clips are learned, where that is not the model's own."""
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:

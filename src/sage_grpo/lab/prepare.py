@@ -84,7 +84,8 @@ def prepare(
             config = configured(suite, arm, start)
             check(config)
         except (ValueError, FileNotFoundError) as error:
-            raise ConfigError(f"Arm {arm.name!r}: {error}") from error
+            how = f"\n{suite.notes}" if isinstance(error, FileNotFoundError) and suite.notes else ""
+            raise ConfigError(f"Arm {arm.name!r}: {error}{how}") from error
         arms.append((arm, start, config))
     # Runs that learn at fresh noise levels take the longest (see SHARES in suites/common.py).
     arms.sort(key=lambda one: -one[2].iterations * (1 if one[2].objective.kind == "surrogate" else 3))

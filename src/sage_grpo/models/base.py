@@ -212,6 +212,25 @@ class StartsFromClips(Protocol):
         ...
 
 
+class TakesFormats(Protocol):
+    """A model that can learn clips of other formats than its own."""
+
+    def in_format(self, video: VideoSpec) -> VelocityModel:
+        """The same model, with the same weights, for clips of another format; ModelError where it has none such."""
+        ...
+
+
+def in_format(model: VelocityModel, video: VideoSpec | None) -> VelocityModel:
+    """The model for clips of a format; None is its own."""
+    if video is None:
+        return model
+    if not isinstance(model, TakesFormats):
+        raise ModelError(
+            f"data.formats needs a model with the method `in_format(video)` (docs/extending.md), and {type(model).__name__} has none. Leave it out."
+        )
+    return model.in_format(video)
+
+
 @runtime_checkable
 class DecodesFrames(Protocol):
     """A model that can decode some frames of a clip for less than all of them; others decode whole clips."""

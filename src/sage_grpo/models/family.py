@@ -51,7 +51,7 @@ from sage_grpo.models.schedulers import (
 )
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep, Placed
+from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
 
 
 class FamilyModel(ABC):
@@ -236,6 +236,13 @@ class FamilyModel(ABC):
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, frames, height, width of one sample's latents."""
         return self.grid.latents(self.video)
+
+    def in_format(self, video: VideoSpec) -> Self:
+        """The same model and weights for clips of another format; schedule, attention and guidance stay as they were chosen for its own."""
+        self.grid.check(video)
+        other = copy(self)
+        other.video = video
+        return other
 
     @property
     def heads(self) -> tuple[int, int]:

@@ -141,7 +141,7 @@ class ModelSpec:
     """Wan 2.2 with two experts: train the one for high noise, the one for low noise, or both, each with the gradient of its own noise levels;
     rollouts use both."""
     vae_slicing: Speed[bool] = True
-    """Decode one clip at a time; False decodes a batch at once (faster for small clips)."""
+    """Decode one clip at a time; False decodes a batch at once (faster for small clips), also where rewards are differentiated."""
     vae_tiling: bool = False
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""

@@ -264,20 +264,22 @@ class CompositeReward:
         fps: float,
         metadata: Mapping[str, Any] | None = None,
     ) -> Tensor:
-        """Of the total of one clip, by its latents; zeros where it is not finite.
+        """Of the total of each clip of a prompt, by its latents; zeros where it is not finite.
 
-        pixels: decodes latents to a float clip 1 x F x H x W x 3 in [0, 255], with a graph; it is called once, or never where only latents are read.
+        pixels: decodes latents to float clips B x F x H x W x 3 in [0, 255], with a graph; it is called once, or never where only latents are read.
         """
         self.onload()
-        latents = latents.detach().requires_grad_()
-        total, counting = torch.zeros(1, device=latents.device), [member for member in self._members if member.weights]
+        latents, count = latents.detach().requires_grad_(), len(latents)
+        total = torch.zeros(count, device=latents.device)
+        counting = [member for member in self._members if member.weights]
         clips = pixels(latents) if self.learns_from_clips else latents
         for member in counting:
             read = latents if member.reads_latents else clips
-            total = total + member.differentiable(read, [prompt], fps, [dict(metadata or {})]).to(latents.device)
+            rows = [dict(metadata or {}) for _ in range(count)]
+            total = total + member.differentiable(read, [prompt] * count, fps, rows).to(latents.device)
         (found,) = torch.autograd.grad(total.sum(), latents)
-        finite = bool(torch.isfinite(total).all() and torch.isfinite(found).all())
-        return found if finite else torch.zeros_like(found)
+        finite = total.isfinite() & found.flatten(1).isfinite().all(1)
+        return torch.where(finite.view(-1, *[1] * (found.ndim - 1)), found, 0.0)
 
     def early(self, fps: float) -> Early:
         """Where clips go as they are decoded, for the rewards that may overlap and need nothing of the policy's device."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.formats import content_hash, fitted
-from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable, encodes_clips
+from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable, encodes_clips, in_format
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.parts import HasParts, HearsClips
 from sage_grpo.rewards.base import CompositeReward
@@ -132,25 +132,25 @@ class Encoder:
 
     def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
         """placed: inside, the VAE is where the model computes."""
-        self.video, self.model, self.placed = model.video, encodes_clips(model), placed
-        self._cache = EncodingCache(folder, self.model.latents_key(), "Encoded clips")
+        self.model, self.placed = model, placed
+        self._cache = EncodingCache(folder, encodes_clips(model).latents_key(), "Encoded clips")
 
-    def __call__(self, file: Path) -> Tensor:
-        """One clip's latents, on the CPU."""
-        return self._cache.get((content_hash(file), str(self.video)), lambda: {"latents": self._encode(file)})[
-            "latents"
-        ]
+    def __call__(self, file: Path, video: VideoSpec | None = None) -> Tensor:
+        """One clip's latents in a format, on the CPU; None is the model's own."""
+        key = content_hash(file), str(video or self.model.video)
+        return self._cache.get(key, lambda: {"latents": self._encode(file, video)})["latents"]
 
-    def _encode(self, file: Path) -> Tensor:
+    def _encode(self, file: Path, video: VideoSpec | None) -> Tensor:
         clip, fps = read_video(file)
+        model = in_format(self.model, video)
         try:
-            clip = fitted(clip, fps, self.video)
+            clip = fitted(clip, fps, model.video)
         except ValueError as error:  # the header promised more
             raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
         with self.placed():
-            if isinstance(self.model, HearsClips):
-                return self.model.to_latents(clip[None], heard(file, self.model.heard_rate))[0]
-            return self.model.to_latents(clip[None])[0]
+            if isinstance(model, HearsClips):
+                return model.to_latents(clip[None], heard(file, model.heard_rate))[0]
+            return encodes_clips(model).to_latents(clip[None])[0]
 
 
 def heard(file: Path, rate: int) -> Sound | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.configure import ConfigError
-from sage_grpo.data.examples import load_examples
+from sage_grpo.data.examples import format_of, load_examples
 from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, frames_at, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import Explains, StartsFromClips, TakesPlaced, VelocityModel, encodes_clips
+from sage_grpo.models.base import Explains, StartsFromClips, TakesPlaced, VelocityModel, encodes_clips, in_format
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -126,11 +127,33 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
         examples = None
         if config.data.clips is not None:
             encodes_clips(model)
-            examples = usable(config.data.clips, prompts, model.video)
+            examples = usable(config.data.clips, prompts, [model.video, *_formats(config, model, prompts)])
             prompts = list(examples.prompts)
         return Inputs(
             model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples, opened=opened.pop_all()
         )
+
+
+def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt]) -> list[VideoSpec]:
+    """The further formats of given clips, each one that the model makes and for which its memory is planned."""
+    found = [format_of(text, model.video.fps) for text in config.data.formats]
+    reasons = {
+        f"parallel.sp {config.parallel.sp}: ranks share the tokens of one format, set 1": config.parallel.sp > 1,
+        "a row with a picture: it is encoded at the model's own size": any(prompt.image for prompt in prompts),
+    }
+    for text, video in zip(config.data.formats, found):
+        try:
+            size = math.prod(in_format(model, video).latent_shape())
+        except ModelError as error:
+            raise ConfigError(f"data.formats {text}: {error}") from error
+        own = math.prod(model.latent_shape())
+        reasons[
+            f"{text}, whose clips have {size} latents and the model's own {own}: memory is planned for those, make the largest format the model's own"
+        ] = size > own
+    wrong = [reason for reason, is_so in reasons.items() if is_so]
+    if wrong and found:
+        raise ConfigError("data.formats does not go with " + "; nor with ".join(wrong) + ".")
+    return found
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:

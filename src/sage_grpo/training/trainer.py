@@ -236,19 +236,21 @@ class Trainer:
         return group_advantage(total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Push]:
-        """The gradient of the reward at the latents of every clip, by micro-batch. One clip at a time: a decoder's graph is large."""
+        """The gradient of the reward at the latents of every clip, by micro-batch. One clip at a time, because a decoder's graph is large; where clips
+        are decoded together, together."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
-        found, seed, fps = {}, self.config.seed, self.model.video.fps
+        found, seed, fps, frames = {}, self.config.seed, self.model.video.fps, self.config.objective.frames
+        together = self.config.batch.micro_batch if not self.config.model.vae_slicing and frames is None else 1
         with self.vae.decoding() if self.reward.learns_from_clips else nullcontext():
             for batch, latents in rollout.latents:
-                rows = []
-                for row, member in zip(latents, batch.members):
-                    prompt = plan.groups[member.group].prompt
+                rows, prompt = [], plan.group_of(batch).prompt
+                for some, member in zip(latents.split(together), batch.members[::together]):
                     draw = Random(f"excerpt/{seed}/{plan.iteration}/{member.group}/{member.index}")
-                    excerpt = draw_excerpt(self.model, self.config.objective.frames, draw)
+                    excerpt = draw_excerpt(self.model, frames, draw)
                     pixels = partial(pixels_read, self.model, self.reward, excerpt=excerpt)
-                    rows.append(self.reward.gradient(row[None], pixels, prompt.text, fps, metadata_of(prompt)))
-                    tick()
+                    rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
+                    for _ in some:
+                        tick()
                 found[batch.members] = Push(torch.cat(rows).to(torch.float32))
         if self.reward.offload_between:
             self.reward.offload()
