@@ -177,5 +177,5 @@ def test_what_is_missing_comes_with_what_the_suite_says_about_it() -> None:
 
 def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() -> None:
     arms = [Arm(name=name, recipe="sage") for name in ("cps", "cps, eta 1", "branch, 3 ab2, 1 before")]
-    asked = suites("--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before").arms
+    asked = options("--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before").arms
     assert compare.chosen([suite(*arms)], asked) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]

@@ -75,6 +75,7 @@ class Prompt:
         given = [{one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions]
         found = {name: path(file) for name, file in named.items() if file is not None}
         return found | ({"conditions": given} if given else {})
+
     format: VideoSpec | None = None
     """In which its clips are learned, where that is not the model's own."""
 

@@ -212,6 +212,7 @@ class StartsFromClips(Protocol):
         ...
 
 
+@runtime_checkable
 class TakesFormats(Protocol):
     """A model that can learn clips of other formats than its own."""
 

@@ -139,7 +139,7 @@ def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt
     found = [format_of(text, model.video.fps) for text in config.data.formats]
     reasons = {
         f"parallel.sp {config.parallel.sp}: ranks share the tokens of one format, set 1": config.parallel.sp > 1,
-        "a row with a picture: it is encoded at the model's own size": any(prompt.image for prompt in prompts),
+        "a row with a picture: it is encoded at the model's own size": any(prompt.files for prompt in prompts),
     }
     for text, video in zip(config.data.formats, found):
         try:
