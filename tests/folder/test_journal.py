@@ -15,7 +15,7 @@ import pytest
 from sage_grpo.folder import journal
 from sage_grpo.folder.journal import Journal, read_rows, reopen
 from sage_grpo.session import run as train
-from sage_grpo.training.config import TrainConfig
+from trainer_helpers import rows
 
 
 def lines(data: bytes) -> list[bytes]:
@@ -50,11 +50,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "pretty-printed": lambda data: b"".join(json.dumps(json.loads(line), indent=1).encode() for line in lines(data)),
     "other numbers of iterations": lambda data: data.replace(b'"iteration": 1,', b'"iteration": "1",', 1),
 }  # fmt: skip
-
-
-def rows(config: TrainConfig) -> list[dict]:
-    found = (Path(config.out) / "metrics.jsonl").read_bytes().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in found]
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
