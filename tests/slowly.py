@@ -18,6 +18,15 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+models/test_ltx_conditions.py::test_frames_that_are_given_are_the_pipelines[a
+models/test_ltx_conditions.py::test_a_clip_to_start_from_is_the_pipelines[alone
+models/test_ltx_conditions.py::test_given_frames_stay_and_the_rest_is_learned[a clip
+models/test_video_to_video.py::test_the_lines_of_a_card_load_the_export[True
+models/test_video_to_video.py::test_a_saved_video_to_video_folder_has_the_pipelines_strength
+models/test_ltx2.py::test_latents_of_clips_are_both_vaes_own_once_scaled[ltx2_3
+training/test_from_clips.py::test_members_branch_from_one_start[bfloat16
+training/test_from_clips.py::test_an_evaluation_shows_what_generate_makes[euler
+training/test_given_clips.py::test_clips_with_a_sound_are_learned_with_it
 models/test_ltx2.py::test_a_first_frame_is_the_pipelines[compressed]
 models/test_ltx2.py::test_saved_weights_load_in_diffusers[full]
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice1

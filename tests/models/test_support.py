@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from sage_grpo.forecast.architecture import find_architecture
-from sage_grpo.models.base import SplitsSequence
+from sage_grpo.models.base import SplitsSequence, TakesPlaced
 from sage_grpo.models.spec import FAMILIES, ModelSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -44,7 +44,7 @@ def test_every_family_has_a_row() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_says_what_the_code_does(family: str, checkpoint) -> None:
-    text, pictures, weights, experts, split, _, plan, _ = rows()[family]
+    text, pictures, clip, weights, experts, split, _, plan, _ = rows()[family]
     models = [find_architecture(ModelSpec(path=str(checkpoint(kind)))) for kind in KINDS[family]]
     own = [one.model for one in models if one.model is not None]
     assert len(own) == len(models)
@@ -52,7 +52,9 @@ def test_a_row_says_what_the_code_does(family: str, checkpoint) -> None:
     assert (text == "yes") == any(not model.image_to_video for model in own)
     counts = {count for model in own if model.takes_images for count in model.pictures}
     words = {(): "no", (1,): "first frame" if text == "yes" else "to edit", (1, 2): "first frame, first and last"}
-    assert pictures == words[tuple(sorted(counts))]
+    anywhere = ", any place" if any(isinstance(model, TakesPlaced) for model in own) else ""
+    assert pictures == words[tuple(sorted(counts))] + anywhere
+    assert (clip != "no") == any({"strength", "denoise_strength"} & model.traits.options.keys() for model in own)
     assert (experts != "-") == any(model.experts.boundary is not None for model in own)
     assert (split == "yes") == all(isinstance(model, SplitsSequence) for model in own)
     assert plan == ("estimated" if any(one.estimated for one in models) else "yes")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tiny
 from sage_grpo.configure import ConfigError
 from sage_grpo.data.examples import load_examples
 from sage_grpo.data.formats import CARD, fitted, frames_at
@@ -20,7 +21,7 @@ from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.decoding import LATENTS
 from sage_grpo.training.inputs import Given, build, load_sources
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.types import VideoSpec
+from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.video import read_video, video_length, write_mp4
 from trainer_helpers import assert_resumes_to_the_bit, rows, same, weights_of
 
@@ -241,3 +242,30 @@ def test_a_clip_is_cut_from_its_middle_and_keeps_its_proportions() -> None:
 
 def test_lengths_are_read_from_headers(tmp_path) -> None:
     assert video_length(write_mp4(tmp_path / "a.mp4", clip(100, frames=5), 12.0)) == (5, 12.0)
+
+
+@pytest.mark.parametrize("method", ["dpo", "rft"])
+def test_clips_with_a_sound_are_learned_with_it(method: str, make_config, tmp_path) -> None:
+    """LTX-2: the better clip sounds and the worse one is silent, because its file has no sound."""
+    shown = torch.stack([tiny.image(frame, 32, 32) for frame in range(5)])
+    sound = Sound(0.5 * torch.sin(torch.arange(8000) / 20)[None], 8000)
+    write_mp4(tmp_path / "win.mp4", shown, 8.0, sound=sound)
+    write_mp4(tmp_path / "lose.mp4", shown, 8.0)
+    row = {"prompt": "a cat", "win": "win.mp4", "lose": "lose.mp4"}
+    (tmp_path / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * 2))
+    small = {"frames": 5, "height": 32, "width": 32, "guidance_scale": 1.0}
+    config = METHODS[method](make_config(kind="ltx2", model=small, batch=BatchConfig(prompts=2, micro_batch=2)))
+    objective = replace(config.objective, levels=2, draw="schedule")
+    data = replace(config.data, clips=str(tmp_path / "pairs.jsonl"), eval_prompts=None)
+    trainer = made(replace(config, data=data, objective=objective, rewards=[]))
+    before = weights_of(trainer)
+    if method == "dpo":
+        with pytest.warns(UserWarning, match=r"lose\.mp4 has no sound: its clip is learned as a silent one"):
+            trainer.step()
+    else:
+        trainer.step()
+    assert not same(before, weights_of(trainer))
+    parts = trainer.model.parts.split(trainer.studio.encoder(tmp_path / "win.mp4")[None])
+    silent = trainer.model.parts.split(trainer.studio.encoder(tmp_path / "lose.mp4")[None])
+    assert torch.equal(parts["video"], silent["video"])
+    assert (parts["audio"] - silent["audio"]).abs().max() > 1e-2

@@ -158,7 +158,7 @@ def _assembled(kind: Any, spec: ModelSpec, folder: Path, build: Build, device: t
             parts[name] = build(index[name][1], plain(read_config(folder, name)))
     scheduler = getattr(diffusers, index["scheduler"][1])
     parts["scheduler"] = scheduler.from_config(read_if_there(folder / "scheduler" / "scheduler_config.json"))
-    pipeline = getattr(diffusers, index["_class_name"])
+    pipeline = getattr(diffusers, kind._pipeline(index))
     pipe = pipeline(**{**dict.fromkeys(left_out(pipeline, {})), **parts})
     return kind(spec, folder, index, pipe, device=device)
 
