@@ -18,6 +18,9 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+rewards/test_sound.py::test_the_documented_reward_of_picture_and_sound
+forecast/test_forecast.py::test_what_is_counted_is_near_what_was_measured[Hunyuan
+forecast/test_forecast.py::test_earlier_rollouts_wait_in_cpu_memory[cpu]
 models/test_ltx2.py::test_a_first_frame_is_the_pipelines[compressed]
 models/test_ltx2.py::test_saved_weights_load_in_diffusers[full]
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice1
