@@ -18,6 +18,7 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+models/test_ltx2.py::test_upsampled_clips_are_the_pipelines
 rewards/test_sound.py::test_the_documented_reward_of_picture_and_sound
 forecast/test_forecast.py::test_what_is_counted_is_near_what_was_measured[Hunyuan
 forecast/test_forecast.py::test_earlier_rollouts_wait_in_cpu_memory[cpu]

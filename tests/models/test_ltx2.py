@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import diffusers
 import pytest
 import torch
@@ -14,7 +17,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
 from sage_grpo.models.parts import HasParts, Parts, Sounds
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 
 PROMPTS = ["a cat", "a dog barks at the sea"]
 NEGATIVE = "blurry"
@@ -242,3 +245,31 @@ def test_what_it_cannot_run_is_refused_with_guidance_as_without(model) -> None:
             ours.velocity(torch.zeros(2, *ours.latent_shape()), torch.tensor(0.5), conditions[:1])
     with pytest.raises(ModelError, match="picture and sound together"):
         ours.to_latents(torch.zeros(1, 5, 32, 64, 3, dtype=torch.uint8))
+
+
+@pytest.mark.usefixtures("in_double")
+def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
+    """A folder that has the network enlarges what it decodes as LTX2LatentUpsamplePipeline does, and only where nothing is trained."""
+    from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+
+    folder = tmp_path / "ltx2"
+    shutil.copytree(checkpoint("ltx2"), folder)
+    spec = ModelSpec(path=str(folder), cache=None, train=False, options={"upsample": 1}, **SIZE)
+    with pytest.raises(ModelError, match=r"has no latent_upsampler\. Download that folder"):
+        spec.load("cpu")
+    torch.manual_seed(0)
+    LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1).save_pretrained(
+        folder / "latent_upsampler"
+    )
+    with pytest.raises(ModelError, match=r"upsample enlarges finished clips.*Leave it out"):
+        replace(spec, train=True).load("cpu")
+    ours = spec.load("cpu")
+    x = torch.randn(2, *ours.latent_shape())
+    assert ours._upsampler in ours._modules("vae")
+    pipe = diffusers.LTX2LatentUpsamplePipeline(ours.pipe.vae, ours._upsampler.double())
+    latents = ours.parts.split(x)["video"]
+    frames = pipe(latents=latents, latents_normalized=True, num_frames=5, output_type="pt", **SIZE).frames
+    clips = ours.decode(x)
+    assert clips.shape == (2, 5, 64, 128, 3)
+    assert (clips.double() / 255 - frames.permute(0, 1, 3, 4, 2)).abs().max() <= 0.5 / 255 + 1e-9
+    assert ours.sound(x).shape == replace(spec, options={}).load("cpu").sound(x).shape
