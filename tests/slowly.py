@@ -27,6 +27,10 @@ models/test_ltx2.py::test_latents_of_clips_are_both_vaes_own_once_scaled[ltx2_3
 training/test_from_clips.py::test_members_branch_from_one_start[bfloat16
 training/test_from_clips.py::test_an_evaluation_shows_what_generate_makes[euler
 training/test_given_clips.py::test_clips_with_a_sound_are_learned_with_it
+models/test_ltx2.py::test_upsampled_clips_are_the_pipelines
+rewards/test_sound.py::test_the_documented_reward_of_picture_and_sound
+forecast/test_forecast.py::test_what_is_counted_is_near_what_was_measured[Hunyuan
+forecast/test_forecast.py::test_earlier_rollouts_wait_in_cpu_memory[cpu]
 models/test_ltx2.py::test_a_first_frame_is_the_pipelines[compressed]
 models/test_ltx2.py::test_saved_weights_load_in_diffusers[full]
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice1

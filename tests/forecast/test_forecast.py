@@ -410,6 +410,12 @@ def test_picture_and_sound_are_counted_together() -> None:
     assert sound.pairs == pytest.approx((1, 1, 0), abs=0.05)
 
 
+def test_a_last_block_that_is_another_counts_once() -> None:
+    """Stable Diffusion 3's makes nothing of the text but keys, values and queries."""
+    network = find_architecture(ModelSpec(path="somebody/stable-diffusion-3.5-large")).network
+    assert network.text_products == pytest.approx((37 * 12 + 3) / 38)
+
+
 def test_a_clip_is_not_split_by_a_family_that_cannot() -> None:
     config = replace(recipe("wan/sage"), model=ModelSpec(path="somebody/Z-Image-Turbo"), parallel=ParallelSpec(sp=2))
     with pytest.raises(ValueError, match=r"z_image cannot split a clip over ranks: set parallel\.sp to 1"):

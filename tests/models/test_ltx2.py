@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
 
 import diffusers
 import numpy as np
@@ -19,7 +21,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.families.ltx2 import mel_bands
 from sage_grpo.models.parts import HasParts, Parts, Sounds
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.types import Sound
 
 PROMPTS = ["a cat", "a dog barks at the sea"]
@@ -294,3 +296,35 @@ def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkp
     assert (silent["audio"] - parts["audio"]).abs().max() > 1e-3
     mono = Sound(waves[:, :1, : samples // 2], ours.heard_rate)  # of one channel, and too short: silence follows
     assert ours.to_latents(clips, mono).shape == latents.shape
+
+
+    with pytest.raises(ModelError, match="picture and sound together"):
+        ours.to_latents(torch.zeros(1, 5, 32, 64, 3, dtype=torch.uint8))
+
+
+@pytest.mark.usefixtures("in_double")
+def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
+    """A folder that has the network enlarges what it decodes as LTX2LatentUpsamplePipeline does, and only where nothing is trained."""
+    from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+
+    folder = tmp_path / "ltx2"
+    shutil.copytree(checkpoint("ltx2"), folder)
+    spec = ModelSpec(path=str(folder), cache=None, train=False, options={"upsample": 1}, **SIZE)
+    with pytest.raises(ModelError, match=r"has no latent_upsampler\. Download that folder"):
+        spec.load("cpu")
+    torch.manual_seed(0)
+    LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1).save_pretrained(
+        folder / "latent_upsampler"
+    )
+    with pytest.raises(ModelError, match=r"upsample enlarges finished clips.*Leave it out"):
+        replace(spec, train=True).load("cpu")
+    ours = spec.load("cpu")
+    x = torch.randn(2, *ours.latent_shape())
+    assert ours._upsampler in ours._modules("vae")
+    pipe = diffusers.LTX2LatentUpsamplePipeline(ours.pipe.vae, ours._upsampler.double())
+    latents = ours.parts.split(x)["video"]
+    frames = pipe(latents=latents, latents_normalized=True, num_frames=5, output_type="pt", **SIZE).frames
+    clips = ours.decode(x)
+    assert clips.shape == (2, 5, 64, 128, 3)
+    assert (clips.double() / 255 - frames.permute(0, 1, 3, 4, 2)).abs().max() <= 0.5 / 255 + 1e-9
+    assert ours.sound(x).shape == replace(spec, options={}).load("cpu").sound(x).shape

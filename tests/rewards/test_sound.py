@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from documents import blocks
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.sound import Clap, SoundStats
 from sage_grpo.rewards.functions import RewardConfigError
@@ -152,3 +156,60 @@ def test_clap_is_transformers_own(tiny_clap) -> None:
     expected = (output.audio_embeds * output.text_embeds).sum(-1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert abs(float(found[0] - found[1])) > 1e-4
+
+
+class Tower(nn.Module):
+    """Instead of timm's picture encoder, which the test installation does not have: classes of a frame by its mean color."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, classes)
+
+    def forward(self, pixels: torch.Tensor) -> SimpleNamespace:
+        assert pixels.shape[1:] == (3, 28, 28)
+        assert -1 <= pixels.min() <= pixels.max() <= 1
+        return SimpleNamespace(logits=self.head(pixels.mean((2, 3))))
+
+
+def test_the_documented_reward_of_picture_and_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is printed, on transformers' own network but for the encoder of single frames: it hears the sound and sees the picture."""
+    from transformers import PeAudioFeatureExtractor, PeAudioVideoConfig, PeAudioVideoModel
+    from transformers.models.pe_video import modeling_pe_video
+
+    (block,) = [one for one in blocks("python") if "class PictureSound" in one.text]
+    monkeypatch.setattr(
+        modeling_pe_video,
+        "AutoModelForImageClassification",
+        SimpleNamespace(from_config=lambda config: Tower(config.num_labels)),
+    )
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    codec = {
+        "encoder_hidden_size": 4,
+        "downsampling_ratios": [2, 4],
+        "codebook_dim": 4,
+        "codebook_size": 8,
+        "n_codebooks": 1,
+    }
+    encoder = {**size, "head_dim": 8}
+    text = {"model_type": "modernbert", "vocab_size": 64}
+    text |= {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
+    both = {
+        **encoder,
+        "audio_config": {"model_type": "pe_audio_encoder", **encoder, "dac_config": {"model_type": "dac", **codec}},
+        "video_config": {"model_type": "pe_video_encoder", **encoder, "vision_config": {"num_classes": 12}},
+    }
+    torch.manual_seed(0)
+    PeAudioVideoModel(PeAudioVideoConfig(text_config={**text, **size}, audio_video_config=both)).save_pretrained(
+        tmp_path
+    )
+    PeAudioFeatureExtractor(sampling_rate=8000, hop_length=8).save_pretrained(tmp_path)
+    (tmp_path / "picture_sound.py").write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"model": str(tmp_path), "frames": 4, "side": 28}
+    reward = CompositeReward([RewardSpec(name="picture_sound:PictureSound", options=options)])
+    videos = torch.stack([flashes([5]), flashes([5]), flashes([2, 9]) // 2])
+    waves = torch.stack([tone(), tone(hertz=1500), tone()])[:, None]
+    scores, report = reward.score(videos, [""] * 3, FPS, sound=Sound(waves, RATE))
+    assert not report.failures
+    assert scores.total.abs().max() <= 1
+    assert len(set(scores.total.tolist())) == 3, "another sound and another picture are told from the first"

@@ -52,7 +52,7 @@ class Ltx2(FamilyModel):
         text_tokens=1024,
         even_sigmas=True,
         dynamic_shift=True,
-        # As the pipelines' arguments. All but the last two are parts of guidance: a scale of 1 turns them off together.
+        # As the pipelines' arguments, but for the last. All but the last three are parts of guidance: a scale of 1 turns them off together.
         options={
             "audio_guidance_scale": 7.0,
             "guidance_rescale": 0.7,
@@ -61,8 +61,9 @@ class Ltx2(FamilyModel):
             "modality_scale": 3.0,
             "cross_timestep": 1.0,
             "image_crf": None,
+            "upsample": 0.0,
         },
-        whole={"stg_block": (0, 1000), "cross_timestep": (0, 1), "image_crf": (0, 51)},
+        whole={"stg_block": (0, 1000), "cross_timestep": (0, 1), "image_crf": (0, 51), "upsample": (0, 1)},
     )
 
     @classmethod
@@ -83,6 +84,7 @@ class Ltx2(FamilyModel):
     def _prepare(self) -> None:
         # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and what it adds nothing.
         config = self.transformer.config
+        self._upsampler = self._load_upsampler() if self.options["upsample"] else None
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
 
     def _grid(self) -> Grid:
@@ -139,7 +141,8 @@ class Ltx2(FamilyModel):
         return {name: empty(text, width) for name, width in zip(("text", "audio_text"), widths)}
 
     def _modules(self, part: str) -> list[nn.Module]:
-        return [*super()._modules(part), *([self.pipe.connectors] if part == "text" else [])]
+        more = {"text": self.pipe.connectors, "vae": self._upsampler}.get(part)
+        return [*super()._modules(part), *([] if more is None else [more])]
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         self._encoder("text_encoder")
@@ -287,9 +290,25 @@ class Ltx2(FamilyModel):
 
     # ---- decoding
 
+    def _load_upsampler(self) -> nn.Module:
+        """The network that makes latents of a clip with twice the sides, as LTX2LatentUpsamplePipeline runs it."""
+        from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
+
+        folder = self.folder / "latent_upsampler"
+        if self.spec.train:
+            raise ModelError(
+                "model.options upsample enlarges finished clips and is for `generate` and `evaluate`: a run learns and judges the first stage. Leave it out."
+            )
+        if not (folder / "config.json").is_file():
+            raise ModelError(
+                f'model.options upsample: "{self.folder}" has no latent_upsampler. Download that folder of the checkpoint, too, or leave the option out.'
+            )
+        return LTX2LatentUpsamplerModel.from_pretrained(folder, torch_dtype=self.pipe.vae.dtype).eval()
+
     def _to_vae(self, latents: Tensor) -> Tensor:
         vae, video = self.pipe.vae, self.parts.split(latents)["video"]
-        return self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        z = self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        return z if self._upsampler is None else self._upsampler(z)
 
     # ---- clips to latents
 
