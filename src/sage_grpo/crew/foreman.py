@@ -184,7 +184,7 @@ class Foreman:
             self._running[worker] = job
             self.hands.start(worker, job)
         for told in self.hands.wait(seconds):
-            done = self._running.pop(told.worker, None)
+            done, self._free[told.worker] = self._running.pop(told.worker, None), time.monotonic()
             if done is not None and self._wanted(done):
                 self._take(told, done, self._orders[done.iteration])
 
