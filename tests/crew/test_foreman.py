@@ -115,6 +115,12 @@ def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, mon
     assert trainer.crew.row["crew/gap"] == 0.0
 
 
+def test_who_waits_for_the_trainers_updates_is_idle(config, monkeypatch) -> None:
+    trainer = employing(monkeypatch, on_ray(config), "a", "b")
+    first, second = trainer.step(), trainer.step()
+    assert second["crew/idle_s"] > 2 * first["time/update"] > 0
+
+
 def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
     draw = random.Random(0)
     trainer = employing(

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, RLock, Thread
@@ -105,8 +105,8 @@ class Foreman:
                 since, weights = promised[plan.iteration]
                 if since not in versions:
                     self._version = versions[since] = self._version + 1
-                    copies = self.params if weights is None else weights.copies
-                    self.hands.publish(self._version, packed(copies), min(versions.values()))
+                    with _applied(weights):
+                        self.hands.publish(self._version, packed(self.params), min(versions.values()))
                 self._order(plan, since, weights, versions[since], whole=shows(plan.iteration))
         order = self._orders[due.iteration]
         queued, began = len(self._queue), time.monotonic()
@@ -184,7 +184,7 @@ class Foreman:
             self._running[worker] = job
             self.hands.start(worker, job)
         for told in self.hands.wait(seconds):
-            done = self._running.pop(told.worker, None)
+            done, self._free[told.worker] = self._running.pop(told.worker, None), time.monotonic()
             if done is not None and self._wanted(done):
                 self._take(told, done, self._orders[done.iteration])
 
@@ -228,7 +228,7 @@ class Foreman:
         last = {worker: part for part, (worker, _) in sorted(order.results.items())}
         most = int(self.studio.world.gather(torch.tensor([len(last)])).max())
         parts, found = list(last.items()), {}
-        with nullcontext() if order.weights is None else order.weights.applied():
+        with _applied(order.weights):
             for worker, part in parts + parts[-1:] * (most - len(parts)):
                 result = order.results[part][1]
                 replay = checked(order.plan, result.records)
@@ -269,3 +269,8 @@ class Foreman:
             name: float(column.max() if name in LARGEST else column.sum()) for name, column in zip(own, table.unbind(1))
         }
         self._idle = 0.0
+
+
+def _applied(weights: Snapshot | None) -> AbstractContextManager[None]:
+    """Inside, the model has these weights, or its own."""
+    return nullcontext() if weights is None else weights.applied()
