@@ -36,6 +36,7 @@ models/test_ltx2.py::test_saved_weights_load_in_diffusers[full]
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice1
 training/test_focus.py::test_only_what_explores_has_noise_and_a_ratio[branch]
 training/test_reward_gradient.py::test_what_is_sent_is_the_gradient_of_the_mean_reward[draft-3]
+training/test_reward_gradient.py::test_clips_that_are_decoded_together_are_differentiated_together
 models/test_ltx2.py::test_ode_rollout_is_the_pipeline[ltx2_3-3.0
 models/test_families.py::test_ode_rollout_is_the_pipeline[flux2-4.0
 models/test_families.py::test_ode_rollout_is_the_pipeline[sana_video-4.0

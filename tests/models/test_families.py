@@ -444,7 +444,7 @@ def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) ->
         ours.to_latents(clips[:, :, :16])
 
 
-@pytest.mark.parametrize("kind", slow_but(ENCODING, "hunyuan15_t2v", "ltx", "sd3"))
+@pytest.mark.parametrize("kind", slow_but(ENCODING, "hunyuan15_t2v", "sd3"))
 def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, checkpoint) -> None:
     """To the bit, for latents and for velocities; the model itself stays as it was."""
     sizes = size_of(kind)

@@ -572,8 +572,8 @@ class TrainConfig:
         found = [name for name, is_wrong in wrong.items() if is_wrong and levels]
         if found:
             raise ValueError(
-                f"model.sigmas has {len(levels)} noise levels, which does not go with {', '.join(found)}: set rollout.steps to "
-                f"{len(levels)}, and leave evaluate.steps, rollout.shift and evaluate.solver out."
+                f"model.sigmas has {len(levels)} noise levels, which does not go with {', '.join(found)}: set rollout.steps and "
+                f"evaluate.steps to {len(levels)}, and leave rollout.shift and evaluate.solver out."
             )
 
     def _check_share(self) -> None:

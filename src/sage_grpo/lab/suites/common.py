@@ -53,9 +53,9 @@ PER_ITERATION, PER_EVALUATION, PER_RUN = 0.044, 0.05, 0.2
 docs/results/table2 and docs/results/distance, over 16)."""
 SHARES: Mapping[str, float] = {
     **{"branch": 0.45, "branch_long": 0.7, "flow_grpo": 2.0, "nft": 4.3, "awm": 3.1},
-    **dict.fromkeys(("refl", "draft", "adjoint"), 4.0),
+    **dict.fromkeys(("refl", "draft", "adjoint"), 2.0),
 }
-"""What an iteration of other methods takes of that (docs/results/headline); by the reward's gradient a guess: clips are differentiated one by one."""
+"""What an iteration of other methods takes of that (docs/results/headline); by the reward's gradient a guess, from two CPU cores."""
 WORLD_SHARES: Mapping[str, float] = {"scenes": 5.0}
 """What an iteration and an evaluation take of that in another world: by operations, not measured yet."""
 
