@@ -189,7 +189,7 @@ def test_aliases_within_reason_are_read(tmp_path) -> None:
         "", "# nothing\n", "- 1\n", "3\n", "a: [\n", "a: 1\n---\nb: 2\n", "lr: !!bool maybe\n", "lr: !!int ''\n", "lr: !!timestamp x\n",
         "lr: 2001-99-99\n", f"lr: {'1' * 5000}\n", "a: *b\n", "a: &a [*a]\n", "? {a: 1}\n: 2\n", "x: " + "[" * 60 + "]" * 60 + "\n",
         "a: !!python/object/apply:os.getcwd []\n", "lr: !!float x\n", "lr: " + "[" * 100_000, "lr: " + "{a: " * 3000 + "1" + "}" * 3000,
-        "a: &a {x: 1}\nb: &b {<<: *b, y: 2}\n", "lr: " + "x" * 2_000_000,
+        "a: &a {x: 1}\nb: &b {<<: *b, y: 2}\n", "lr: " + "x" * 2_000_000, "adapters: [{on: 1}]\n",
     ],
 )  # fmt: skip
 def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, tmp_path) -> None:
