@@ -1,6 +1,6 @@
 """Would the reward's own gradient help branch: as a control variate of its estimate, or as a guide of its exploration? Asked offline, at the base model.
 
-    PYTHONPATH=src python benchmarks/reward_guide.py --out benchmarks/results/reward_guide_cpu.json      # about 6 minutes of one core
+    PYTHONPATH=src python benchmarks/reward_guide.py --out benchmarks/results/reward_guide_cpu.json      # about 5 minutes of one core
 
 Every prompt has one state to branch from, with the law x = m + s e of the next. Branch estimates the direction in which E[R] rises with m from a
 group of 12. Here the reward can be differentiated, too. What a direction is worth is measured, not derived, because the judge's gradient does not
@@ -133,7 +133,7 @@ def main() -> None:
     """Measure some prompts, and write means over them with standard errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--prompts", type=int, default=9)
     options = parser.parse_args()
     config = recipe("shapes/branch")
     trainer = Trainer(config, build(config))

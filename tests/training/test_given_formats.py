@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,6 +147,25 @@ def test_every_row_is_learned_in_its_format_and_counts_as_much_as_any_other(meth
 @pytest.mark.parametrize("method", ["dpo", "rft"])
 def test_a_resumed_run_is_the_same_run(method: str, several, tmp_path) -> None:
     assert_resumes_to_the_bit(made, several(method), tmp_path / "saved")
+
+
+def test_what_is_learned_does_not_depend_on_ranks(several) -> None:
+    """Ranks whose clips have other shapes at the same time make the records that one alone makes."""
+    trainer = made(several())
+    prompts = trainer.state.stream.take(4)
+
+    def states(ranks: int) -> dict[tuple, Tensor]:
+        plan, found = replace(trainer.planner, ranks=ranks).plan(0, prompts), {}
+        for rank in range(ranks):
+            trainer.studio.world = SimpleNamespace(rank=rank)
+            for replay, record in trainer.studio.sampler(plan).run().records.items():
+                found |= {(member, replay.step): x for member, x in zip(replay.members, record.x)}
+        return found
+
+    alone, shared = states(1), states(3)
+    assert len({x.shape for x in alone.values()}) == 3
+    assert alone.keys() == shared.keys()
+    assert all(torch.equal(alone[key], shared[key]) for key in alone)
 
 
 def header(folder: Path, frames: int, height: int, width: int, fps: float = 8.0) -> Prompt:
