@@ -18,6 +18,22 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+forecast/test_forecast.py::test_every_target_has_a_forecast[64-
+forecast/test_forecast.py::test_every_target_has_a_forecast[1-ltx2
+forecast/test_forecast.py::test_trained_parameters_of_a_folder[ltx2
+forecast/test_forecast.py::test_trained_parameters_of_a_folder[hunyuan15_i2v
+forecast/test_forecast.py::test_trained_parameters_of_a_folder[flux
+forecast/test_forecast.py::test_operations_are_those_of_a_pass[flux
+forecast/test_forecast.py::test_operations_are_those_of_a_pass[sd3
+forecast/test_forecast.py::test_operations_are_those_of_a_pass[qwen
+forecast/test_forecast_passes.py::test_given_steps_without_the_negative_branch[window0-cheap0
+models/test_ltx_conditions.py::test_frames_that_are_given_are_the_pipelines[several
+models/test_families.py::test_replay_gradients_and_what_blocks_keep[qwen_image]
+training/test_trainer_ratio.py::test_first_update_ratio_is_one_in_every_iteration_with_guidance_and_an_anchor
+worlds/scenes/test_scenes_pretrain.py::test_latents_are_disturbed_by_another_share_in_every_clip
+worlds/shapes/test_judge.py::test_scores_fall_as_a_fault_grows[noise]
+commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice2
+models/test_policy_replay.py::test_first_log_ratio_is_exactly_zero[hunyuan15_t2v-Flow-attention
 models/test_ltx_conditions.py::test_frames_that_are_given_are_the_pipelines[a
 models/test_ltx_conditions.py::test_a_clip_to_start_from_is_the_pipelines[alone
 models/test_ltx_conditions.py::test_given_frames_stay_and_the_rest_is_learned[a clip

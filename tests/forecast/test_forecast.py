@@ -459,7 +459,7 @@ def test_earlier_rollouts_wait_in_cpu_memory(device: str, make_config, make_trai
     trainer = make_trainer(config)
     for _ in range(3):
         trainer.step()
-    states = [one for lesson in trainer.state.shelf.lessons for one in lesson.states.values()]
+    states = [one for lesson in trainer.state.shelf.lessons for one in lesson.kept.values()]
     held = sum(x.nbytes for one in states for x in (one.x, one.x_next, one.v_old) if x is not None)
     assert held == twice.reused
 

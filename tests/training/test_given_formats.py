@@ -243,8 +243,11 @@ def test_what_a_run_cannot_do_is_refused(change: dict, words: str, several) -> N
 
 
 def test_pictures_and_models_of_one_format_are_refused(several, pairs) -> None:
+    class OneSize(ToyModel):
+        """A class of its own: what others were found to have is remembered by class."""
+
     with pytest.raises(ConfigError, match=r"needs a model with the method `in_format\(video\)`"):
-        build(several(), given=Given(model=ToyModel(several().model)))
+        build(several(), given=Given(model=OneSize(several().model)))
     row = json.loads(pairs.read_text().splitlines()[0])
     (pairs.parent / "first.png").touch()
     pairs.write_text(json.dumps({**row, "image": "first.png"}))

@@ -339,7 +339,7 @@ RewardLike = str | RewardSpec | GivenReward | Reward | Callable[..., Any]
 
 
 class RewardSettings(TypedDict, total=False):
-    """The fields of a RewardSpec but for its name."""
+    """The fields of a RewardSpec but for its name and its actors: an object stays in its process."""
 
     label: str
     weights: dict[str, float]
