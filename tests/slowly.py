@@ -18,6 +18,11 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice0
+models/test_ltx2.py::test_ode_rollout_is_the_pipeline[ltx2-1.0-options2
+worlds/test_world.py::test_scores_do_not_depend_on_the_batch[scenes
+forecast/test_forecast.py::test_a_reward_on_a_device_of_its_own_takes_no_memory_here[cuda
+models/test_exports.py::test_export_stores_what_was_asked_for[bfloat16-float32-stored3
 forecast/test_forecast.py::test_every_target_has_a_forecast[64-
 forecast/test_forecast.py::test_every_target_has_a_forecast[1-ltx2
 forecast/test_forecast.py::test_trained_parameters_of_a_folder[ltx2

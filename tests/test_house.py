@@ -111,7 +111,12 @@ def _at_start(node: ast.AST) -> Iterator[ast.AST]:
         yield from _at_start(child)
 
 
-def _imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[str, int]]:
+@cache
+def _imports(path: Path, *, lazy: bool = True) -> tuple[tuple[str, int], ...]:
+    return tuple(_read_imports(path, lazy=lazy))
+
+
+def _read_imports(path: Path, *, lazy: bool) -> Iterator[tuple[str, int]]:
     """Every imported dotted name (for `from a import b` both a and a.b) with its line; `lazy` ones too or not."""
     package = _module_name(path).split(".")
     if path.name != "__init__.py":
@@ -120,7 +125,7 @@ def _imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
-        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and node.args and _called(node) == "import_module":
             if name := _leading(node.args[0]):
                 yield name, node.lineno
         elif isinstance(node, ast.ImportFrom):
@@ -131,6 +136,11 @@ def _imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[str, int]]:
                 yield base, node.lineno
             for alias in node.names:
                 yield f"{base}.{alias.name}", node.lineno
+
+
+def _called(node: ast.Call) -> str:
+    """The last name of what is called."""
+    return getattr(node.func, "attr", None) or getattr(node.func, "id", "")
 
 
 def _leading(argument: ast.expr) -> str:
