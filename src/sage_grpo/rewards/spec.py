@@ -37,6 +37,7 @@ BUILT_IN: Mapping[str, str] = {
     "video_stats": "sage_grpo.rewards.built_in.video_stats:VideoStats",
     "sound_stats": "sage_grpo.rewards.built_in.sound:SoundStats",
     "clap": "sage_grpo.rewards.built_in.sound:Clap",
+    "sight_and_sound": "sage_grpo.rewards.built_in.sound:SightAndSound",
     "ocr": "sage_grpo.rewards.built_in.ocr:OcrReward",
     "remote": "sage_grpo.rewards.serving.remote:RemoteReward",
     "vlm_judge": "sage_grpo.rewards.judge.vlm:VlmJudge",
