@@ -172,8 +172,8 @@ def test_interrupted_and_continued_on_a_cluster_that_loses_a_node_its_rows_are_t
     if find_spec("ray") is None:  # imported here it would leave its traces
         needs.lacking("ray")
     out = tmp_path / "out"
-    words = ["compare", "shapes/sage", "shapes/branch", "--seeds", "1", "--iterations", "32", "--points"]
-    words += [json.dumps(list(range(4, 32, 4))), "--out", str(out), "--on", "ray"]
+    words = ["compare", "shapes/sage", "shapes/branch", "--seeds", "1", "--iterations", "96", "--points"]
+    words += [json.dumps(list(range(4, 96, 4))), "--out", str(out), "--on", "ray"]
     words += [
         "--set",
         *(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in toy_options.items()),

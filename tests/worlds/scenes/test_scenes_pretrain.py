@@ -131,7 +131,9 @@ def test_a_short_run_lowers_its_losses_and_shows_samples(
     small: Maker, tmp_path: Path, losses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "SHOW_SECONDS", 0)
-    pretrain(replace(TINY, out=tmp_path, vae_steps=10, flow_steps=16, vae_lr=5e-3, flow_lr=1e-2), small)
+    pretrain(
+        replace(TINY, out=tmp_path, picture_share=0, vae_steps=10, flow_steps=16, vae_lr=5e-3, flow_lr=1e-2), small
+    )
     assert {"reconstructions.png", "samples.png"} <= {path.name for path in tmp_path.iterdir()}
     for stage, few in (("vae", 3), ("flow", 5)):
         first, last = losses[stage][:few], losses[stage][-few:]
