@@ -18,6 +18,8 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+forecast/test_forecast.py::test_the_command_on_a_recipe_a_file_and_mistakes
+worlds/shapes/test_shapes_files.py::test_only_the_command_that_makes_it_needs_the_making
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice0
 models/test_ltx2.py::test_ode_rollout_is_the_pipeline[ltx2-1.0-options2
 worlds/test_world.py::test_scores_do_not_depend_on_the_batch[scenes
