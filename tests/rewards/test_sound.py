@@ -172,8 +172,8 @@ def test_picture_and_sound_agree_where_both_networks_name_the_same_source(
     reward = sight_and_sound(sources=["a dog", "a train", "rain"])
     axes = torch.eye(3)
     shown, heard = axes[[0, 1, 2]], axes[[0, 1, 0]]
-    monkeypatch.setattr(reward._clip, "texts", lambda texts: axes)
-    monkeypatch.setattr(reward._clap, "texts", lambda texts: axes)
+    monkeypatch.setattr(reward._clip, "texts", lambda texts: axes if texts[0] == "a photo of a dog" else -axes)
+    monkeypatch.setattr(reward._clap, "texts", lambda texts: axes if texts[0] == "the sound of a dog" else -axes)
     monkeypatch.setattr(reward._clip, "frames", lambda videos, indices: shown[:, None].expand(-1, len(indices), -1))
     monkeypatch.setattr(reward._clap, "sounds", lambda sound: heard)
     sound = Sound(torch.zeros(3, 1, 8), RATE)
