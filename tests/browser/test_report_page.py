@@ -200,17 +200,21 @@ def test_phones_and_dark_screens(open_page: OpenPage, report: Path) -> None:
     page = gallery(
         open_page, report, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True, color_scheme="dark"
     )
-    ground = "() => getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(ground) == "rgb(19, 21, 25)"
-    for tab in ("overview", "gallery", "steps", "settings", "events"):
-        page.tap(f"#tab-{tab}")
+    ground = "getComputedStyle(document.body).backgroundColor"
+
+    def tap(name: str, then: str) -> None:
+        """A tap becomes a click some time after the fingers are up: what it leads to is waited for."""
+        page.tap(name)
+        page.wait_for_function(f"() => {then}")
+
+    assert page.evaluate(f"() => {ground}") == "rgb(19, 21, 25)"
+    for tab in ("overview", "gallery", "steps", "settings", "events", "gallery"):
+        tap(f"#tab-{tab}", f"document.querySelector('#{tab}').checkVisibility()")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    page.tap("#tab-gallery")
-    assert page.locator("#gallery button.play").is_visible()
-    page.tap("#theme")
-    assert page.evaluate(ground) == "rgb(247, 247, 245)"
+    page.locator("#gallery button.play").wait_for(state="visible")
+    tap("#theme", f"{ground} === 'rgb(247, 247, 245)'")
     page.reload()
-    assert page.evaluate(ground) == "rgb(247, 247, 245)"
+    page.wait_for_function(f"() => {ground} === 'rgb(247, 247, 245)'")
 
 
 def test_two_thousand_clips_stay_light(open_page: OpenPage, tmp_path: Path) -> None:
