@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## Train the miniature video model on the CPU and show what changed
 	@$(PY) -m sage_grpo demo
 
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder $(PYTEST_OPTIONS)
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test: install lint ## Lint, types (tests/typed) and the tests of every part
 	@$(PYTEST) -m "not slow"

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = ("-m", "pytest", "-q", "-p", "matrix_plugin", "--dist", "loadgroup", "--no-loadscope-reorder")
+COMMAND = ("-m", "pytest", "-q", "-p", "matrix_plugin", "--dist", "loadscope", "--no-loadscope-reorder")
 """As in the Makefile, with the plugin that reads SAGE_GRPO_MKLDNN and SAGE_GRPO_SHUFFLE."""
 SETTINGS: dict[str, dict[str, str]] = {
     "as it comes": {},

@@ -29,11 +29,8 @@ TOGETHER = "parallel"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Which worker has what, and in which order. A worker has one file at a time, or all that go together. Those that take long come first:
-    one that is left for the end keeps the others waiting."""
+    """Which tests are slow, and in which order they run. Files that take long come first: one that is left for the end keeps the others waiting."""
     for item in items:
-        folder, file = item.path.parts[-2:]
-        item.add_marker(pytest.mark.xdist_group(folder if folder == TOGETHER else f"{folder}/{file}"))
         if is_slow(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.slow)
     yield
@@ -44,6 +41,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         return folder != TOGETHER, not {folder, file} & set(FIRST), -counts[item.path], str(item.path)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker has one file at a time, whose fixtures are then made once, or all that go together. pytest-xdist's own groups (loadgroup) do
+    nothing under this version of pytest, without a word."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return TOGETHER if Path(file).parts[-2:-1] == (TOGETHER,) else file
+
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -103,7 +114,8 @@ def _surroundings() -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _leaves_no_trace() -> Iterator[None]:
     """A test starts with the same random numbers whatever came before it, and leaves the process as it found it."""
-    torch.manual_seed(0)
+    # Not torch.manual_seed, which also writes down the whole stack, for a GPU that may come.
+    torch.default_generator.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries use it
     random.seed(0)
     before, environment, modules, path = _surroundings(), dict(os.environ), dict(sys.modules), list(sys.path)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
@@ -238,7 +240,6 @@ def _check_tokenizer_files(folder: Path) -> None:
 def _check_weights(folder: Path, skip: Sequence[str]) -> None:
     """Compare names and shapes in the headers of the networks' files with the classes', before anything is read."""
     import diffusers
-    from accelerate import init_empty_weights
 
     for name, entry in read_index(folder).items():
         if not isinstance(entry, list) or entry[0] in (None, "transformers") or name in skip:
@@ -252,13 +253,21 @@ def _check_weights(folder: Path, skip: Sequence[str]) -> None:
         is_network = isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)
         if not is_network:
             continue
-        with init_empty_weights():
-            own = kind.from_config(kind.load_config(folder / name)).state_dict()
+        own = _own_shapes(kind, json.dumps(kind.load_config(folder / name), sort_keys=True))
         held = stored_shapes(folder / name)
         ignored = kind._keys_to_ignore_on_load_unexpected or []
         unexpected = [key for key in held.keys() - own.keys() if not any(re.search(text, key) for text in ignored)]
-        mismatched = [key for key in held.keys() & own.keys() if held[key] != tuple(own[key].shape)]
+        mismatched = [key for key in held.keys() & own.keys() if held[key] != own[key]]
         _refuse(folder, name, weights_fault(own.keys() - held.keys(), unexpected, mismatched))
+
+
+@cache
+def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
+    """What a network of this class and configuration has. By text: two experts have the same, and so have the loads of a comparison."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():
+        return {name: tuple(value.shape) for name, value in kind.from_config(json.loads(config)).state_dict().items()}
 
 
 def _refuse(folder: Path, name: str, fault: str | None) -> None:
