@@ -18,6 +18,44 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+test_docs_run.py::test_commands_parse[docs/guides
+test_docs_run.py::test_commands_parse[docs/bench-export
+test_docs_run.py::test_commands_parse[docs/doctor
+test_docs_run.py::test_commands_parse[docs/plan
+models/test_gradients.py::test_adapted_modules_without_gradient_are_known[flux2
+models/test_gradients.py::test_adapted_modules_without_gradient_are_known[hunyuan]
+models/test_gradients.py::test_adapted_modules_without_gradient_are_known[sana_video
+models/test_gradients.py::test_adapted_modules_without_gradient_are_known[hunyuan15_i2v
+models/test_gradients.py::test_adapted_modules_without_gradient_are_known[flux]
+models/test_gradients.py::test_adapted_modules_without_gradient_are_known[sd3
+training/test_branching.py::test_shared_replay_equals_the_plain_path[centred-
+models/test_policy_replay.py::test_first_log_ratio_is_exactly_zero[hunyuan15_t2v-Dance-attention
+models/test_policy_replay.py::test_first_log_ratio_is_exactly_zero[hunyuan15_t2v-Cps-attention
+models/test_policy_replay.py::test_first_log_ratio_is_exactly_zero[hunyuan15_t2v-SageExact-attention
+models/test_policy_replay.py::test_bfloat16_deviation_is_bounded[float32
+models/test_parity.py::test_ode_rollout_is_the_pipeline[wan22_5b_i2v
+models/test_families.py::test_ode_rollout_is_the_pipeline[z_image
+models/test_told.py::test_sana_encodes_the_text_that_its_pipeline_does[options1
+models/test_told.py::test_sana_encodes_the_text_that_its_pipeline_does[options2
+models/test_conditioning.py::test_every_sample_uses_its_own_image[wan22_i2v
+folder/test_run_identity.py::test_a_changed_meaning_is_refused_unless_asked_for[optimizer.lr
+folder/test_run_identity.py::test_a_changed_meaning_is_refused_unless_asked_for[rewards
+folder/test_run_identity.py::test_a_changed_meaning_is_refused_unless_asked_for[kernel.eta
+benchmarks/test_results.py::test_the_command_of_a_page_makes_its_runs[dose
+benchmarks/test_results.py::test_the_command_of_a_page_makes_its_runs[distance
+forecast/test_forecast.py::test_trained_parameters_of_a_folder[wan_i2v
+forecast/test_forecast.py::test_every_target_has_a_forecast[1-wan22
+session/test_api.py::test_what_a_callback_raises_ends_the_run_saved[on_evaluation
+session/test_api.py::test_what_a_callback_raises_ends_the_run_saved[on_iteration
+session/test_saving.py::test_a_failed_save_stops_the_run_with_status_1[at once
+training/test_wiring.py::test_a_field_is_seen_where_it_is_used[model.adapters[].scale
+training/test_wiring.py::test_a_field_is_seen_where_it_is_used[rollout.cheap.cache_threshold
+training/test_wiring.py::test_a_field_is_seen_where_it_is_used[rollout.cheap.cache_every
+training/test_trainer_ratio.py::test_first_update_ratio_is_exactly_one[sage_exact
+worlds/scenes/test_scenes_judge.py::test_scores_fall_as_a_fault_grows[blur
+worlds/shapes/test_judge.py::test_each_wrong_attribute_costs[background
+probe/test_probe.py::test_the_decomposition_of_a_linear_world[1-1.4
+probe/test_probe.py::test_the_decomposition_of_a_linear_world[2-1.4
 forecast/test_forecast.py::test_the_command_on_a_recipe_a_file_and_mistakes
 worlds/shapes/test_shapes_files.py::test_only_the_command_that_makes_it_needs_the_making
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice0

@@ -8,31 +8,33 @@ from sage_grpo.lab.suites.headline import EVALUATION, ITERATIONS
 
 SEEDS = tuple(range(8001, 8009))
 """No run had these before."""
-LONG = 400
 WAYS = (
     *((after, solver, 2) for after in (3, 2, 1) for solver in ("euler", "ab2")),
     *((after, "ab2", 1) for after in (3, 2)),
 )
 """Steps after the branch, solver, steps before it. The first is what the recipes have."""
+LONG = (
+    ((3, "euler", 2), 400, 7e-5),
+    ((2, "ab2", 2), 400, 7e-5),
+    ((2, "ab2", 2), 360, 7e-5),
+    ((2, "ab2", 2), 360, 8e-5),
+    ((1, "ab2", 2), 400, 7e-5),
+)
+"""Ways in long runs, with their iterations and their first rate. The first is what the recipe has; two steps instead of three, a tenth fewer
+times, are 36% fewer passes."""
 
 
 def after(size: Size) -> Suite:
     """Steps after the branch and before it, and their solver, in short runs and in long ones."""
     arms = [
-        Arm(
-            name=f"{name}, {_told(*way)}",
-            recipe=f"shapes/{name}",
-            options={
-                "rollout.after_steps": way[0],
-                "rollout.solver": way[1],
-                "rollout.before_steps": way[2],
-                **({"batch.micro_batch": 192} if name == "branch_long" else {}),
-            },
-            iterations=iterations,
-        )
-        for name, iterations in (("branch", ITERATIONS), ("branch_long", LONG))
+        Arm(name=f"branch, {_told(*way)}", recipe="shapes/branch", options=_options(*way), iterations=ITERATIONS)
         for way in WAYS
     ]
+    short = [arm.name for arm in arms]
+    for way, iterations, rate in LONG:
+        name = f"branch_long, {_told(*way)}" + ("" if iterations == LONG[0][1] else f", {iterations} at {rate:g}")
+        options = {**_options(*way), "optimizer.lr": rate, "batch.micro_batch": 192}
+        arms.append(Arm(name=name, recipe="shapes/branch_long", options=options, iterations=iterations))
     suite = Suite(
         name="after",
         title="How few steps around the branch are enough",
@@ -49,9 +51,12 @@ def after(size: Size) -> Suite:
         notes="Seeds that nothing was chosen with, and the evaluation of `headline`: 512 clips, 20 steps. `sage-grpo probe --probe.ways.measure true` says of "
         "the same ways how alike they rank the clips of a group (docs/probe.md).",
     )
-    short = [arm.name for arm in arms if arm.iterations == ITERATIONS]
     return sized(suite, size, brief=short, smoke=(short[0], short[3]))
 
 
 def _told(after: int, solver: str, before: int) -> str:
     return f"{after} {solver}{'' if before == WAYS[0][2] else f', {before} before'}"
+
+
+def _options(after: int, solver: str, before: int) -> dict[str, object]:
+    return {"rollout.after_steps": after, "rollout.solver": solver, "rollout.before_steps": before}
