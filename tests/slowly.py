@@ -18,6 +18,23 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+worlds/scenes/test_scenes_pretrain.py::test_some_latents_are_coarse[0.0
+worlds/scenes/test_scenes_pretrain.py::test_some_latents_are_coarse[1.0
+forecast/test_budgets.py::test_a_budget_makes_a_large_card_a_small_one
+forecast/test_forecast.py::test_what_fits_is_only_made_faster
+forecast/test_forecast.py::test_an_option_to_copy_loses_nothing_on_a_narrow_terminal
+report/test_study_server.py::test_a_rater_in_a_hurry_waits_and_others_do_not
+rewards/test_reward_server.py::test_a_full_queue_is_answered_503_and_retried_until_all_are_scored
+test_mutants.py::test_a_tree_whose_tests_fail_is_refused
+test_mutants.py::test_a_test_that_is_not_there_notices_nothing
+crew/test_foreman.py::test_clips_to_start_from_travel_with_the_job
+training/test_trainer_ratio.py::test_first_update_ratio_is_one_where_the_negative_branch_has_no_gradient
+training/test_stride.py::test_the_share_of_the_kl_is_held_in_a_run
+models/test_told.py::test_lengths_of_text_do_not_share_encodings
+models/test_published.py::test_a_published_configuration_samples_as_the_stock_pipeline[FLUX.1-dev
+training/test_focus.py::test_a_part_that_is_learned_alone_is_learned_as_if_it_were_all
+models/test_ltx2.py::test_latents_of_clips_are_both_vaes_own_once_scaled[ltx2]
+models/test_packed.py::test_dropped_padding_is_masked_padding[hunyuan15_i2v
 test_docs_run.py::test_commands_parse[docs/guides
 test_docs_run.py::test_commands_parse[docs/bench-export
 test_docs_run.py::test_commands_parse[docs/doctor

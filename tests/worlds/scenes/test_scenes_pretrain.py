@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sage_grpo.worlds.making import autoencoder
-from sage_grpo.worlds.making.autoencoder import encode, vae_loss
+from sage_grpo.worlds.making.autoencoder import encode, to_model, vae_loss
 from sage_grpo.worlds.making.flow import flow_loss
 from sage_grpo.worlds.making.imperfect import Clips
 from sage_grpo.worlds.making.options import Flaws
@@ -168,6 +168,47 @@ def test_latents_are_disturbed_by_another_share_in_every_clip(
     assert seen[1].max() < 0.55
     assert seen[1].min() < 0.1
     assert 0.1 < seen[1].std() < 0.2  # a share drawn uniformly from [0, 0.5] has 0.144
+
+
+class Pixels:
+    """A codec whose latents are the pixels."""
+
+    device = torch.device("cpu")
+
+    def encoder(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, torch.zeros_like(x)], dim=1)
+
+    def decoder(self, z: torch.Tensor) -> torch.Tensor:
+        self.seen = z
+        return z
+
+
+def test_coarse_latents_shall_decode_to_coarse_clips() -> None:
+    """Means over 2 x 2 pixels of a frame, in the latents as in the clip: the pixels themselves are then decoded without an error."""
+    clips = torch.randint(256, (2, 3, 8, 12, 3), dtype=torch.uint8)
+    codec = Pixels()
+    found = vae_loss(codec, {"clips": clips, "noise": torch.zeros(2, 3, 3, 4, 6)}, torch.ones_like)
+    blocks = to_model(clips).unflatten(-1, (6, 2)).unflatten(-3, (4, 2))
+    assert torch.allclose(codec.seen, blocks.mean((-1, -3)), atol=1e-6)
+    assert found["mse"] == 0
+    shifted = vae_loss(codec, {"clips": clips, "noise": torch.full((2, 3, 3, 4, 6), 0.5)}, torch.ones_like)
+    assert float(shifted["mse"]) == pytest.approx(0.5**2 / 4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_some_latents_are_coarse(small: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    seen = []
+
+    def loss(codec: object, inputs: dict[str, torch.Tensor], weigh: object) -> dict[str, torch.Tensor]:
+        seen.append(inputs["noise"].shape[-1])
+        return {"loss": sum(one.sum() for one in codec.vae.parameters())}
+
+    monkeypatch.setattr(autoencoder, "vae_loss", loss)
+    monkeypatch.setattr(autoencoder, "psnr", lambda *given: 0.0)
+    monkeypatch.setattr(autoencoder, "show", lambda *given: None)
+    stages.train_vae(build_vae(TINY.sizes()), replace(TINY, out=tmp_path, vae_steps=40, coarse_share=share))
+    assert set(seen) == {0.0: {4}, 0.5: {2, 4}, 1.0: {2}}[share]
+    assert abs(seen.count(2) / len(seen) - share) < 0.25
 
 
 def test_a_run_in_parts_is_the_whole_run(small: Maker, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sage_grpo.video import contact_sheet
@@ -63,7 +64,9 @@ def train_vae(
         index = torch.randint(len(bank), (options.vae_batch,), device=device)
         # A plain autoencoder for a tenth of the time, then more noise up to a third.
         level = options.latent_noise * min(1.0, max(0.0, (progress - 0.1) / 0.23))
-        noise = torch.randn(options.vae_batch, *latent, device=device) * level
+        coarse = options.coarse_share > 0 and float(torch.rand(())) < options.coarse_share
+        shape = (*latent[:-2], latent[-2] // 2, latent[-1] // 2) if coarse else latent
+        noise = torch.randn(options.vae_batch, *shape, device=device) * level
         if options.varied_noise:
             noise = noise * torch.rand(options.vae_batch, 1, 1, 1, 1, device=device)
         return {"clips": bank[index], "noise": noise}
@@ -96,11 +99,15 @@ def vae_loss(codec: Codec, inputs: Inputs, weigh: Callable[[Tensor], Tensor]) ->
     """Weighted L1 + MSE, and a pull of every latent channel to mean 0 and variance 1.
 
     The pull gives the noise on the latents a fixed meaning (an encoder cannot outgrow it) and the flow the unit
-    Gaussian-like data that it expects.
+    Gaussian-like data that it expects. Noise of half the height and width asks for that of both: the latents' means
+    over 2 x 2 shall decode to the clip's.
     """
-    x = to_model(inputs["clips"])
+    x, noise = to_model(inputs["clips"]), inputs["noise"]
     mean, log_variance = codec.encoder(x).chunk(2, dim=1)
-    y = codec.decoder(mean + inputs["noise"])
+    latents = mean
+    if noise.shape[-1] < mean.shape[-1]:
+        x, latents = (F.avg_pool3d(full, (1, 2, 2)) for full in (x, mean))
+    y = codec.decoder(latents + noise)
     difference = y - x
     weight = weigh(x)
     weight = weight / weight.mean()

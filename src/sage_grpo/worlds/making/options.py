@@ -69,6 +69,9 @@ class StageOptions(Flaws):
     """Standard deviation of the noise on (unit) latents from a third of the VAE training on: a smoother decoder, at some cost in sharpness."""
     varied_noise: bool = False
     """Draw a share of that noise for every clip, from none to all: a decoder that forgives much, and is sharp where nothing is to be forgiven."""
+    coarse_share: Share = 0.0
+    """Share of VAE steps in which latents of half the height and width shall decode to clips of half the size: latents that are
+    smooth, from which a flow learns sooner (EQ-VAE, arXiv 2502.09509)."""
     shift: Positive = 3.0
     """Shift of the sampling schedule; half of the training sigmas follow it, half are uniform."""
     caption_dropout: Share = 0.1

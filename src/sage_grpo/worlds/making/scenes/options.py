@@ -67,6 +67,9 @@ class PretrainOptions(StageOptions):
     """Standard deviation of the noise on (unit) latents from a third of the VAE training on: what the flow gets wrong by less is not seen."""
     varied_noise: bool = True
     """Draw a share of that noise for every clip, from none to all: a decoder that forgives much, and is sharp where nothing is to be forgiven."""
+    coarse_share: Share = 0.25
+    """Share of VAE steps in which latents of half the height and width shall decode to clips of half the size: latents that are
+    smooth, from which a flow learns sooner (EQ-VAE, arXiv 2502.09509)."""
     picture_share: Share = 0.3
     """Share of the flow's training that sees first frames alone, as many more of them; as large video models are trained on images first."""
     latent_channels: Count = Sizes.latent_channels
