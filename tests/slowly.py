@@ -18,6 +18,19 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 CASES = """
+doctor/test_doctor_faults.py::test_trainer_that_hands_over_the_wrong_prompts
+models/test_decoding.py::test_tiles_are_the_stock_ones[hunyuan15_t2v
+models/test_decoding.py::test_chosen_frames_are_those_of_the_whole_decode_to_the_bit[hunyuan15_t2v
+models/test_families.py::test_ode_rollout_is_the_pipeline[qwen_image
+models/test_families.py::test_a_prompt_over_the_length_is_cut_where_the_pipelines_call_cuts_it[sd3
+models/test_families.py::test_latents_of_clips_are_the_vaes_own_once_scaled[hunyuan15_t2v
+models/test_parity.py::test_ode_rollout_is_the_pipeline[wan22_t2v
+forecast/test_forecast.py::test_a_family_of_which_nothing_was_measured_says_so
+forecast/test_forecast.py::test_parameters_of_published_checkpoints[FLUX.2-klein-base-4B
+rewards/test_videoalign.py::test_scores_equal_the_reference_for_every_layout[case3
+rewards/test_videoalign.py::test_positions_are_one_dimensional_on_all_axes[case3
+models/test_exports.py::test_a_lora_is_refused_by_the_other_expert[low-high
+worlds/scenes/test_scenes_judge.py::test_what_comes_and_goes_or_changes_is_not_steady
 worlds/scenes/test_scenes_pretrain.py::test_some_latents_are_coarse[0.0
 worlds/scenes/test_scenes_pretrain.py::test_some_latents_are_coarse[1.0
 forecast/test_budgets.py::test_a_budget_makes_a_large_card_a_small_one

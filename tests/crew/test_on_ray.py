@@ -28,7 +28,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig
 from trainer_helpers import resume, same, weights_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore:worker")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:worker")]
 NODES, STORE = 3, 100 * 2**20
 KILLED = 10
 

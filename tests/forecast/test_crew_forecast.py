@@ -43,7 +43,7 @@ def test_workers_share_the_sampling_and_staleness_hides_it() -> None:
     assert two.sampling_seconds == pytest.approx(one.sampling_seconds / 2)
     assert two.iteration_seconds == pytest.approx(two.sampling_seconds + two.updating_seconds)
     assert crew(config_of(2, staleness=1)).iteration_seconds == max(two.sampling_seconds, two.updating_seconds)
-    assert "4 workers have nothing to do" in many.bottleneck
+    assert "4 of 8 workers have nothing to do" in many.bottleneck
     assert one.task_megabytes == two.task_megabytes
     assert crew_of(*[forecast(recipe("shapes/branch"), hardware.cpu(), gpus=1)] * 2) is None
 

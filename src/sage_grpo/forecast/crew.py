@@ -41,7 +41,7 @@ class Crew:
         if self.gib > self.room:
             return f"a worker does not fit: it needs {self.gib:.1f} GiB of {self.room:.0f} that can be used"
         if self.tasks < self.workers:
-            return f"{self.workers - self.tasks} workers have nothing to do: use more prompts, or a smaller batch.micro_batch"
+            return f"{self.workers - self.tasks} of {self.workers} workers have nothing to do: use more prompts, or a smaller batch.micro_batch"
         if self.sampling_seconds > self.updating_seconds:
             return "workers: more of them shorten an iteration"
         return "the trainer's updates: more workers do not help"
