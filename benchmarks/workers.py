@@ -38,31 +38,34 @@ SHOWN = {
     "workers idle, s": "crew/idle_s",
     "waited for them, s": "crew/waited_s",
     "records, MB": "crew/megabytes",
-    "largest gap of a log-probability": "crew/gap",
+    "gap of log-probabilities": "crew/gap",
 }
 """Rows of the table, and their metrics."""
 
 
-def command(name: str, words: list[str]) -> list[str]:
-    """A call of the program, in a process of its own: the memory of a run is given back."""
-    return [sys.executable, "-m", "sage_grpo", name, *words]
+def called(name: str, words: list[str]) -> str:
+    """What the program prints, in a process of its own: the memory of a run is given back."""
+    command = [sys.executable, "-m", "sage_grpo", name, *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"sage-grpo {name} {' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done.stdout
 
 
 def measured(words: list[str], out: Path) -> dict[str, float]:
     """Means over the iterations after the first; of a first one much is spent on what happens once."""
-    done = subprocess.run(command("train", [*words, "--out", str(out)]), check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    called("train", [*words, "--out", str(out)])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row.get("iteration", 0) > 1 and "time/rollout" in row]
+    if not rows:
+        raise SystemExit("The run has no iteration after its first: give --iterations 2 or more.")
     keys = sorted({key for row in rows for key in row if key.startswith(("time/", "crew/", "reward/total"))})
     return {key: mean(row[key] for row in rows if key in row) for key in keys} | {"iterations": len(rows)}
 
 
 def predicted(words: list[str]) -> dict[str, Any]:
     """What plan says of the configuration with workers on machines of their own, of this kind."""
-    done = subprocess.run(command("plan", [*words, "--json"]), check=True, capture_output=True, text=True)
-    said = json.loads(done.stdout)
+    said = json.loads(called("plan", [*words, "--json"]))
     phases = {name: phase["seconds"] for name, phase in said["phases"].items()}
     return {"hardware": said["hardware"], "phases": phases, **said["crew"]}
 
@@ -89,7 +92,7 @@ def main() -> int:
     """Every way, then the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=None, help="write the results as JSON")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, choices=range(1, 65), default=2, metavar="1..64")
     parser.add_argument("--share", type=float, default=None, help="GPUs of a worker; by default they share one")
     options, words = parser.parse_known_args()
     words = ["--iterations", "4", "--evaluate.every", "0", "--keep.videos_every", "0", *words]

@@ -46,7 +46,6 @@ training/test_stride.py::test_the_share_of_the_kl_is_held_in_a_run
 models/test_told.py::test_lengths_of_text_do_not_share_encodings
 models/test_published.py::test_a_published_configuration_samples_as_the_stock_pipeline[FLUX.1-dev
 training/test_focus.py::test_a_part_that_is_learned_alone_is_learned_as_if_it_were_all
-models/test_ltx2.py::test_latents_of_clips_are_both_vaes_own_once_scaled[ltx2]
 models/test_packed.py::test_dropped_padding_is_masked_padding[hunyuan15_i2v
 test_docs_run.py::test_commands_parse[docs/guides
 test_docs_run.py::test_commands_parse[docs/bench-export

@@ -53,9 +53,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def start(where: str | Path, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(
-            120_000
-        )  # a machine may be busy with other tests; a page that is broken fails all the same
+        context.set_default_timeout(120_000)  # a machine may be busy with other tests
         page = context.new_page()
         page.faults = []
         page.on("console", lambda told: page.faults.append(told.text) if told.type == "error" else None)
