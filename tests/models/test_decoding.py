@@ -118,7 +118,8 @@ def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, mon
     assert_same(torch.cat(parts, dim=2), whole)
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
     assert len(list(one._pixels(z))) == 4
-    assert torch.equal(one.decode(z), to_uint8(one._pixels(one._to_vae(z))))
+    decoded, expected = one.decode(z), to_uint8(one._pixels(one._to_vae(z)))
+    assert (decoded.int() - expected.int()).abs().max() <= 1  # other places in memory may round another way
 
 
 def test_a_chunk_may_be_told(fresh_model) -> None:

@@ -102,7 +102,8 @@ def test_a_clip_does_not_depend_on_those_before_it(way, make_config, make_traine
     plan = plan_of(trainer)
     turned = replace(plan, shares=(plan.shares[0][::-1],))
     first, second = (latents(trainer.studio.sampler(one).run()) for one in (plan, turned))
-    assert all(torch.equal(first[member], second[member]) for member in first)
+    for member, row in first.items():  # other places in memory may round another way; what a cache had kept is far more
+        torch.testing.assert_close(row, second[member], rtol=0, atol=1e-4)
 
 
 def test_the_cheap_way_ends_with_an_error(make_config, make_trainer, monkeypatch) -> None:
