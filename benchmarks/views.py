@@ -345,6 +345,37 @@ def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
     return _table(["arm", *heads], rows)
 
 
+def equal_seconds(folder: Path) -> str:
+    """Seconds of an iteration, and the first column when the baseline's run is over, on the line between evaluations; evaluating is not counted, and a
+    run that is over sooner has its end."""
+    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.statistics import mean_interval
+
+    summary = summary_of(folder)
+    baseline, first = summary.suite.baseline, summary.suite.columns[0]
+    paces = {name: statistics.fmean(row["seconds"]["iteration"] for row in _runs(folder, name)) for name in summary.arms}
+    whole = max(row["iterations"] for row in _runs(folder, baseline)) * paces[baseline]
+    theirs = _after_seconds(folder, baseline, whole / paces[baseline], first.key)
+    rows = []
+    for name, pace in paces.items():
+        found = _after_seconds(folder, name, whole / pace, first.key)
+        cells = [name, fixed(pace, 2), fixed(pace / paces[baseline], 1), plus_minus(mean_interval(list(found.values())))]
+        rows.append([*cells, "" if name == baseline else _minus(found, theirs)])
+    heads = ["arm", "seconds an iteration", f"in those of {baseline}", f"{first.title} after {baseline}'s seconds"]
+    return _table([*heads, f"minus {baseline}"], rows)
+
+
+def _after_seconds(folder: Path, arm: str, iterations: float, key: str) -> dict[int, float]:
+    """A column by seed after so many iterations, which need not be whole."""
+    found = {}
+    for row in _runs(folder, arm):
+        points = sorted((int(point), scores[key]) for point, scores in row["evaluations"].items())
+        there = min(iterations, points[-1][0])
+        (before, low), (after, high) = next(pair for pair in pairwise(points) if there <= pair[1][0])
+        found[row["seed"]] = low + (high - low) * (there - before) / (after - before)
+    return found
+
+
 def gap_at_equal(folder: Path, column: str, value: str, arm: str, other: str) -> str:
     """One of these differences."""
     return _minus(*(_reached(folder, name, column, float(value)) for name in (arm, other)))
@@ -574,6 +605,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             budgets,
             both,
             at_equal,
+            equal_seconds,
             gap_at_equal,
             by_seed,
             seeds_beyond,

@@ -88,9 +88,13 @@ def fit(
 ) -> None:
     """Train the student in place: from every level of the coarse grid its one step ends where the teacher's steps do."""
     grid, conditions = Schedule(student.sigmas(options.steps)), student.encode(texts)
+    # Prompts of one length go through the network together: ten lengths in a batch would be ten passes.
+    lengths = [tuple(tensor.shape for tensor in condition.tensors.values()) for condition in conditions]
+    alike = {length: torch.tensor([n for n, other in enumerate(lengths) if other == length]) for length in set(lengths)}
 
     def batches(progress: float) -> Inputs:
-        step, chosen = torch.randint(options.steps, ()), torch.randint(len(texts), (options.batch,))
+        step, of_length = torch.randint(options.steps, ()), alike[lengths[int(torch.randint(len(texts), ()))]]
+        chosen = of_length[torch.randint(len(of_length), (options.batch,))]
         x, x_next = (ways[int(step) + ahead, chosen].to(student.device) for ahead in (0, 1))
         sigma, sigma_next = grid.pair(int(step))
         return {"x": x, "v": (x_next - x) / float(sigma_next - sigma), "sigma": sigma, "chosen": chosen}
