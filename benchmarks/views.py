@@ -353,13 +353,20 @@ def equal_seconds(folder: Path) -> str:
 
     summary = summary_of(folder)
     baseline, first = summary.suite.baseline, summary.suite.columns[0]
-    paces = {name: statistics.fmean(row["seconds"]["iteration"] for row in _runs(folder, name)) for name in summary.arms}
+    paces = {
+        name: statistics.fmean(row["seconds"]["iteration"] for row in _runs(folder, name)) for name in summary.arms
+    }
     whole = max(row["iterations"] for row in _runs(folder, baseline)) * paces[baseline]
     theirs = _after_seconds(folder, baseline, whole / paces[baseline], first.key)
     rows = []
     for name, pace in paces.items():
         found = _after_seconds(folder, name, whole / pace, first.key)
-        cells = [name, fixed(pace, 2), fixed(pace / paces[baseline], 1), plus_minus(mean_interval(list(found.values())))]
+        cells = [
+            name,
+            fixed(pace, 2),
+            fixed(pace / paces[baseline], 1),
+            plus_minus(mean_interval(list(found.values()))),
+        ]
         rows.append([*cells, "" if name == baseline else _minus(found, theirs)])
     heads = ["arm", "seconds an iteration", f"in those of {baseline}", f"{first.title} after {baseline}'s seconds"]
     return _table([*heads, f"minus {baseline}"], rows)

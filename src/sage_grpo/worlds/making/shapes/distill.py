@@ -33,7 +33,8 @@ def distill(options: DistillOptions) -> int:
     until = started + 60 * options.call_minutes if options.call_minutes else math.inf
     spec = ModelSpec(path=None if options.start is None else str(options.start), guidance_scale=1.0, cache=None)
     student = spec.load(options.device or None)
-    texts = [SHAPES.texts("train")[place % len(SHAPES.texts("train"))] for place in range(options.clips)]
+    known = SHAPES.texts("train")
+    texts = [known[place % len(known)] for place in range(options.clips)]
     ways = trajectories(student, texts, options)
     say(started, f"{options.clips} clips of the teacher, {options.teacher_steps} steps each")
     try:
