@@ -135,7 +135,8 @@ def time_passes(model: Any) -> tuple[float, float]:
 def iterate(model: Any, config: c.TrainConfig, said: Forecast) -> dict[str, float]:
     """One iteration by the trainer, as a later one of a run is: optimizer state is there, the VAE is in its place, the anchor is old."""
     reward = CompositeReward(config.rewards, device=model.device)
-    parts = Inputs(model=model, reward=reward, prompts=[Prompt("a prompt")])
+    prompts = [Prompt(f"a prompt {number}") for number in range(config.batch.prompts)]
+    parts = Inputs(model=model, reward=reward, prompts=prompts)
     trainer = Trainer(config, parts)
     trainer.state.optimizer.materialize()
     if trainer.state.anchor is not None:

@@ -61,7 +61,7 @@ def test_choosing_all_clips_changes_no_bit(rollout, make_config, make_trainer) -
         if everybody:
             members = frozenset(Member(group, index) for group in range(2) for index in range(4))
             plan = replace(plan, chosen=(members, members))
-        trainer.update(plan, *rest)
+        trainer.update(plan, *rest, {})
         weights.append(weights_of(trainer))
     assert same(*weights)
 

@@ -24,6 +24,7 @@ from trainer_helpers import assert_resumes_to_the_bit
 
 REWARD = RewardSpec(name="trainer_toys:bright", options={"differentiable": True})
 STEPS, PROMPTS, SIZE = 3, 1, 2
+PHASES = ("rollout", "decode", "reward", "gradient", "update")
 
 
 def small(method: str, **objective):
@@ -97,6 +98,14 @@ def test_what_is_sent_is_the_gradient_of_the_mean_reward(method: str, objective:
     config = small(method, **objective)
     wanted = whole(Trainer(config, build(config)))
     assert_alike(sent(Trainer(config, build(config))), wanted, 1e-4)
+
+
+def test_differentiating_is_a_phase_of_its_own_as_in_a_plan() -> None:
+    """Its seconds and its memory are foreseen by themselves, and a decoder's graph may be the peak of a run."""
+    config = small("draft")
+    row = Trainer(config, build(config)).step()
+    assert row["time/gradient"] > 0
+    assert row["time/total"] == pytest.approx(sum(row[f"time/{name}"] for name in (*PHASES, "encode")))
 
 
 def test_clips_that_are_decoded_together_are_differentiated_together(monkeypatch) -> None:

@@ -145,9 +145,12 @@ class Trainer:
         else:
             scored = self.score(judged)
             advantages = self.advantages(scored)
-        plan = choose(self.config, plan, advantages, scored.valid)
+        plan, pushes = choose(self.config, plan, advantages, scored.valid), {}
+        if self.config.objective.by_gradient:
+            with self.clock("gradient"):
+                pushes = self.differentiate(plan, rollout)
         with self.clock("update"):
-            metrics = self.update(plan, rollout, scored, advantages)
+            metrics = self.update(plan, rollout, scored, advantages, pushes)
         if self.state.shelf is not None:
             self.state.shelf.keep(Lesson.of(plan, rollout, scored, advantages))
         self.done = plan
@@ -256,9 +259,15 @@ class Trainer:
             self.reward.offload()
         return found
 
-    def update(self, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> dict[str, float]:
-        """The optimizer updates of one rollout; returns their mean metrics."""
-        pushes = self.differentiate(plan, rollout) if self.config.objective.by_gradient else {}
+    def update(
+        self,
+        plan: Plan,
+        rollout: Rollout,
+        scored: Scored,
+        advantages: Tensor,
+        pushes: Mapping[tuple[Member, ...], Push],
+    ) -> dict[str, float]:
+        """The optimizer updates of one rollout, where the reward is differentiated by its gradients; returns their mean metrics."""
         state, device = self.state, self.model.device
         needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
         old_passes = self.config.objective.old_passes(plan.updates)

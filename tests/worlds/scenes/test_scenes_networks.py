@@ -12,6 +12,7 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.worlds.making.scenes import whole_clips
 from sage_grpo.worlds.making.scenes.networks import (
     FastTransformer,
     build_text_encoder,
@@ -24,7 +25,6 @@ from sage_grpo.worlds.making.scenes.networks import (
 from sage_grpo.worlds.making.scenes.options import PretrainOptions, Sizes
 from sage_grpo.worlds.making.scenes.pretrain import MAKER
 from sage_grpo.worlds.making.scenes.stages import CAPTION, samples, to_flow
-from sage_grpo.worlds.making.scenes import whole_clips
 from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
 from sage_grpo.worlds.scenes.scene import TEMPLATES, random_scenes, to_text, words
 
