@@ -297,6 +297,22 @@ lab/test_suites.py::test_every_arm_of_a_suite_builds_plans_and_differs_from_the_
 worlds/test_world.py::test_a_batch_is_its_clips_at_every_size_and_a_displacement_moves_what_moves[world1-0.02
 models/test_support.py::test_a_row_says_what_the_code_does[qwen_image
 recipes/test_examples.py::test_an_example_says_what_its_recipe_says[wan22
+test_house.py::test_the_picture_of_the_house_is_drawn_from_the_code
+doctor/test_doctor.py::test_healthy_shapes[3
+session/test_runner_resume.py::test_a_stop_cuts_an_evaluation_short_and_the_continued_run_does_it_again[1-0
+session/test_runner_resume.py::test_leftovers_of_an_interrupted_write_are_ignored_and_removed
+training/test_wiring.py::test_a_field_changes_files_and_nothing_else[evaluate.every
+training/test_wiring.py::test_a_field_changes_files_and_nothing_else[keep.videos_every
+training/test_wiring.py::test_a_field_is_seen_where_it_is_used[model.adapters[].expert
+training/test_wiring.py::test_a_field_is_seen_where_it_is_used[rollout.cheap.cache]
+training/test_wiring.py::test_a_field_is_seen_where_it_is_used[model.packed
+lab/test_measure.py::test_runs_that_start_alike_share_their_base
+training/test_focus.py::test_a_reward_for_the_sound_leaves_the_picture_alone[sage
+session/test_api.py::test_an_object_may_say_what_it_holds
+report/test_report_data.py::test_before_and_after_stand_side_by_side
+session/test_saving.py::test_weights_that_cannot_be_exported
+crew/test_foreman.py::test_a_run_with_old_weights_is_continued_with_them[workers
+commands/test_run_folder.py::test_export_lists_what_it_sends_and_says_what_was_trained
 """
 """Further cases, by where their names begin: those of which another one, or a smaller law, is quick."""
 
