@@ -46,6 +46,8 @@ def configured(words: str, *, small: bool) -> tuple[str, TrainConfig]:
     argv = shlex.split(options)
     if not colon or given(argv, "recipe") is None:
         raise SystemExit(f'--case takes "NAME: --recipe TARGET/METHOD --OPTION VALUE ...", got {words!r}.')
+    if given(argv, "rewards") is not None:
+        raise SystemExit(f"The reward of every case is the brightness of a clip: leave --rewards out of {words!r}.")
     start = recipe(str(given(argv, "recipe")))
     config = parse(TrainConfig, argv, prog="whole_iteration.py", defaults=start, recipes=True)
     config = replace(config, rewards=[RewardSpec(name="video_stats", weights={"brightness": 1.0})])
@@ -97,18 +99,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the command itself")
     options = parser.parse_args(arguments)
     cases = [configured(words, small=options.small) for words in options.case]  # mistakes before the work
-    get_ready(wanted=any(config.model.deterministic for _, config in cases))
+    fixed_order = {config.model.deterministic for _, config in cases}
+    if len(fixed_order) > 1:  # it chooses attention for the whole process
+        raise SystemExit("Cases with model.deterministic and cases without it need two calls.")
+    if options.limit is not None and options.device != "cuda":
+        raise SystemExit(f"--limit {options.limit:g} is a limit of a GPU's memory, and --device is {options.device}.")
+    get_ready(wanted=fixed_order == {True})
     device = hardware.here() if options.device == "cuda" else hardware.cpu()
-    if options.limit is not None and options.device == "cuda":
+    if options.limit is not None:
         whole = torch.cuda.get_device_properties(0).total_memory / GIB
         torch.cuda.set_per_process_memory_fraction(options.limit / whole)
     model, known, rows = None, None, []
     for name, config in cases:
         found = find(options, config)
         network = replace(config.model, frames=None, height=None, width=None, memory=None)
-        if (
-            network != known
-        ):  # what the same network can do without being made again is its format and what its blocks keep
+        # A network takes another format, and blocks that keep more or less, without being made again.
+        if network != known:
             del model
             gc.collect()
             model, known = build(options, config, found), network

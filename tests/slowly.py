@@ -314,7 +314,7 @@ session/test_saving.py::test_weights_that_cannot_be_exported
 crew/test_foreman.py::test_a_run_with_old_weights_is_continued_with_them[workers
 commands/test_run_folder.py::test_export_lists_what_it_sends_and_says_what_was_trained
 """
-"""Further cases, by where their names begin: those of which another one, or a smaller law, is quick."""
+"""Further cases, by where their names begin: most have a sibling or a smaller law that is quick, all run in `make test-slow`."""
 
 
 def is_slow(case: str) -> bool:

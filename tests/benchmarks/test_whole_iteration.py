@@ -35,14 +35,26 @@ def test_every_phase_of_every_case_is_measured(tmp_path: Path) -> None:
     for row in (first, second):
         seconds = [found["seconds"][0] for found in row["phases"].values()]
         assert all(value > 0 for value in seconds)
-        assert seconds[-1] == pytest.approx(sum(seconds[:-1]), rel=0.5)  # encoding the prompts is in the whole
+        assert seconds[-1] >= 0.999 * sum(seconds[:-1])  # encoding the prompts is in the whole
         assert row["clips"] == 4
     assert first["first_log_ratio"] == 0
     assert "| draft | gradient |" in done.stdout
 
 
 @pytest.mark.slow
-def test_a_case_without_a_recipe_is_refused_before_the_work() -> None:
-    done = ran("--case", "branch")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--case", "branch"], "--recipe"),
+        (["--case", "a: --recipe wan/branch --rewards []"], "leave --rewards out"),
+        (["--case", "a: --recipe wan/branch", "--limit", "24"], "--limit 24"),
+        (
+            ["--case", "a: --recipe wan/branch", "--case", "b: --recipe wan/branch --model.deterministic true"],
+            "two calls",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused_before_the_work(words: list[str], told: str) -> None:
+    done = ran(*words)
     assert done.returncode != 0
-    assert "--recipe" in done.stderr
+    assert told in done.stderr
