@@ -59,7 +59,7 @@ SECOND = (
     *("scenes_headline", "scenes_tuning", "scenes_hacking", "scenes_sentinel"),
     *("scenes_equaliser", "scenes_prompts", "scenes_lora"),
 )
-NOT_MEASURED = ("few_steps", "reuse", *SECOND)
+NOT_MEASURED = SECOND
 """Suites without rows yet (docs/log.md says why)."""
 
 

@@ -16,6 +16,7 @@ from sage_grpo.worlds.making.flow import flow_loss
 from sage_grpo.worlds.making.imperfect import Clips
 from sage_grpo.worlds.making.options import Flaws
 from sage_grpo.worlds.making.pretrain import Maker, pretrain
+from sage_grpo.worlds.making.saving import command
 from sage_grpo.worlds.making.scenes import stages
 from sage_grpo.worlds.making.scenes.imperfect import CLIPS, imperfect_captions, misnamed
 from sage_grpo.worlds.making.scenes.networks import build_vae
@@ -26,6 +27,7 @@ from sage_grpo.worlds.making.scenes.whole_clips import WholeClips
 from sage_grpo.worlds.making.training import Trainer
 from sage_grpo.worlds.scenes.render import backdrop, render, scroll_of
 from sage_grpo.worlds.scenes.scene import ATTRIBUTES, from_text, random_scenes
+from sage_grpo.worlds.world import SCENES
 
 CPU = torch.device("cpu")
 TINY = PretrainOptions(
@@ -251,6 +253,14 @@ def test_a_start_is_where_the_flow_goes_on(small: Maker, tmp_path: Path) -> None
     stored = weights(first.out / "pipeline" / "transformer")
     state = seen[0].state_dict()
     assert all(torch.equal(state[name.rpartition("/")[2]].half(), tensor) for name, tensor in stored.items())
+
+
+def test_a_card_says_that_a_run_went_on_from_an_earlier_one() -> None:
+    told = command(SCENES, replace(TINY, start=Path("/some/where"), vae_start=Path("/some/where")))
+    assert "--pretrain.start EARLIER" in told
+    assert "--pretrain.vae_start EARLIER" in told
+    assert "where" not in told
+    assert "EARLIER" not in command(SCENES, TINY)
 
 
 @pytest.mark.slow

@@ -62,11 +62,15 @@ def listing(world: World, options: StageOptions, sizes: object, quality: float) 
 
 
 def command(world: World, options: StageOptions) -> str:
-    """The command that reproduces a run: every option that is not at its default and says more than where, when and how it is told."""
-    left_out = {"out", "state", "vae", "vae_start", "start", "resume", "call_minutes", "device", "report_seconds"}
+    """The command that reproduces a run: every option that is not at its default and says more than where, when and how it is told.
+
+    What the run went on from has no name that others know: EARLIER stands for its folder.
+    """
+    left_out = {"out", "state", "resume", "call_minutes", "device", "report_seconds"}
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
     changed = [
-        f"--pretrain.{field.name} {getattr(options, field.name)}"
+        f"--pretrain.{field.name} {'EARLIER' if isinstance(values[field.name], Path) else values[field.name]}"
         for field in fields(options)
-        if getattr(options, field.name) != field.default and field.name not in left_out
+        if values[field.name] != field.default and field.name not in left_out
     ]
     return " ".join([f"sage-grpo {world.name} pretrain --pretrain.out DIR", *changed])
