@@ -26,7 +26,7 @@ class Options:
     out: Folder = "runs/demo"
     """Folder of the run."""
     recipe: str = "shapes/sage"
-    """Which recipe to run; try shapes/branch, or shapes/flow_grpo to compare."""
+    """Which recipe to run; try shapes/branch, or shapes/flow_grpo to compare; scenes/branch, in the repository's folder, is the second world."""
     seed: Seed = 0
     """Seed of the run."""
     iterations: Count = 30
@@ -41,6 +41,7 @@ def run(options: Options) -> int:
     from sage_grpo.report.page import leave_report
     from sage_grpo.report.picture import draw_run
     from sage_grpo.report.run_data import read_run
+    from sage_grpo.training.inputs import prompts_from
 
     start, out = time.perf_counter(), Path(options.out)
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed, iterations=options.iterations)
@@ -59,7 +60,7 @@ def run(options: Options) -> int:
     picture = draw_run(out, out / "picture.png")
     print(summary(found))
     print(f"\n{told}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
-    print(NEXT.format(out=out))
+    print(NEXT.format(out=out, prompt=prompts_from(config.data.prompts, split="train")[0].text))
     return 0
 
 
@@ -78,7 +79,7 @@ def estimate(config: TrainConfig) -> float:
     model, batch = config.model.load(), config.batch.micro_batch
     prompt = prompts_from(config.data.prompts, split="train")[0].text
     conditions = model.encode([prompt]) * batch
-    x, sigma = torch.randn(batch, *model.latent_shape(), device=model.device), torch.full((batch,), 0.5)
+    x, sigma = torch.randn(batch, *model.latent_shape(), device=model.device), torch.tensor(0.5, device=model.device)
 
     def seconds(work: Callable[[], Tensor], clips: int) -> float:
         """The quickest of a few calls, for one clip: others may be using the machine, and the first call pays for what is done once."""
@@ -90,7 +91,7 @@ def estimate(config: TrainConfig) -> float:
             times.append(time.perf_counter() - clock)
         return min(times) / clips
 
-    forward = seconds(lambda: model.velocity(x, sigma.to(model.device), conditions), batch)
+    forward = seconds(lambda: model.velocity(x, sigma, conditions), batch)
     decode = JUDGED * seconds(lambda: model.decode(x[:2]), 2)
     (passes,), (evaluated,) = found.passes, found.evaluation
     # A pass with its gradient takes three times as long as one without.
@@ -125,7 +126,7 @@ def summary(run: RunData) -> str:
 NEXT = """
 Next (in the environment: source .venv/bin/activate):
   sage-grpo demo --recipe shapes/branch --out runs/branch      one exploring step and one replay per group: as good in about half the time
-  sage-grpo generate --run {out} --prompts "a large red circle moves right quickly on a white background"
+  sage-grpo generate --run {out} --prompts "{prompt}"
   sage-grpo report {out} runs/branch                           both on one page
   sage-grpo inspect --steps 20 --shift 5                       what the samplers do, as a table and a figure
   sage-grpo train --recipe hunyuan15_lora --print_config       the same job on HunyuanVideo-1.5 with VideoAlign"""
