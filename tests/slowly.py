@@ -120,7 +120,6 @@ training/test_given_clips.py::test_clips_with_a_sound_are_learned_with_it
 models/test_ltx2.py::test_upsampled_clips_are_the_pipelines
 rewards/test_sound.py::test_the_documented_reward_of_picture_and_sound
 forecast/test_forecast.py::test_what_is_counted_is_near_what_was_measured[Hunyuan
-forecast/test_forecast.py::test_earlier_rollouts_wait_in_cpu_memory[cpu]
 models/test_ltx2.py::test_a_first_frame_is_the_pipelines[compressed]
 models/test_ltx2.py::test_saved_weights_load_in_diffusers[full]
 commands/test_run_folder.py::test_weights_that_are_not_there_are_refused[choice1
@@ -276,7 +275,6 @@ lab/test_statistics.py::test_95_of_100_paired_intervals_hold_the_true_difference
 worlds/scenes/test_scenes_pretrain.py::test_pictures_come_first_and_cost_as_much
 test_mutants.py::test_listed_errors_do_not_depend_on_how_the_source_is_written
 worlds/shapes/test_judge.py::test_other_formats_are_judged_at_their_own_size[form0
-forecast/test_forecast.py::test_earlier_rollouts_wait_in_cpu_memory[h200
 doctor/test_doctor_faults.py::test_faulty_reward[noisy-reward repeats-fail
 forecast/test_forecast_passes.py::test_dpo_refers_to_the_anchor_and_to_the_other_clip
 session/test_api.py::test_the_commands_refuse_a_run_with_objects

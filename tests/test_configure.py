@@ -9,6 +9,7 @@ import pytest
 from sage_grpo.configure import ConfigError, given, parse, read_yaml
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.ranges import Count, Positive, check
+from sage_grpo.training.config import TrainConfig, UpdateConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,22 @@ def test_mistakes_name_the_nearest(argv, hint) -> None:
     with pytest.raises(ConfigError) as error:
         run(*argv)
     assert (f"Did you mean '{hint}'?" in str(error.value)) == (hint is not None)
+
+
+@pytest.mark.parametrize("words", [["--update.reuse", "{}"], ["--update={{reuse: {}}}"], ["--config", "{file}"]])
+def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str], tmp_path) -> None:
+    """Every run of earlier versions has it in its config.yaml."""
+    file = tmp_path / "config.yaml"
+
+    def read(value: object) -> TrainConfig:
+        file.write_text(f"update: {{deal: clips, reuse: {value}}}\n")
+        return parse(TrainConfig, [word.format(value, file=file) for word in words], prog="test")
+
+    assert read(0).update == UpdateConfig(deal="clips" if "--config" in words else "steps")
+    with pytest.raises(ConfigError, match=r"no option 'update\.reuse' any more \(learning again .*\): leave it out"):
+        read(2)
+    with pytest.raises(ConfigError, match=r"There is no option 'kernel\.reuse'"):
+        run("--kernel.reuse", "0")
 
 
 def test_values_that_the_dataclass_refuses_are_explained() -> None:

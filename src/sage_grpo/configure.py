@@ -25,6 +25,8 @@ MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1_000_000, 50, 100_000
 """Far more than any configuration needs."""
 
 
+GONE = {"update.reuse": (0, "learning again from earlier rollouts did not help, docs/results/reuse.md")}
+"""Options that the package no longer has, the value that they were off with, and why: files of earlier runs name them."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """What PyYAML raises at values that are not of the kind that they are marked as: !!bool maybe, a date that there is not."""
 
@@ -43,6 +45,7 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
     parser = _parser(options, prog, recipes, plain)
     try:
         given = parser.parse_args(_friendly(argv, options))
+        _leave_out_gone(given)
         wrong = list(faults(options, given))  # here, because a part does not know its place in the whole
         if wrong:
             raise ConfigError("\n".join(wrong))
@@ -73,9 +76,19 @@ def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -
         if recipes:
             parser.add_argument("--recipe", type=str | None)
         parser.add_class_arguments(options)
+        for gone, (off, _) in GONE.items():
+            if gone.rpartition(".")[0] in groups(options):
+                parser.add_argument(f"--{gone}", type=type(off), default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser
     return _PARSERS[key]
+
+
+def _leave_out_gone(given: Any) -> None:
+    """Take out what is gone; refuse it where it was not off."""
+    for key, (off, why) in GONE.items():
+        if key in given and given.pop(key) != off:
+            raise ConfigError(f"There is no option {key!r} any more ({why}): leave it out.")
 
 
 def _lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:

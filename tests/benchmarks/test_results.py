@@ -21,9 +21,12 @@ from slowly import slow_but
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 FOLDERS = sorted(file.parent for file in RESULTS.glob(f"*/{store.SUITE}"))
+REMOVED = ("reuse",)
+"""Suites of something that was taken out again because it did not help: the page stays, and the commit that it names has the code."""
+THERE = [folder for folder in FOLDERS if folder.name not in REMOVED]
 
 
-@pytest.mark.parametrize("folder", slow_but(FOLDERS, *FOLDERS[:3]), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", slow_but(THERE, *THERE[:3]), ids=lambda folder: folder.name)
 def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, monkeypatch) -> None:
     _, _, command = store.load_suite(folder)
     monkeypatch.setitem(SUITES, "long_runs", benchmark_module("long_runs").long_runs)
@@ -41,6 +44,13 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
     some = replace(suite, arms=arms, baseline=arms[0].name)
     jobs = {(job.arm, job.seed): job.key for job in prepare(some, recipe)}
     assert {place: key for place, key in rows.items() if place in jobs}.items() <= jobs.items()
+
+
+@pytest.mark.parametrize("name", [folder.name for folder in FOLDERS if folder.name in REMOVED])
+def test_a_page_of_what_was_removed_names_the_commit_that_had_it(name: str) -> None:
+    assert name not in SUITES
+    (commit,) = {row["commit"] for row in store.read_rows(RESULTS / name / store.ROWS)}
+    assert f"commit {commit}," in (RESULTS / f"{name}.md").read_text()
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

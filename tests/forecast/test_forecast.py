@@ -39,7 +39,7 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, TrainConfig
 from sage_grpo.training.plan import Plan
 from slowly import slow_but
 
@@ -442,26 +442,6 @@ def test_a_family_of_your_own_still_has_a_plan() -> None:
     assert found.network is None
     said = show.short(forecast(config, H200, architecture=found))
     assert said[0].startswith("passes of the network in an iteration: ")
-
-
-@pytest.mark.parametrize("device", ["h200", "cpu"])
-def test_earlier_rollouts_wait_in_cpu_memory(device: str, make_config, make_trainer, monkeypatch) -> None:
-    """As many bytes as a run's shelf holds after enough iterations; on a CPU they are part of what has to fit."""
-    monkeypatch.undo()
-    config = make_config(kind="wan_t2v", update=UpdateConfig(reuse=2))
-    once, twice = (
-        forecast(replace(config, update=replace(config.update, reuse=reuse)), hardware.find(device)) for reuse in (0, 2)
-    )
-    more = twice.job.kept_states - once.job.kept_states
-    assert more == (twice.reused if device == "cpu" else 0.0)
-    assert (once.reused, once.job.kept_states > 0) == (0.0, True)
-    assert "wait in" in "\n".join(show.verdict(twice))
-    trainer = make_trainer(config)
-    for _ in range(3):
-        trainer.step()
-    states = [one for lesson in trainer.state.shelf.lessons for one in lesson.kept.values()]
-    held = sum(x.nbytes for one in states for x in (one.x, one.x_next, one.v_old) if x is not None)
-    assert held == twice.reused
 
 
 def test_factors_of_a_measurement_make_the_formulas_exact() -> None:

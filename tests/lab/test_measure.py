@@ -25,7 +25,6 @@ ARMS = {
     "fixed": {"trust_region.mode": "fixed"},
     "target": {"optimizer.target_kl": 0.01},
     "nft": {},
-    "reuse": {"update.reuse": 1, "optimizer.target_kl": 0.01},
 }
 
 

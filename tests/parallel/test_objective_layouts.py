@@ -72,36 +72,3 @@ def test_objectives_are_the_same_run_in_every_layout(kind, lora, ranks, sp, obje
             assert row.keys() == expected.keys()
             for name in names:
                 assert row[name] == pytest.approx(expected[name], rel=CLOSE, abs=1e-12), name
-
-
-def test_earlier_rollouts_are_the_same_run_on_two_ranks_which_alone_can_continue_it(checkpoint, tmp_path) -> None:
-    """Ranks with 4 and 5 clips; each keeps what it sampled."""
-    config = workers.configure(
-        checkpoint("wan_t2v"),
-        tmp_path,
-        lora=True,
-        guidance=1.0,
-        batch=c.BatchConfig(prompts=3, group_size=3, micro_batch=2),
-        rollout=c.RolloutConfig(steps=4, deterministic_last=True),
-        update=c.UpdateConfig(updates_per_rollout=2, reuse=1),
-        optimizer=c.OptimizerConfig(lr=1e-3, eps=1e-4),
-        iterations=2,
-    )
-    alone = processes.alone(workers.train, config)
-    spec = ParallelSpec(timeout=60)
-    config = dataclasses.replace(config, parallel=spec, out=str(tmp_path / "two"))
-    result = processes.run(workers.train, 2, config, spec=spec)[0]
-    assert isinstance(result, dict), result
-    check_learning(result, alone)
-    for row, expected in zip(result["rows"], alone["rows"]):
-        assert row.keys() == expected.keys()
-        for name in ("loss/policy", "gradient/norm", *(name for name in row if name.startswith("reuse/"))):
-            assert row[name] == pytest.approx(expected[name], rel=CLOSE, abs=1e-12), name
-    assert "reuse/counts" in result["rows"][-1]
-    half = processes.run(workers.train, 2, dataclasses.replace(config, iterations=1), False, True, spec=spec)[0]
-    assert isinstance(half, dict), half
-    again = processes.run(workers.train, 2, config, True, spec=spec)[0]
-    assert isinstance(again, dict), again
-    assert all((again["state"][name] == rows).all() for name, rows in result["state"].items())
-    with pytest.raises(Exception, match="each of 2 ranks kept the earlier rollouts"):
-        processes.alone(workers.train, config, True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +16,6 @@ from sage_grpo.rl.surrogate import (
     centred_log_ratio,
     clip_range,
     clipped_surrogate,
-    importance,
     kl_masked_surrogate,
     scaled_surrogate,
 )
@@ -182,28 +180,3 @@ def test_the_scaled_loss_tells_ratios_apart_that_float32_does_not() -> None:
         log_ratio, torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.zeros(4), std=torch.tensor(1.0), clip=1e-7
     )
     assert terms.inactive.tolist() == [False, True, False, True]
-
-
-def test_importance_makes_an_earlier_policys_samples_give_the_present_gradient() -> None:
-    """Exactly, by quadrature over two dimensions: E_old[r^D A d log p] is E[A d log p] for any advantage; without it the mean is another."""
-    points, weights = (torch.tensor(one, dtype=torch.float64) for one in np.polynomial.hermite_e.hermegauss(40))
-    x = torch.cartesian_prod(points, points)
-    mass = torch.cartesian_prod(weights, weights).prod(1) / (2 * math.pi)
-    old, new = torch.tensor([0.0, 0.0]).double(), torch.tensor([0.2, -0.1]).double().requires_grad_()
-    advantage = lambda at: 1.0 - (at - torch.tensor([0.7, 0.3])).square().sum(1) / 4  # noqa: E731
-
-    def gradient(samples: Tensor, behind: Tensor, *, weighed: bool) -> Tensor:
-        """Of the loss on samples of a law with this mean; log-probabilities are means over dimensions, as everywhere."""
-        log_ratio = -((samples - new).square() - (samples - behind).square()).mean(1) / 2
-        counts = importance(log_ratio, dims=2, most=1e9) if weighed else 1.0
-        loss = clipped_surrogate(log_ratio, advantage(samples), clip=1e9).loss
-        return torch.autograd.grad((mass * counts * loss).sum(), new)[0]
-
-    present = gradient(x + new.detach(), new.detach(), weighed=False)
-    torch.testing.assert_close(gradient(x + old, old, weighed=True), present, rtol=1e-9, atol=1e-12)
-    assert not torch.allclose(gradient(x + old, old, weighed=False), present, rtol=0.02)
-
-
-def test_importance_stays_within_its_bounds() -> None:
-    found = importance(torch.tensor([-1.0, -0.1, 0.0, 0.1, 1.0]), dims=5, most=2.0)
-    torch.testing.assert_close(found, torch.tensor([0.5, math.exp(-0.4), 1.0, math.exp(0.4), 2.0]))

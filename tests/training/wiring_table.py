@@ -188,7 +188,6 @@ RUN = {
     "update.deal": Row("clips", "gradient"),
     "update.repeat": Row(True, "gradient"),
     "update.permute_steps": Row(False, "gradient"),
-    "update.reuse": Row(1, "gradient"),
     "update.gradient_checkpointing": Seen(True, look="checkpointing", why="memory only; tests/models compares the gradients"),
     "optimizer.kind": Row("muon", "weights"),
     "optimizer.lr": Row(2e-3, "weights"),

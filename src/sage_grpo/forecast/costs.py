@@ -110,8 +110,7 @@ class Forecast:
         guiding = self._guiding(self.config.model.training_guidance)
         needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
         rows = zip(self.plans, self._kinds, needed, strict=True)
-        reuse = self.config.update.reuse  # a run's first iterations have fewer to learn from again
-        return [count(plan, parts, guiding, reference=need, reuse=reuse) for plan, parts, need in rows]
+        return [count(plan, parts, guiding, reference=need) for plan, parts, need in rows]
 
     @cached_property
     def _kinds(self) -> list[list[list[Kind]]]:
@@ -202,7 +201,7 @@ class Forecast:
             sync_every_pass=parallel.sync_every_pass,
             vae_bytes=_bytes(vae),
             vae_tiling=model.vae_tiling,
-            kept_states=max(self._kept(rank) for rank in range(self.layout.data)) + self.reused * self.hardware.is_cpu,
+            kept_states=max(self._kept(rank) for rank in range(self.layout.data)),
         )
 
     @cached_property
@@ -228,18 +227,8 @@ class Forecast:
         anchors = MASTER * max(rows) * references
         return float(element * (states + anchors + MASTER * clips))
 
-    @cached_property
-    def reused(self) -> float:
-        """Bytes of CPU memory in which the earlier rollouts of update.reuse wait, of the process with most."""
-        element, reuse = latent_elements(self.architecture), self.config.update.reuse
-        ranks = self._kinds[0] if reuse else []
-        most = max(
-            (sum(one.times * self._stored(one.plan, alone=True)[0] for one in kinds) for kinds in ranks), default=0
-        )
-        return float(reuse * element * most)
-
-    def _stored(self, plan: Plan, rank: int = 0, *, alone: bool = False) -> tuple[int, list[int]]:
-        """Bytes of a rank's records, of one latent element, and the rows that each update replays. alone: every record has states of its own."""
+    def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
+        """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
         config, element = self.config, latent_elements(self.architecture)
         size = _bytes(config.rollout.storage)
         needs_v_old = Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
@@ -247,7 +236,7 @@ class Forecast:
         gauged = plan.gauged(rank)
         stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         # A step's x_next is the next record's x; a target at a fresh noise level is nobody's.
-        before = set() if config.objective.fresh or alone else {(replay.step + 1, replay.members) for replay in stored}
+        before = set() if config.objective.fresh else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
             + (MASTER if one in gauged else old) * one.rows

@@ -79,12 +79,9 @@ Work = Mapping[Hashable, Passes]
 and of ("gauge", network)."""
 
 
-def count(
-    plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, reference: Sequence[int], reuse: int = 0
-) -> Counts:
+def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
     """Every rank's passes of one iteration, by phase. `kinds` are those of each rank; `reference` says how many reference passes each
-    update runs; the rollouts of `reuse` earlier iterations are replayed as often. What a rank has less than another it repeats, to
-    keep in step."""
+    update runs. What a rank has less than another it repeats, to keep in step."""
     known = {id(kind.plan): kind.plan for row in kinds for kind in row}  # ranks share kinds
     counted = {number: count_own(one, guiding) for number, one in known.items()}
     works = []
@@ -107,9 +104,9 @@ def count(
                 own = work["update", update, network]
                 lacking = most.get(("update", update, network), 0) - own.velocities
                 fill = _spare(plan, rank, network, [update], guiding) * lacking if lacking else Passes()
-                found["replay"] += (own + fill) * (1 + reuse)
-                found["reference"] += (own + fill) * (1 + reuse) * referenced
-                padding += lacking * (1 + reuse)
+                found["replay"] += own + fill
+                found["reference"] += (own + fill) * referenced
+                padding += lacking
             lacking = most.get(("gauge", network), 0) - work["gauge", network].velocities
             if lacking:
                 found["gauge"] += _spare(plan, rank, network, range(plan.updates), guiding) * lacking

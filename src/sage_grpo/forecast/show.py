@@ -255,8 +255,6 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
         yield ESTIMATED
     if any(phase.name == "gradient" for phase in forecast.phases):
         yield "gradient is computed, not measured, and does not hold what the rewards keep for their own way back"
-    if forecast.reused:
-        yield f"earlier rollouts (update.reuse) wait in {forecast.reused / GIB:.1f} GiB of CPU memory of every process"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
     need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:
@@ -331,7 +329,6 @@ def costs(forecast: Forecast) -> dict[str, Any]:
         "peak_gib": forecast.peak / GIB,
         "iteration_seconds": forecast.iteration_seconds,
         "evaluation_seconds": forecast.evaluation_seconds,
-        "reuse_gib": forecast.reused / GIB,
         "estimated": forecast.architecture.estimated,
         "gpu_hours": forecast.gpu_hours,
     }

@@ -167,8 +167,7 @@ class Recording(Observer):
         if plan is None:
             raise RuntimeError("An iteration is complete, but there is no plan of it.")
         passes = references(trainer.config, plan.iteration, plan.updates)
-        again = update_cost(plan, passes, again=True) * min(plan.iteration, trainer.config.update.reuse)
-        spent = {"passes": rollout_cost(plan) + update_cost(plan, passes) + again, "clips": scored_clips(plan)}
+        spent = {"passes": rollout_cost(plan) + update_cost(plan, passes), "clips": scored_clips(plan)}
         record.cost += spent["passes"]
         record.scored += spent["clips"]
         for name, total in {"passes": record.cost, "clips": record.scored}.items():
@@ -390,15 +389,15 @@ def rollout_cost(plan: Plan) -> int:
     return shared + sum(apart)
 
 
-def update_cost(plan: Plan, references: Sequence[int], *, again: bool = False) -> int:
+def update_cost(plan: Plan, references: Sequence[int]) -> int:
     """Samples through the network in the updates: forward and backward 3, a reference's forward pass (anchor, old policy; so many in each
-    update) 1, measuring the step 1, but not of a rollout that is learned from `again`."""
+    update) 1, measuring the step 1."""
     ranks = range(len(plan.shares))
     updates = range(plan.updates)
     replayed = sum(
         (3 + references[u]) * replay.rows for rank in ranks for u in updates for replay in plan.replays(rank, u)
     )
-    return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank) if not again)
+    return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank))
 
 
 def predicted(trainer: Trainer, step: int) -> dict[str, float]:

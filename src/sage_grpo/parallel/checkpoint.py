@@ -21,11 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from sage_grpo.documents import DocumentError, demand, read_json, read_object, shown
 from sage_grpo.parallel.world import World
@@ -238,18 +236,6 @@ def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None =
             f"{folder} does not fit this configuration: {cause}. Use the model and LoRA settings of the run that wrote it; to "
             "train with others, choose another `out`."
         ) from error
-
-
-def load_under(folder: Path, prefix: str, world: World) -> dict[str, Tensor]:
-    """All tensors of a checkpoint whose names start with this, in CPU memory: what one rank alone has saved. Called by all ranks."""
-    known = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    found = {
-        name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in known.items()
-        if name.startswith(prefix) and isinstance(one, TensorStorageMetadata)
-    }
-    load_some(folder, found, world)
-    return found
 
 
 def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:

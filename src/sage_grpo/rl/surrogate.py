@@ -65,21 +65,6 @@ def kl_masked_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, tau
     return SurrogateTerms(loss=loss, ratio=ratio.detach(), inactive=inactive)
 
 
-IMPORTANCE = 2.0
-"""An earlier clip counts at most so much, and at least its inverse: else few clips would decide an update, or none."""
-
-
-def importance(log_ratio: Tensor, *, dims: int, most: float = IMPORTANCE) -> Tensor:
-    """What the loss of an earlier policy's sample is multiplied by: r^(D - 1) for the mean log-ratio log r over D dimensions, a constant.
-
-    With the surrogate's own r it makes the ratio of the densities, r^D, so that the gradient's mean is that of the present policy:
-    E_old[r^D A d log p] = E[A d log p]. It is kept between 1 / most and most. Where the policy has moved by many nats, as large models do in one
-    update, nearly all samples are at the lower end: the clip of the surrogate, which goes by r, is then all that holds them.
-    """
-    edge = math.log(most)
-    return torch.exp(((dims - 1) * log_ratio.detach()).clamp(-edge, edge))
-
-
 def centred_log_ratio(log_ratio: Tensor, kl: Tensor) -> Tensor:
     """log r + KL(old, new): under the old policy E[log r] = -KL, so the plain ratio is biased below 1.
 

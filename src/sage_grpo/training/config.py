@@ -166,9 +166,6 @@ class UpdateConfig:
     deal: Literal["steps", "clips"] = "steps"
     """What is dealt out to a rollout's updates: its trained steps, so that every update sees every clip; or its clips, each with all of its
     trained steps, as most authors' code does (a window of one step then has several updates, too)."""
-    reuse: Natural = 0
-    """Earlier iterations whose rollouts every update learns from again, beside the newest. A clip of theirs counts by how likely the present policy makes its
-    steps beside the policy that made it (half to twice as much as a new one). Costs replays and CPU memory, no rollouts and no rewards."""
     permute_steps: bool = True
     """Deal steps out in random order; false goes from noise to data."""
     gradient_checkpointing: Speed[bool | Literal["attention", "auto"]] = "auto"
@@ -488,9 +485,6 @@ class TrainConfig:
             f"update.step_fraction {update.step_fraction:g}: objective.levels says how much is learned, set 1": update.step_fraction
             < 1,
             "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": self.optimizer.measures_kl,
-            f"update.reuse {update.reuse}: no step is a Gaussian, whose ratio would say how much an earlier clip counts, set 0": (
-                update.reuse > 0
-            ),
             f"objective.levels {objective.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
                 objective.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
             ),

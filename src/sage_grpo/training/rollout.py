@@ -41,7 +41,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a record has that cannot be made again, in CPU memory: it waits for later updates, or travels."""
+    """What a record has that cannot be made again, in CPU memory: it travels."""
 
     x: Tensor
     x_next: Tensor

@@ -1,12 +1,9 @@
-"""Everything that a checkpoint holds: a resumed run continues to the bit.
-
-Also earlier rollouts, where updates learn from them again: as long as the policy has moved little, the ratio of its Gaussian steps says exactly how much
-each of their clips still counts (OP-GRPO, arXiv 2604.04142)."""
+"""Everything that a checkpoint holds: a resumed run continues to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from torch import Tensor, nn
 
 from sage_grpo.data.prompts import Prompt, PromptStream
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlController
@@ -23,111 +19,6 @@ from sage_grpo.sentinel.sentinel import Sentinel
 from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference
 from sage_grpo.training.config import SentinelConfig, TrainConfig
 from sage_grpo.training.optim import Optimizer
-from sage_grpo.training.placing import settle
-from sage_grpo.training.plan import Plan, Replay
-from sage_grpo.training.planner import choose
-from sage_grpo.training.rollout import Kept, Rollout
-from sage_grpo.training.scoring import Scored
-from sage_grpo.types import Conditioning
-
-PREFIX = "reuse"
-"""Of the names of tensors in a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """An earlier iteration: what its updates learned from."""
-
-    plan: Plan
-    """With the clips that were chosen."""
-    total: Tensor
-    """Rewards of all clips, on every rank."""
-    advantages: Tensor
-    kept: dict[Replay, Kept]
-    """This rank's."""
-
-    @classmethod
-    def of(cls, plan: Plan, rollout: Rollout, scored: Scored, advantages: Tensor) -> Lesson:
-        """Of an iteration that is over; its records leave the GPU."""
-        kept = {replay: Kept.of(record) for replay, record in rollout.records.items()}
-        settle(next(iter(rollout.records.values())).policy.model.device)
-        return cls(plan, scored.total, advantages, kept)
-
-    @property
-    def scored(self) -> Scored:
-        """Its scores, as far as updates ask for them."""
-        places, size = torch.arange(len(self.total)), self.plan.group_size
-        return Scored(places // size, places % size, self.total, {}, {}, "")
-
-    def rollout(self, replayed: Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]) -> Rollout:
-        """Its records again, under the present weights; `replayed` gives the policy of a replay and what its rows are conditioned on."""
-        return Rollout(records={replay: kept.record(*replayed(replay)) for replay, kept in self.kept.items()})
-
-
-@dataclass
-class Shelf:
-    """The last iterations' lessons, the oldest first. They are part of a checkpoint: what they hold of policies that are gone cannot be made again."""
-
-    config: TrainConfig
-    plan: Callable[[int], Plan]
-    """The plan of an iteration, before clips are chosen."""
-    rank: int
-    ranks: int
-    lessons: list[Lesson] = field(default_factory=list)
-
-    def keep(self, lesson: Lesson) -> None:
-        """Put an iteration on the shelf; the oldest leaves where there is no room."""
-        self.lessons = [*self.lessons, lesson][-self.config.update.reuse :]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of this rank's."""
-        found: dict[str, Tensor] = {}
-        for lesson in self.lessons:
-            start = self._name(lesson.plan.iteration)
-            found |= {f"{start}/total": lesson.total, f"{start}/advantages": lesson.advantages}
-            for place, replay in enumerate(self._replays(lesson.plan)):
-                rows = vars(lesson.kept[replay])
-                found |= {f"{start}/{place}/{name}": own for name, own in rows.items() if own is not None}
-        # The end of one step is the start of the next, the same tensor, which safetensors refuses to write twice.
-        firsts = {own.data_ptr(): name for name, own in reversed(found.items())}
-        return {name: own if firsts[own.data_ptr()] == name else own.clone() for name, own in found.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is not a tensor."""
-        return {"iterations": [lesson.plan.iteration for lesson in self.lessons], "ranks": self.ranks}
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Refuse what cannot be taken over."""
-        if state["iterations"] and int(state["ranks"]) != self.ranks:
-            raise ValueError(
-                f"each of {state['ranks']} ranks kept the earlier rollouts of its own clips (update.reuse), and now there are {self.ranks}: continue "
-                f"with {state['ranks']}"
-            )
-
-    def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `state_dict` and `tensors` gave."""
-        self.lessons = []
-        for iteration in map(int, state["iterations"]):
-            start, plan = self._name(iteration), self.plan(iteration)
-            total, advantages = tensors[f"{start}/total"], tensors[f"{start}/advantages"]
-            clips = len(plan.groups) * plan.group_size
-            if len(total) != clips:
-                raise ValueError(
-                    f"iteration {iteration}, which update.reuse keeps, has {len(total)} clips, and one has {clips} now: keep batch.prompts and "
-                    "batch.group_size as they were"
-                )
-            kept = {}
-            for place, replay in enumerate(self._replays(plan)):
-                own = {one.name: tensors.get(f"{start}/{place}/{one.name}") for one in fields(Kept)}
-                kept[replay] = Kept(**own)  # type: ignore[arg-type]
-            self.keep(Lesson(choose(self.config, plan, advantages, torch.isfinite(total)), total, advantages, kept))
-
-    def _name(self, iteration: int) -> str:
-        return f"{PREFIX}/{self.rank}/{iteration}"
-
-    def _replays(self, plan: Plan) -> list[Replay]:
-        """What this rank's rollout has records of, in an order that the plan alone decides."""
-        return list(dict.fromkeys(one for update in range(plan.updates) for one in plan.replayable(self.rank, update)))
 
 
 @dataclass
@@ -146,8 +37,6 @@ class TrainState:
     reference: Reference = field(default_factory=Reference)
     old: Old | None = None
     """The policy that samples, where it lags behind the live one."""
-    shelf: Shelf | None = None
-    """Earlier rollouts, where updates learn from them again."""
     past: Past | None = None
     """Earlier weights, where they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
@@ -190,11 +79,10 @@ class TrainState:
         self, root: Path, writer: checkpoint.Writer, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None
     ) -> Path:
         """Write a checkpoint of this moment, with what the caller adds to it."""
-        tensors, own = self._tensors(), {} if self.shelf is None else self.shelf.tensors()
-        own |= {} if self.past is None else self.past.tensors()
-        # Every rank has earlier rollouts of its own, under its own names; what state.json lists all checkpoints of a run have.
+        tensors, past = self._tensors(), {} if self.past is None else self.past.tensors()
+        # What state.json lists all checkpoints of a run have; how many earlier weights there are differs.
         known = {**self._meta(), "tensors": sorted(tensors), **meta}
-        return writer.save(root, self.iteration, {**tensors, **own}, known, files)
+        return writer.save(root, self.iteration, {**tensors, **past}, known, files)
 
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""
@@ -206,16 +94,9 @@ class TrainState:
             self.sentinel.load_state_dict(meta["sentinel"])
             if self.anchor is not None:
                 self.anchor.renewed_at = int(meta["anchor_renewed_at"])
-            if self.shelf is not None:
-                self._take_up(self.shelf, meta["shelf"], folder, world)
             if self.past is not None:
                 self.past.load_state_dict(meta["past"])
                 checkpoint.load_some(folder, self.past.tensors(), world)
-
-    def _take_up(self, shelf: Shelf, known: Mapping[str, Any], folder: Path, world: World) -> None:
-        shelf.check(known)
-        prefix = f"{PREFIX}/{shelf.rank}/"
-        shelf.load(known, checkpoint.load_under(folder, prefix, world) if known["iterations"] else {})
 
     def go_back(self, folder: Path, world: World) -> None:
         """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
@@ -225,9 +106,7 @@ class TrainState:
         meta = self._restore(folder, world)
         self.sentinel.go_back(meta["sentinel"])
         self.optimizer.pace.slow_to(self.sentinel.brake)
-        if self.shelf is not None:  # what the run goes back from is not learned again
-            self.shelf.lessons = []
-        if self.past is not None:  # nor does it sample
+        if self.past is not None:  # what the run goes back from does not sample
             self.past.forget()
         if self.anchor is not None:  # the live weights are not the anchor's unless they were then
             was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
@@ -266,7 +145,6 @@ class TrainState:
             "sentinel": self.sentinel.state_dict(),
             "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,
-            **({} if self.shelf is None else {"shelf": self.shelf.state_dict()}),
             **({} if self.past is None else {"past": self.past.state_dict()}),
         }
 

@@ -20,7 +20,6 @@ from sage_grpo.crew.studio import Studio
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.forecast.costs import fit_memory
-from sage_grpo.models.policy import Policy
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import World
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
@@ -39,7 +38,7 @@ from sage_grpo.training.decoding import (
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import Inputs, conditions_of
 from sage_grpo.training.placing import distribute
-from sage_grpo.training.plan import Plan, Replay
+from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.scoring import (
@@ -52,7 +51,7 @@ from sage_grpo.training.scoring import (
     no_clips,
     preferred,
 )
-from sage_grpo.training.state import Lesson, Shelf, TrainState
+from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import (
     Diverged,
     Duel,
@@ -103,8 +102,6 @@ class Trainer:
         dims = sum(part.dims for part in self.parts) or math.prod(self.model.latent_shape())
         self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
         self.state.sentinel = Sentinel.of(config, self.reward, self.objective.clip)
-        if config.update.reuse:
-            self.state.shelf = Shelf(config, self._planned, self.world.rank, self.world.size)
         self._check_groups()
         if spec.by_gradient:
             check_differentiable(self.model, self.reward, spec.frames)
@@ -151,8 +148,6 @@ class Trainer:
                 pushes = self.differentiate(plan, rollout)
         with self.clock("update"):
             metrics = self.update(plan, rollout, scored, advantages, pushes)
-        if self.state.shelf is not None:
-            self.state.shelf.keep(Lesson.of(plan, rollout, scored, advantages))
         self.done = plan
         self.state.iteration += 1
         times = self.clock.report()
@@ -187,8 +182,7 @@ class Trainer:
         places = [self.planner.places(rank) for rank in range(self.world.size)]
         least = (1 + config.rollout.staleness) * config.batch.prompts if config.rollout.staleness else 0
         near = look_ahead(batches, places, max(config.data.encode_ahead, least))
-        again = [] if state.shelf is None else [lesson.plan.prompts for lesson in state.shelf.lessons]
-        mine = [batch[place] for batch in (*again, *near) for place in places[self.world.rank]]
+        mine = [batch[place] for batch in near for place in places[self.world.rank]]
         prompts = list(dict.fromkeys([*mine, *self.held_out[: config.evaluate.prompts]]))
         with self.clock("encode"):
             tick = self.clock.ticker(len(prompts))
@@ -274,10 +268,7 @@ class Trainer:
         extra = [
             (need == "pass") * self.config.objective.reference_passes + old for need, old in zip(needs, old_passes)
         ]
-        lessons = [] if state.shelf is None else state.shelf.lessons
-        earlier = [(lesson, lesson.rollout(self._law(lesson.plan))) for lesson in lessons]
-        plans = [plan, *(lesson.plan for lesson in lessons)]
-        passes = sum(rounds * (1 + more) for one in plans for rounds, more in zip(one.rounds, extra))
+        passes = sum(rounds * (1 + more) for rounds, more in zip(plan.rounds, extra))
         tick = self.clock.ticker(passes + plan.gauge_rounds)
         logs = []
         if self.before is not None:
@@ -286,11 +277,6 @@ class Trainer:
             self.old.begin()
         for update in range(plan.updates):
             items = self.items(plan, rollout, scored, advantages, update, pushes)
-            for lesson, again in earlier:
-                old = self.items(lesson.plan, again, lesson.scored, lesson.advantages, update)
-                items += [dataclasses.replace(item, reused=True) for item in old]
-            if earlier:
-                items = [dataclasses.replace(item, weight=item.weight / len(plans)) for item in items]
             if self.old is not None and old_passes[update]:
                 with self.old.applied():
                     items = with_old(self.objective, items, device, tick, self.parts)
@@ -311,8 +297,7 @@ class Trainer:
                 progress=tick,
                 parts=self.parts,
             )
-            labels = list(dict.fromkeys(label for one in plans for label in one.labels(update)))
-            logs.append(self._apply(summarize(tally, self.world, labels)))
+            logs.append(self._apply(summarize(tally, self.world, plan.labels(update))))
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:
                 logs[-1] |= self._measure(plan, rollout, tick)
             self._advance(logs[-1])
@@ -361,16 +346,6 @@ class Trainer:
                 )
             )
         return items
-
-    def _law(self, plan: Plan) -> Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]:
-        """The policy of every replay of a plan, and what its rows are conditioned on."""
-        return partial(self.studio.replayed, plan, conditions=self.studio.conditions(plan))
-
-    def _planned(self, iteration: int) -> Plan:
-        """The plan of an earlier iteration, before clips were chosen."""
-        stream = PromptStream(self.state.stream.prompts, self.config.seed)
-        stream.position = iteration * self.config.batch.prompts
-        return self.planner.plan(iteration, stream.take(self.config.batch.prompts))
 
     def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> Duel:
         """Where the members of a replay stand in the plan's pairs."""

@@ -19,12 +19,10 @@ from sage_grpo.rl.matching import ghuber_log_prob, nft_loss, optimality
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.preference import dpo_lead, dpo_loss, excess_error, matching_loss
 from sage_grpo.rl.surrogate import (
-    IMPORTANCE,
     SurrogateTerms,
     centred_log_ratio,
     clip_range,
     clipped_surrogate,
-    importance,
     kl_masked_surrogate,
     scaled_surrogate,
 )
@@ -177,8 +175,6 @@ class Item:
     """How far the step goes: the state after it is x + reach v."""
     duel: Duel | None = None
     """Where clips are preferred to others."""
-    reused: bool = False
-    """Its rollout was an earlier iteration's, of an earlier policy."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +250,6 @@ class Loss:
     matching: dict[str, Tensor]
     """At a fresh noise level: weighted means of the squared error of the velocity, of its squared way from the old policy's, and of how far the
     better clips of pairs are ahead."""
-    counts: Tensor | None = None
-    """What each clip of an earlier rollout still counts."""
 
     @property
     def total(self) -> Tensor:
@@ -300,9 +294,7 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
         v=v, v_old=v_old, v_anchor=v_anchor, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
     )
     log_ratio = (log_prob - log_prob_old).detach()
-    counts = importance(log_ratio, dims=objective.dims) if item.reused else None
-    weight = item.weight if counts is None else counts * item.weight
-    value = (weight * terms.loss).sum()
+    value = (item.weight * terms.loss).sum()
     (raw,) = torch.autograd.grad(objective.scale * value, v, retain_graph=True)
     trust = torch.zeros_like(raw)
     if kl.total is not None:
@@ -317,7 +309,7 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
     if objective.spec.fresh and item.push is None:
         for name, other in (("matching/error", x_next), ("matching/moved", v_old)):
             matching[name] = (item.weight * (v.detach() - other).square().flatten(1).mean(1)).sum()
-    return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares, matching, counts)
+    return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares, matching)
 
 
 def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor, moved: Tensor | None) -> Tensor:
@@ -366,17 +358,13 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
             sums[name] += (w * term.detach()).sum()
     for name, term in loss.matching.items():
         sums[name] += term
-    if loss.counts is not None:  # ratios are told of the newest rollout alone
-        sums["reuse/part"] += w.sum()
-        sums["reuse/counts"] += (w * loss.counts).sum()
-        sums["reuse/cut"] += (w * (loss.counts.log().abs() > 0.999 * math.log(IMPORTANCE))).sum()
-    elif terms.ratio is not None:
+    if terms.ratio is not None:
         # Ratios differ from 1 in the fifth digit and beyond: their spread is lost in float32, and in E[r^2] - E[r]^2.
         excess, share = terms.ratio.double() - 1.0, w.double()
         sums["ratio/mean"] += (share * excess).sum()
         sums["ratio/square"] += (share * excess.square()).sum()
         sums["ratio/clip_fraction"] += (w * terms.inactive).sum()
-    live = torch.where((w > 0) & (not item.reused), loss.log_ratio.abs(), 0.0)
+    live = torch.where(w > 0, loss.log_ratio.abs(), 0.0)
     tally.largest_log_ratio = torch.maximum(tally.largest_log_ratio, live.max().double())
     sums["gradient/policy"] += loss.squares[0]
     sums["gradient/kl"] += loss.squares[1]
@@ -543,10 +531,6 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
         )
     policy, kl = math.sqrt(metrics.pop("gradient/policy")), math.sqrt(metrics.pop("gradient/kl"))
     metrics["gradient/kl_share"] = kl / (policy + kl) if policy + kl > 0 else 0.0
-    if "reuse/part" in metrics:  # sums over a part of an update become means over it
-        part = metrics.pop("reuse/part")
-        shares = {"reuse/": part, "ratio/": 1.0 - part}
-        metrics |= {n: v / shares[n[:6]] for n, v in metrics.items() if n[:6] in shares}
     if "ratio/mean" in metrics:  # a loss may have none
         metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
         metrics["ratio/mean"] += 1.0

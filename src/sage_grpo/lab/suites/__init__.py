@@ -21,7 +21,7 @@ from sage_grpo.lab.suites.leash import (
     taken,
     witness,
 )
-from sage_grpo.lab.suites.methods import distance, preferences, reuse, scaling, staleness, table2, table2_a
+from sage_grpo.lab.suites.methods import distance, preferences, scaling, staleness, table2, table2_a
 from sage_grpo.lab.suites.samplers import equaliser, noise, regime
 from sage_grpo.lab.suites.second import (
     scenes_equaliser,
@@ -40,7 +40,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
         *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps, preferences, gradients),
-        *(reuse, staleness),
+        staleness,
         *(
             scenes_headline,
             scenes_tuning,

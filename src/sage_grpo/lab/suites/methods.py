@@ -151,38 +151,6 @@ def preferences(size: Size) -> Suite:
     return sized(suite, size, brief=("branch", "dpo", "dpo offline", "rft"), smoke=("branch", "dpo"))
 
 
-def reuse(size: Size) -> Suite:
-    """Earlier rollouts in every update, beside the newest, and twice the rate that less noise may allow."""
-    ways = {"branch": ("shapes/branch", {}), "sage": ("shapes/sage_paper", {**WITHOUT_KL, "update.step_fraction": 1.0})}
-    arms = tuple(
-        Arm(
-            name=f"{name} reuse {count}{'' if rate == 5e-5 else f' at {rate:g}'}",
-            recipe=recipe,
-            options={**options, "update.reuse": count, "optimizer.lr": rate},
-        )
-        for name, (recipe, options) in ways.items()
-        for rate in (5e-5, 1e-4)
-        for count in (0, 1, 3)
-    )
-    suite = Suite(
-        name="reuse",
-        title="Learning from earlier rollouts again",
-        question="Rollouts and rewards are what an iteration costs most of, replays are cheap. Does learning from the last one or three rollouts again, with "
-        "exact ratios, get further at equal reward calls and at equal passes?",
-        arms=arms,
-        baseline="branch reuse 0",
-        seeds=tuple(range(9201, 9209)),
-        options={**MEASURED, "rewards": judged()},
-        iterations=45,
-        points=(0, 15, 30, 45),
-        columns=COLUMNS,
-        figures=("curves", "bars"),
-        notes="Reward calls are equal at equal iterations. A replay of branch is one pass for a whole group, of sage one for every clip.",
-    )
-    brief = [arm.name for arm in arms if not arm.name.endswith("0.0001")]
-    return sized(suite, size, brief=brief, smoke=("branch reuse 0", "branch reuse 1"))
-
-
 def scaling(size: Size) -> Suite:
     """How to spend equal clips: many prompts or large groups, few or many trained steps."""
     clips = 8 if size == "smoke" else 48
