@@ -127,6 +127,6 @@ NEXT = """
 Next (in the environment: source .venv/bin/activate):
   sage-grpo demo --recipe shapes/branch --out runs/branch      one exploring step and one replay per group: as good in about half the time
   sage-grpo generate --run {out} --prompts "{prompt}"
-  sage-grpo report {out} runs/branch                           both on one page
+  sage-grpo report {out} runs/branch                          both on one page
   sage-grpo inspect --steps 20 --shift 5                       what the samplers do, as a table and a figure
   sage-grpo train --recipe hunyuan15_lora --print_config       the same job on HunyuanVideo-1.5 with VideoAlign"""
