@@ -46,7 +46,7 @@ def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, mo
     assert {place: key for place, key in rows.items() if place in jobs}.items() <= jobs.items()
 
 
-@pytest.mark.parametrize("name", [folder.name for folder in FOLDERS if folder.name in REMOVED])
+@pytest.mark.parametrize("name", REMOVED)
 def test_a_page_of_what_was_removed_names_the_commit_that_had_it(name: str) -> None:
     assert name not in SUITES
     (commit,) = {row["commit"] for row in store.read_rows(RESULTS / name / store.ROWS)}
