@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.families.hunyuan15 import PackedTransformer, _pack
+from sage_grpo.models.families.hunyuan15 import PackedTransformer
+from sage_grpo.models.network.attention import PackedAttention
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.network.gradients import one_after_another
 from sage_grpo.parallel import checkpoint, fsdp
@@ -57,7 +58,8 @@ def build(options: argparse.Namespace, *, lora: bool, dtype: torch.dtype, checkp
             image_embed_dim=64,
             rope_axes_dim=(head - 2 * (head // 6 * 2), head // 6 * 2, head // 6 * 2),
         )
-    _pack(transformer)
+    for block in transformer.transformer_blocks:
+        block.attn.set_processor(PackedAttention())
     transformer.requires_grad_(False)
     if lora:
         from sage_grpo.models.lora import add_lora, match_targets
