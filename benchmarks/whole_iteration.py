@@ -7,7 +7,8 @@
 
 A case is a name and the options of `sage-grpo train`. Weights are random, made on the device and shared by cases of one checkpoint; prompts encode to random
 inputs; the reward is the brightness of a clip, whose seconds are nothing beside the rest. Every case first runs an iteration of one prompt and two
-clips, which compiles and measures nothing. `--limit` lets the process have no more memory than a smaller card has.
+clips, which compiles and measures nothing. `--limit` lets the process have no more memory than a smaller card has. A case that runs out of memory says so,
+and the next one begins with a new network.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from sage_grpo.printing import fixed, markdown
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import compiles
 from sage_grpo.training.placing import get_ready
 
 HEADS = ["case", "phase", "seconds", "plan", "GiB", "plan"]
 FIRST_RATIO = "ratio/first_log"
 
 
-def configured(words: str, *, small: bool) -> tuple[str, TrainConfig]:
-    """A case: its name, and its options on its recipe, with a reward that needs no weights."""
+def configured(words: str, *, small: bool, device: str) -> tuple[str, TrainConfig]:
+    """A case: its name, and its options on its recipe, with a reward that needs no weights; compiled where a run of it would be."""
     name, colon, options = words.partition(":")
     argv = shlex.split(options)
     if not colon or given(argv, "recipe") is None:
@@ -53,7 +55,8 @@ def configured(words: str, *, small: bool) -> tuple[str, TrainConfig]:
     config = replace(config, rewards=[RewardSpec(name="video_stats", weights={"brightness": 1.0})])
     if small:
         config = replace(config, model=replace(config.model, dtype="float32", height=32, width=32, compile=False))
-    return name, replace(config, model=replace(config.model, cache=None))
+    compiled, _ = compiles(config, torch.device(device))
+    return name, replace(config, model=replace(config.model, cache=None, compile=compiled))
 
 
 def measured(model: Any, config: TrainConfig, said: Forecast) -> dict[str, float]:
@@ -98,7 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the command itself")
     options = parser.parse_args(arguments)
-    cases = [configured(words, small=options.small) for words in options.case]  # mistakes before the work
+    cases = [  # mistakes before the work
+        configured(words, small=options.small, device=options.device) for words in options.case
+    ]
     fixed_order = {config.model.deterministic for _, config in cases}
     if len(fixed_order) > 1:  # it chooses attention for the whole process
         raise SystemExit("Cases with model.deterministic and cases without it need two calls.")
@@ -110,38 +115,45 @@ def main(arguments: list[str] | None = None) -> int:
         whole = torch.cuda.get_device_properties(0).total_memory / GIB
         torch.cuda.set_per_process_memory_fraction(options.limit / whole)
     model, known, rows = None, None, []
-    for name, config in cases:
+    for words, (name, config) in zip(options.case, cases):
         found = find(options, config)
         network = replace(config.model, frames=None, height=None, width=None, memory=None)
         # A network takes another format, and blocks that keep more or less, without being made again.
         if network != known:
             del model
             gc.collect()
+            if options.device == "cuda":
+                torch.cuda.empty_cache()
             model, known = build(options, config, found), network
         assert model is not None
         model.video = found.video
         model.keep(choose_levels(config, model, World()))
         said, begin = forecast(config, device, architecture=found), time.perf_counter()
-        row = measured(model, config, said)
-        rows.append(
-            {
-                "case": name,
-                "options": options.case[len(rows)].partition(":")[2].strip(),
-                "device": device.title,
-                "limit_gib": options.limit,
-                "torch": torch.__version__,
-                "clips": config.batch.prompts * config.batch.group_size,
-                "with_warm_up_s": time.perf_counter() - begin,
-                "first_log_ratio": row.get(FIRST_RATIO),
-                "phases": compared(said, row),
-            }
-        )
+        row: dict[str, Any] = {
+            "case": name,
+            "options": words.partition(":")[2].strip(),
+            "device": device.title,
+            "limit_gib": options.limit,
+            "torch": torch.__version__,
+            "compiled": config.model.compile,
+            "clips": config.batch.prompts * config.batch.group_size,
+        }
+        try:
+            found_row = measured(model, config, said)
+        except torch.OutOfMemoryError as error:  # those that come after it still count
+            row |= {"error": str(error).partition(". ")[0], "phases": {}}
+            model = known = None
+            print(f"{name}: {row['error']}", flush=True)
+        else:
+            row |= {"first_log_ratio": found_row.get(FIRST_RATIO), "phases": compared(said, found_row)}
+        row["with_warm_up_s"] = time.perf_counter() - begin
+        rows.append(row)
         print(table(rows[-1:]), flush=True)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
-    return 0
+    return 1 if any("error" in row for row in rows) else 0
 
 
 if __name__ == "__main__":

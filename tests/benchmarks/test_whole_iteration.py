@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "whole_iteration.py"
 FEW = "--model.frames 5 --rollout.steps 4 --batch.prompts 2 --batch.group_size 2 --batch.micro_batch 1"
@@ -58,3 +61,44 @@ def test_what_would_be_ignored_is_refused_before_the_work(words: list[str], told
     done = ran(*words)
     assert done.returncode != 0
     assert told in done.stderr
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark in this process."""
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    return importlib.import_module("whole_iteration")
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "compiled"),
+    [("cuda", "", True), ("cpu", "", False), ("cuda", "--model.compile false", False)],
+)
+def test_a_case_is_compiled_where_a_run_of_it_would_be(device: str, options: str, compiled: bool, benchmark) -> None:
+    """A network as it comes is a fifth slower, and plan counts with the compiled one."""
+    _, config = benchmark.configured(f"a: --recipe wan/branch {options}", small=False, device=device)
+    assert config.model.compile is compiled
+
+
+def test_a_case_that_runs_out_of_memory_is_told_and_the_next_one_runs(tmp_path, benchmark, monkeypatch) -> None:
+    fates = iter([torch.OutOfMemoryError("Tried to allocate 522 MiB. GPU 0 is full."), {"time/total": 1.0}])
+
+    def measured(*given):
+        fate = next(fates)
+        if isinstance(fate, Exception):
+            raise fate
+        return {**{f"time/{name}": 1.0 for name in ("rollout", "decode", "reward", "update")}, **fate}
+
+    built = []
+    monkeypatch.setattr(benchmark, "measured", measured)
+    build = benchmark.build
+    monkeypatch.setattr(benchmark, "build", lambda *given: built.append(1) or build(*given))
+    case, out = f"wan: --recipe wan/branch {FEW} --rollout.window.at [1]", tmp_path / "found.jsonl"
+    words = ["--small", "--device", "cpu", "--out", str(out), "--case", case, "--case", case]
+    assert benchmark.main(words) == 1
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert first["error"] == "Tried to allocate 522 MiB"
+    assert first["phases"] == {}
+    assert "error" not in second
+    assert second["phases"]["iteration"]["seconds"][0] == 1.0
+    assert len(built) == 2  # what was left of the first is not used again

@@ -12,10 +12,15 @@ from in_process import employing
 
 import tiny
 from sage_grpo.crew.jobs import CrewError, moved
+from sage_grpo.crew.on_ray import chosen_by
+from sage_grpo.crew.worker import Worker
 from sage_grpo.doctor import examine
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.lora import LoraSpec
+from sage_grpo.models.network.attention import processors
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import RaySpec
+from sage_grpo.parallel.world import World
 from sage_grpo.recipes import methods
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.telling.terminal import iteration_line
@@ -292,3 +297,18 @@ def test_conditions_that_are_one_object_stay_one() -> None:
     assert there[0] is there[1]
     assert there[2] is not there[0]
     assert there[2].tensors["text"] is there[0].tensors["text"]
+
+
+@pytest.mark.parametrize(("card", "taken"), [("cpu", "_native_math"), ("another card", "native")])
+def test_a_worker_on_the_same_card_takes_the_trainers_attention(card, taken, make_config, checkpoint) -> None:
+    """Measured a second time, beside other processes, another kernel could win, and clips would differ in their last bits."""
+    model = ModelSpec(path=str(checkpoint("wan_t2v")), lora=LoraSpec(rank=2), cache=None, device="cpu")
+    config = replace(make_config(), model=model)
+    trainers = inputs.load_model(config, World())
+    assert chosen_by(trainers) == ("cpu", "native")
+    assert (
+        chosen_by(inputs.load_model(replace(config, model=replace(config.model, attention="native")), World())) is None
+    )
+    worker = Worker(config, 1, torch.get_num_threads(), [], {}, (card, "_native_math"))
+    assert worker.studio.model.attention == taken
+    assert {one._attention_backend.value for one in processors(worker.studio.model.network)} == {taken}

@@ -18,7 +18,7 @@ from sage_grpo.forecast.budgets import SIZES, outcome, over_memory
 from sage_grpo.forecast.costs import choose_levels, forecast
 from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel.formulas import GIB
+from sage_grpo.parallel.formulas import GIB, HUNYUAN15_VAE
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -148,14 +148,19 @@ def test_on_a_cpu_a_budget_is_refused_with_the_reason(tmp_path) -> None:
 
 
 def test_smaller_chunks_make_decoding_fit() -> None:
-    """Of 8 latent frames or of one: what is decoded at once shrinks as much, and nothing else changes."""
+    """Of 4 latent frames or of one: what is decoded at once shrinks as much; what goes from one chunk to the next does not, and nothing else changes."""
     config = recipe("hunyuan15_lora/branch")
     phases = []
     for options in ({}, {"decode_chunk": 4}, {"decode_chunk": 1}):
         said = forecast(replace(config, model=replace(config.model, options=options)), H200)
         phases.append(next(phase for phase in said.phases if phase.name == "decode"))
-    sizes = [phase.memory.activations for phase in phases]
-    assert sizes[0] == sizes[1] == 4 * sizes[2]  # 4 M pixels are 4 latent frames of 352 x 624
+    past = HUNYUAN15_VAE.past * 352 * 624
+    sizes = [phase.memory.activations - past for phase in phases]
+    assert sizes[0] == sizes[1] == pytest.approx(4 * sizes[2])  # 4 M pixels are 4 latent frames of 352 x 624
+    assert sizes[2] > 0
+    brief = replace(config, model=replace(config.model, frames=13))  # one chunk: nothing is carried
+    decode = next(phase for phase in forecast(brief, H200).phases if phase.name == "decode")
+    assert decode.memory.activations == pytest.approx(HUNYUAN15_VAE.working * 13 * 352 * 624)
     assert len({phase.seconds for phase in phases}) == 1
 
 
@@ -187,7 +192,7 @@ def test_a_plan_prices_the_rewards_gradient(name: str) -> None:
     assert "gradient" not in [phase.name for phase in plain.phases]
     phases = {phase.name: phase for phase in whole.phases}
     assert 4 * phases["decode"].seconds < phases["gradient"].seconds < 7 * phases["decode"].seconds
-    assert 2 * phases["decode"].memory.total < phases["gradient"].memory.total < 60 * GIB
+    assert 1.5 * phases["decode"].memory.total < phases["gradient"].memory.total < 60 * GIB
     part = forecast(replace(config, objective=replace(config.objective, frames=8)), H200)
     excerpt = {phase.name: phase for phase in part.phases}["gradient"]
     assert excerpt.seconds < 0.4 * phases["gradient"].seconds

@@ -432,8 +432,9 @@ def test_what_is_counted_is_near_what_was_measured(name: str) -> None:
     assert 0.85 * SAVED_LORA < network.saved_lora / saved <= 1.03 * SAVED_LORA
     run, vae = count_decoder(brief.model), network.vae
     assert run.operations == pytest.approx(vae.flops, rel=0.05)
-    at_once = 1.0 if name.startswith("H") else vae.frames / 9
-    assert run.working / at_once == pytest.approx(vae.working, rel=0.15)
+    at_once = 8 if name.startswith("H") else vae.frames
+    measured = (vae.working * at_once + vae.past) / 9
+    assert 0.7 < run.working / measured < 0.9  # kernels on a GPU want room of their own
 
 
 def test_a_family_of_your_own_still_has_a_plan() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -284,3 +285,28 @@ def test_floats_with_a_graph_are_what_is_rounded(frames: list[int] | None, model
     for index in range(whole.shape[1]):
         made = frames is None or index in frames
         assert torch.equal(clip[:, index].detach().round(), whole[:, index].float() * made)
+
+
+@pytest.mark.parametrize("kind", list(CHUNKED))
+def test_there_is_one_past_at_a_time(kind: str, model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What convolutions have seen last is about as large as what a chunk needs: each goes as soon as there is a newer one."""
+    pasts: list[list[Any]] = []
+    in_turn = decoding._in_turn
+    monkeypatch.setattr(
+        decoding, "_in_turn", lambda up, chunks, past: (pasts.append(past), in_turn(up, chunks, past))[1]
+    )
+    vae = model(kind).pipe.vae
+    options = {"frames": 1} if kind.startswith("hunyuan") else {}
+    with torch.no_grad():
+        pixels = CHUNKED[kind](vae, latents(vae, 1, 4), **options)
+        next(pixels), next(pixels)
+        seen = [weakref.ref(one) for one in pasts[0] if isinstance(one, torch.Tensor)]
+        assert len(seen) > 10
+        alive: list[int] = []
+        hook = vae.decoder.norm_out.register_forward_hook(
+            lambda *_: alive.append(sum(one() is not None for one in seen))
+        )
+        next(pixels)
+        hook.remove()
+        pixels.close()
+    assert alive == [1]  # that of the last convolution, which comes after the norm

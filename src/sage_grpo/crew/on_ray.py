@@ -18,7 +18,9 @@ from sage_grpo.crew.hands import Told
 from sage_grpo.crew.jobs import CrewError, Job
 from sage_grpo.crew.lagging import Lagging
 from sage_grpo.crew.studio import Studio
-from sage_grpo.crew.worker import Worker
+from sage_grpo.crew.worker import Worker, title
+from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.parallel.cluster import connected, find_ray
 from sage_grpo.training.anchor import Past
 from sage_grpo.training.config import TrainConfig
@@ -65,6 +67,13 @@ def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> Non
     find_ray(spec.address)
 
 
+def chosen_by(model: VelocityModel) -> tuple[str, str] | None:
+    """What the trainer's model computes on, and the attention that it chose for itself, where it did."""
+    if not isinstance(model, FamilyModel) or model.spec.attention != "auto":
+        return None
+    return title(model.device), model.attention
+
+
 class RayHands:
     """Up to `rollout.ray.workers` actors, or a rank's share of them. Ray starts each where there is room for it, now or later."""
 
@@ -72,11 +81,12 @@ class RayHands:
         """studio: the trainer's."""
         spec, device = config.rollout.ray, studio.model.device
         self._open = ExitStack()
-        self._ray = self._open.enter_context(connected(spec.address, config.actor_cpus))
+        versions = (config.rollout.staleness + 2) * sum(one.nbytes for one in studio.model.trainable().values())
+        self._ray = self._open.enter_context(connected(spec.address, config.actor_cpus, versions))
         gpus = float(device.type == "cuda") if spec.gpus is None else spec.gpus
         paths = [os.path.abspath(path) for path in sys.path]
         self._actor = self._ray.remote(Worker).options(num_cpus=spec.cpus, num_gpus=gpus)
-        self._given = config, ranks, torch.get_num_threads(), paths, studio.reward.away
+        self._given = config, ranks, torch.get_num_threads(), paths, studio.reward.away, chosen_by(studio.model)
         self._numbers = count(rank + 1, ranks)
         self._actors: dict[str, Any] = {}
         self._ready: dict[str, str] = {}

@@ -11,6 +11,7 @@ import torch
 
 from sage_grpo.crew.jobs import Job, Result, checked, log_prob, moved, unpack
 from sage_grpo.crew.studio import Studio
+from sage_grpo.models.devices import choose_device
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.away import Asked
 from sage_grpo.training.config import TrainConfig
@@ -22,18 +23,33 @@ from sage_grpo.training.scoring import Judged, compose, no_clips
 CPU = torch.device("cpu")
 
 
+def title(device: torch.device) -> str:
+    """What kind of device it is."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 class Worker:
     """Holds the model, and with `rollout.ray.scores workers` the rewards. Text encoders and the optimizer are the trainer's."""
 
     def __init__(
-        self, config: TrainConfig, ranks: int, threads: int, paths: Sequence[str], away: Mapping[str, Asked]
+        self,
+        config: TrainConfig,
+        ranks: int,
+        threads: int,
+        paths: Sequence[str],
+        away: Mapping[str, Asked],
+        chosen: tuple[str, str] | None = None,
     ) -> None:
         """ranks: training processes, among which plans divide clips. threads: of PyTorch on the CPU, as at the trainer: sums over other numbers of them
-        differ in the last bits. paths: where the trainer finds code of the user's own. away: rewards with actors of their own, by title."""
+        differ in the last bits. paths: where the trainer finds code of the user's own. away: rewards with actors of their own, by title. chosen: what the
+        trainer computes on, and the attention that it measured to be the fastest. On a card of this kind it is taken as it is: measured again, beside
+        other processes, it could be another, which gives other last bits."""
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
         if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker its own
             config = replace(config, model=replace(config.model, device="cuda"))
+        if chosen is not None and chosen[0] == title(choose_device(config.model.device)):
+            config = replace(config, model=replace(config.model, attention=chosen[1]))
         get_ready(wanted=config.model.deterministic)
         model = load_model(config, World())
         hold_to_budget(config.model, model.device)
@@ -44,8 +60,7 @@ class Worker:
 
     def ready(self) -> str:
         """What it computes on."""
-        device = self.studio.model.device
-        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return title(self.studio.model.device)
 
     def make(self, job: Job, weights: bytes) -> Result:
         """Do a job."""

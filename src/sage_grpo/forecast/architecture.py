@@ -29,7 +29,7 @@ from sage_grpo.types import VideoSpec
 WAN_VAE = Vae(
     parameters=126_892_531,
     flops=8.55e6,
-    working=3060.0,
+    working=1830.0,
     graph=8300.0,
     past=4730.0,
     efficiency=0.184,
@@ -236,6 +236,8 @@ def _scaled(vae: Vae, width: float, patch: int) -> Vae:
         parameters=round(vae.parameters * width**2),
         flops=vae.flops * width**2 / area,
         working=vae.working * width / area,
+        graph=vae.graph * width / area,
+        past=vae.past * width / area,
     )
 
 

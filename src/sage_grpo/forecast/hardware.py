@@ -108,4 +108,6 @@ def _gpu(row: dict[str, Any], gpus: int) -> Hardware:
         origin = "estimated from its peak and what an H200 reaches of its own"
     else:
         origin = "measured (docs/plan.md)"
-    return Hardware(title=row["title"], gib=row["gib"], rates=Rates(**measured, link=link), origin=origin)
+    return Hardware(
+        title=row["title"], gib=row["gib"], rates=Rates(**measured, link=link, eager=table["eager"]), origin=origin
+    )

@@ -74,7 +74,7 @@ def _block(few: float, more: float) -> float:
 def fitted(network: Network, job: Job, rates: Rates, *, forward: float, backward: float, decode: float | None) -> Rates:
     """Rates with which the formulas give the seconds of one block's passes, and of a decode."""
     one = replace(network, blocks=1)
-    rates = replace(rates, forward=1.0, backward=1.0, decode=1.0, launch=0.0)
+    rates = replace(rates, forward=1.0, backward=1.0, decode=1.0, launch=0.0, eager=0.0)
     rates = replace(rates, forward=forward / formulas.forward_seconds(one, job, rates))
     single = formulas.backward_seconds(one, job, rates)
     plain = formulas.backward_seconds(one, job, replace(rates, backward=2.0)) - single

@@ -17,7 +17,7 @@ from sage_grpo.configure import ConfigError
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Off, Ray's own servers listen on the loopback address: on Linux they would listen on all of them, whatever address is asked for."""
 STORE = 256 * 2**20
-"""Bytes of shared memory for what travels in a cluster of our own; what does not fit goes to disk."""
+"""Bytes of shared memory for small things that travel in a cluster of our own; what does not fit goes to disk."""
 PATIENCE = 5
 """Seconds in which a cluster's head has to answer."""
 
@@ -35,9 +35,9 @@ def find_ray(address: str | None) -> Any:
 
 
 @contextmanager
-def connected(address: str | None, cpus: float = 0) -> Iterator[Any]:
+def connected(address: str | None, cpus: float = 0, large: int = 0) -> Iterator[Any]:
     """Ray, connected to a cluster: HOST:PORT of its head, or `auto` for the one that this machine belongs to. None starts one with so many CPUs, or as
-    many as there are, which ends with this; a connection that the process has already stays."""
+    many as there are, and with room for so many bytes of weights, which ends with this; a connection that the process has already stays."""
     ray = find_ray(address)
     if ray.is_initialized():
         yield ray
@@ -45,7 +45,7 @@ def connected(address: str | None, cpus: float = 0) -> Iterator[Any]:
     own: dict[str, Any] = {}
     if address is None:
         more = math.ceil(cpus) if cpus > (os.cpu_count() or 1) else None
-        own = {"num_cpus": more, "include_dashboard": False, "object_store_memory": STORE}
+        own = {"num_cpus": more, "include_dashboard": False, "object_store_memory": STORE + large}
     elif address != "auto":
         _knock(address)
     stops = signal.getsignal(signal.SIGTERM)

@@ -31,7 +31,7 @@ class Vae:
     flops: float
     """Operations per pixel of the clip."""
     working: float
-    """Bytes in bfloat16 per pixel of what is decoded at once."""
+    """Bytes in bfloat16 per pixel of what is decoded at once, beside what goes from one chunk to the next (`past`)."""
     frames: int = 4
     """Frames of a latent frame, the fewest that are decoded together."""
     pixels_at_once: int = 0
@@ -291,10 +291,12 @@ def decoding_memory(network: Network, job: Job) -> Memory:
     area = job.height * job.width
     if job.vae_tiling:  # all frames of a tile, and the clip that tiles are put into
         at_once = job.frames * min(job.height, vae.tile) * min(job.width, vae.tile)
-        whole = 3 * (job.vae_bytes + MASTER) * job.frames * area
+        whole = 3.0 * (job.vae_bytes + MASTER) * job.frames * area
     else:
         chunk = vae.frames * max(1, vae.pixels_at_once // (vae.frames * area))
-        at_once, whole = min(job.frames, chunk) * area, 0
+        at_once, whole = min(job.frames, chunk) * area, 0.0
+        if chunk < job.frames:
+            whole = vae.past * job.vae_bytes / COMPUTE * area
     working = vae.working * job.vae_bytes / COMPUTE * at_once + whole
     return dataclasses.replace(idle, activations=working, visitor=float(job.vae_bytes * vae.parameters))
 
@@ -383,6 +385,8 @@ class Rates:
     """Bytes per second that it receives from other GPUs."""
     launch: float = 3e-4
     """Seconds that a block takes at least, however small the clip."""
+    eager: float = 0.0
+    """The same of a block with a LoRA that is not compiled: a processor starts its kernels one by one."""
     slow: float = 8.0
     """How many times longer float32 takes."""
     forward: float = 1.0
@@ -434,6 +438,7 @@ def backward_seconds(network: Network, job: Job, rates: Rates) -> float:
     moved = one.moved * (MOVED_BACKWARD_COMPILED if job.compiled else MOVED_BACKWARD)
     slower = IN_ORDER_BACKWARD if _in_order(job) else 1.0
     plain = rates.backward * _at(slower * ATTENTION_BACKWARD * one.attention, products, moved, job, rates)
+    plain = max(LAUNCHES_BACKWARD * _least(job, rates), plain)
     again = {level: _again(one, level, job, rates) for level in job.levels(network)}
     return sum(count * (plain + again[level]) for level, count in job.levels(network).items())
 
@@ -455,7 +460,19 @@ DIFFERENTIATED = 5.0
 
 def _forward(one: Operations, job: Job, rates: Rates) -> float:
     slower = IN_ORDER if _in_order(job) else 1.0
-    return max(rates.launch, rates.forward * _at(slower * one.attention, one.products, one.moved, job, rates))
+    return max(_least(job, rates), rates.forward * _at(slower * one.attention, one.products, one.moved, job, rates))
+
+
+LAUNCHES_BACKWARD = 1.6
+"""What a backward pass takes at least, in forward passes."""
+WITHOUT_LORA = 0.5
+"""Kernels of a block without a LoRA, in those of one with it: 85 operations of HunyuanVideo-1.5's, counted."""
+
+
+def _least(job: Job, rates: Rates) -> float:
+    """Seconds in which the kernels of a block are started."""
+    eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
+    return max(rates.launch, eager)
 
 
 def _again(one: Operations, level: Keep, job: Job, rates: Rates) -> float:

@@ -110,11 +110,13 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
                 x = resnet(x if attention is None else _attend(attention, x))
         return x
 
-    def up(number: int, chunk: Tensor, *past: Tensor | None) -> tuple[Tensor | None, ...]:
+    def up(number: int, chunk: Tensor, past: list[Tensor | None]) -> Tensor:
         carries = {module: _Carry(module, before) for module, before in zip(convolutions, past)}
+        past.clear()  # each goes when its convolution has a newer one
         with _running(ours | (carries or convolutions)):
             made = _up(decoder, chunk, first=number == 0)
-        return made, *(carry.past for carry in carries.values())
+        past += [carry.past for carry in carries.values()]
+        return made
 
     chunks = _kept_small(middle, z).split(frames, dim=2)
     past: list[Tensor | None] = [None] * (len(convolutions) if len(chunks) > 1 else 0)
@@ -139,30 +141,40 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
     if z.device.type == "cpu":
         ours |= _all(vae.decoder, WanCausalConv3d, _conv_of_images)
 
-    def up(number: int, frame: Tensor, *past: Any) -> tuple[Any, ...]:
-        after = list(past)  # what each convolution has seen last: read and written in place
+    def up(number: int, frame: Tensor, past: list[Any]) -> Tensor:
         with _running(ours):
-            made = vae.decoder(frame, feat_cache=after, feat_idx=[0], first_chunk=number == 0)
-        return unpatchify(made, vae.config.patch_size or 1).clamp(-1, 1), *after
+            made = vae.decoder(frame, feat_cache=past, feat_idx=[0], first_chunk=number == 0)
+        return unpatchify(made, vae.config.patch_size or 1).clamp(-1, 1)
 
     vae.clear_cache()
     yield from _in_turn(up, vae.post_quant_conv(z).split(1, dim=2), list(vae._feat_map))
 
 
-def _in_turn(up: Callable[..., Any], chunks: Sequence[Tensor], past: Sequence[Any]) -> Iterator[Tensor]:
-    """What `up(number, chunk, *past)` makes of one chunk after the other; it also returns the past of the next one.
+def _in_turn(
+    up: Callable[[int, Tensor, list[Any]], Tensor], chunks: Sequence[Tensor], past: list[Any]
+) -> Iterator[Tensor]:
+    """What `up(number, chunk, past)` makes of one chunk after the other. What convolutions have seen last is in `past`, which it writes over, so that
+    there is one of them at a time.
 
     With a graph, runs of sqrt(n) chunks keep only what came before them, and run again when their turn comes; there every chunk does the same.
     """
-    together = math.isqrt(len(chunks)) if chunks[0].requires_grad else 1
+    if not chunks[0].requires_grad:
+        for number, chunk in enumerate(chunks):
+            yield up(number, chunk, past)
+        return
+
+    def one(number: int, chunk: Tensor, *given: Any) -> tuple[Any, ...]:
+        after = list(given)
+        return up(number, chunk, after), *after
 
     def run(first: int, count: int, *given: Any) -> tuple[Any, ...]:
         made, past = [], given[count:]
         for number, chunk in enumerate(given[:count], first):
-            one, *past = _kept_small(up, number, chunk, *past)
-            made.append(one)
+            frames, *past = _kept_small(one, number, chunk, *past)
+            made.append(frames)
         return torch.cat(made, dim=2), *past
 
+    together = math.isqrt(len(chunks))
     for first in range(0, len(chunks), together):
         own = chunks[first : first + together]
         made, *past = _kept_small(run, first, len(own), *own, *past)
