@@ -192,6 +192,43 @@ def plan_vs_measured(file: Path) -> str:
     return _table(["case, frames, method", "predicted", "measured", "off by"], cells)
 
 
+def whole_iterations(file: Path) -> str:
+    """benchmarks/whole_iteration.py: seconds and peaks of every phase, measured and planned."""
+    cells = []
+    for found in read(file):
+        for phase, pairs in found["phases"].items():
+            figures = [fixed(value, 1) for key in ("seconds", "gib") for value in pairs[key]]
+            cells.append([found["case"] if phase == "rollout" else "", phase, *figures])
+    return _table(["case", "phase", "seconds", "plan", "GiB", "plan"], cells)
+
+
+def crew(file: Path, prompts: str) -> str:
+    """benchmarks/workers.py, the row of so many prompts: seconds and megabytes with and without workers, beside plan."""
+    rows = [found for found in read(file) if found["plan"]["tasks"] == int(prompts)]
+    plan, runs = rows[-1]["plan"], rows[-1]["runs"]
+    said = {"rollout": "rollout", "decode": "decode", "update": "update"}
+    cells = [
+        [
+            name,
+            *(fixed(run[f"time/{key}"], 1) if f"time/{key}" in run else "" for run in runs.values()),
+            fixed(plan["phases"][key], 1),
+        ]
+        for name, key in said.items()
+    ]
+    cells.append(
+        ["iteration", *(fixed(run["time/total"], 1) for run in runs.values()), fixed(sum(plan["phases"].values()), 1)]
+    )
+    more = {
+        "records back, MB": ("crew/megabytes", plan["task_megabytes"] * plan["tasks"], 4),
+        "largest gap of a log-probability": ("crew/gap", 0.0, 1),
+    }
+    for name, (key, planned, digits) in more.items():
+        cells.append(
+            [name, *(fixed(run[key], digits) if key in run else "" for run in runs.values()), fixed(planned, digits)]
+        )
+    return _table(["seconds", *runs, "plan, one process"], cells)
+
+
 def memory_and_traffic(file: Path) -> str:
     """The tables of benchmarks/scale_table.py: all of it is a formula."""
     from scale_table import tables
@@ -600,6 +637,8 @@ VIEWS: dict[str, Callable[..., str]] = {
             full_size,
             one_iteration,
             plan_vs_measured,
+            whole_iterations,
+            crew,
             memory_and_traffic,
             peaks,
             iteration,

@@ -202,7 +202,7 @@ def test_a_plan_prices_the_rewards_gradient(name: str) -> None:
     assert "gradient" not in latents
     assert latents["decode"] == 0
     text = "\n".join(show.verdict(whole))
-    assert "gradient is computed, not measured" in text
+    assert "gradient does not hold what the rewards keep" in text
     assert whole.fits
 
 

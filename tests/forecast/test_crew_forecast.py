@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sage_grpo.cli import main
+from sage_grpo.configure import parse
 from sage_grpo.crew.jobs import Job, packed
 from sage_grpo.crew.worker import Worker
 from sage_grpo.data.prompts import Prompt
@@ -18,6 +20,8 @@ from sage_grpo.models.lora import LoraSpec
 from sage_grpo.parallel.spec import RaySpec
 from sage_grpo.recipes import recipe
 from sage_grpo.training.config import BatchConfig, TrainConfig
+
+ROOT = Path(__file__).parents[2]
 
 
 def config_of(workers: int = 2, **rollout: object) -> TrainConfig:
@@ -73,3 +77,25 @@ def test_the_command_prices_workers_of_another_kind(capsys: pytest.CaptureFixtur
     assert slower["updating_seconds"] == same["updating_seconds"]
     assert main(["plan", "hunyuan15_lora/branch", "--gpu", "h200", "--worker_gpu", "a100-80"]) == 2
     assert "--rollout.on ray" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", [0, 1], ids=["fitted", "another"])
+def test_a_small_clip_that_is_not_compiled_takes_what_was_measured(row: int) -> None:
+    """Kernels that are started one by one are what it costs: without a floor the plan said a quarter of it. The floor was fitted to the first row."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[row])
+    words = found["command"]
+    words[words.index("--model.path") + 1] = "somebody/HunyuanVideo-1.5-Diffusers-480p_t2v"
+    config = parse(TrainConfig, words, prog="plan", defaults=recipe("hunyuan15_lora/branch"), recipes=True)
+    said = {phase.name: phase.seconds for phase in forecast(config, hardware.find("h200")).phases}
+    measured = found["runs"]["one process"]
+    for name in ("rollout", "update"):
+        assert said[name] == pytest.approx(measured[f"time/{name}"], rel=0.1 if row == 0 else 0.25)
+    compiled = replace(config, model=replace(config.model, compile=True))
+    assert forecast(compiled, hardware.find("h200")).phases[0].seconds < said["rollout"] / 3
+
+
+def test_megabytes_that_were_measured_are_those_of_the_plan() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[1])
+    plan, run = found["plan"], found["runs"]["workers"]
+    assert run["crew/megabytes"] == pytest.approx(plan["task_megabytes"] * plan["tasks"])
+    assert run["crew/gap"] == 0

@@ -254,7 +254,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     if forecast.architecture.estimated:
         yield ESTIMATED
     if any(phase.name == "gradient" for phase in forecast.phases):
-        yield "gradient is computed, not measured, and does not hold what the rewards keep for their own way back"
+        yield "gradient does not hold what the rewards keep for their own way back"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
     need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:
