@@ -203,29 +203,24 @@ def whole_iterations(file: Path) -> str:
 
 
 def crew(file: Path, prompts: str) -> str:
-    """benchmarks/workers.py, the row of so many prompts: seconds and megabytes with and without workers, beside plan."""
+    """benchmarks/workers.py, the row of so many prompts: seconds and megabytes with and without workers, beside plan (its seconds are of one process)."""
     rows = [found for found in read(file) if found["plan"]["tasks"] == int(prompts)]
     plan, runs = rows[-1]["plan"], rows[-1]["runs"]
-    said = {"rollout": "rollout", "decode": "decode", "update": "update"}
+    planned = plan["phases"] | {"total": sum(plan["phases"].values())}
+    told = {name: (f"time/{name}", 1, planned[name]) for name in ("rollout", "decode", "update")}
+    told["iteration"] = ("time/total", 1, planned["total"])
+    told["records back, MB"] = ("crew/megabytes", 4, plan["task_megabytes"] * plan["tasks"])
+    told["largest gap of a log-probability"] = ("crew/gap", 1, None)
     cells = [
         [
             name,
-            *(fixed(run[f"time/{key}"], 1) if f"time/{key}" in run else "" for run in runs.values()),
-            fixed(plan["phases"][key], 1),
+            *(
+                "" if value is None else fixed(value, digits)
+                for value in (*(run.get(key) for run in runs.values()), said)
+            ),
         ]
-        for name, key in said.items()
+        for name, (key, digits, said) in told.items()
     ]
-    cells.append(
-        ["iteration", *(fixed(run["time/total"], 1) for run in runs.values()), fixed(sum(plan["phases"].values()), 1)]
-    )
-    more = {
-        "records back, MB": ("crew/megabytes", plan["task_megabytes"] * plan["tasks"], 4),
-        "largest gap of a log-probability": ("crew/gap", 0.0, 1),
-    }
-    for name, (key, planned, digits) in more.items():
-        cells.append(
-            [name, *(fixed(run[key], digits) if key in run else "" for run in runs.values()), fixed(planned, digits)]
-        )
     return _table(["seconds", *runs, "plan, one process"], cells)
 
 

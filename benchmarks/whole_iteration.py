@@ -143,12 +143,11 @@ def main(arguments: list[str] | None = None) -> int:
         except torch.OutOfMemoryError as error:  # those that come after it still count
             row |= {"error": str(error).partition(". ")[0], "phases": {}}
             model = known = None
-            print(f"{name}: {row['error']}", flush=True)
         else:
             row |= {"first_log_ratio": found_row.get(FIRST_RATIO), "phases": compared(said, found_row)}
         row["with_warm_up_s"] = time.perf_counter() - begin
         rows.append(row)
-        print(table(rows[-1:]), flush=True)
+        print(f"{name}: {row['error']}" if "error" in row else table([row]), flush=True)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             with options.out.open("a", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import subprocess
@@ -11,6 +12,8 @@ from types import ModuleType
 
 import pytest
 import torch
+
+from sage_grpo.parallel.formulas import GIB
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "whole_iteration.py"
 FEW = "--model.frames 5 --rollout.steps 4 --batch.prompts 2 --batch.group_size 2 --batch.micro_batch 1"
@@ -102,3 +105,19 @@ def test_a_case_that_runs_out_of_memory_is_told_and_the_next_one_runs(tmp_path, 
     assert "error" not in second
     assert second["phases"]["iteration"]["seconds"][0] == 1.0
     assert len(built) == 2  # what was left of the first is not used again
+
+
+@pytest.mark.slow
+def test_what_was_measured_stands_beside_what_plan_says(benchmark) -> None:
+    """Of the rows that docs/plan.md shows: the planned side is the program's, and whole iterations are near it."""
+    file = BENCHMARK.parent / "results" / "whole_iteration_h200.jsonl"
+    for row in map(json.loads, file.read_text().splitlines()):
+        _, config = benchmark.configured(f"{row['case']}: {row['options']}", small=False, device="cuda")
+        found = benchmark.find(argparse.Namespace(small=False), config)
+        said = benchmark.forecast(config, benchmark.hardware.find("h200"), architecture=found)
+        for phase in said.phases:
+            pairs = row["phases"][phase.name]
+            assert [pairs["seconds"][1], pairs["gib"][1]] == pytest.approx([phase.seconds, phase.memory.total / GIB])
+        for key, near in (("seconds", 0.2), ("gib", 0.1)):
+            measured, planned = row["phases"]["iteration"][key]
+            assert planned == pytest.approx(measured, rel=near)

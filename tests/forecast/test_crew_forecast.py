@@ -79,23 +79,30 @@ def test_the_command_prices_workers_of_another_kind(capsys: pytest.CaptureFixtur
     assert "--rollout.on ray" in capsys.readouterr().err
 
 
+def measured(row: int, *more: str) -> tuple[TrainConfig, dict]:
+    """What benchmarks/workers.py ran and found."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[row])
+    words = [*found["command"], *more]
+    words[words.index("--model.path") + 1] = "somebody/HunyuanVideo-1.5-Diffusers-480p_t2v"
+    return parse(TrainConfig, words, prog="plan", defaults=recipe("hunyuan15_lora/branch"), recipes=True), found
+
+
 @pytest.mark.parametrize("row", [0, 1], ids=["fitted", "another"])
 def test_a_small_clip_that_is_not_compiled_takes_what_was_measured(row: int) -> None:
     """Kernels that are started one by one are what it costs: without a floor the plan said a quarter of it. The floor was fitted to the first row."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[row])
-    words = found["command"]
-    words[words.index("--model.path") + 1] = "somebody/HunyuanVideo-1.5-Diffusers-480p_t2v"
-    config = parse(TrainConfig, words, prog="plan", defaults=recipe("hunyuan15_lora/branch"), recipes=True)
+    config, found = measured(row)
     said = {phase.name: phase.seconds for phase in forecast(config, hardware.find("h200")).phases}
-    measured = found["runs"]["one process"]
+    assert said == pytest.approx(found["plan"]["phases"])  # what docs/guides/ray.md shows is what plan says
     for name in ("rollout", "update"):
-        assert said[name] == pytest.approx(measured[f"time/{name}"], rel=0.1 if row == 0 else 0.25)
+        assert said[name] == pytest.approx(found["runs"]["one process"][f"time/{name}"], rel=0.1 if row == 0 else 0.25)
     compiled = replace(config, model=replace(config.model, compile=True))
     assert forecast(compiled, hardware.find("h200")).phases[0].seconds < said["rollout"] / 3
 
 
 def test_megabytes_that_were_measured_are_those_of_the_plan() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[1])
-    plan, run = found["plan"], found["runs"]["workers"]
-    assert run["crew/megabytes"] == pytest.approx(plan["task_megabytes"] * plan["tasks"])
+    config, found = measured(1, "--rollout.on", "ray", "--rollout.ray.workers", "2")
+    said = crew_of(*[forecast(config, hardware.find("h200"))] * 2)
+    assert said is not None
+    run = found["runs"]["workers"]
+    assert run["crew/megabytes"] == pytest.approx(said.task_megabytes * said.tasks)
     assert run["crew/gap"] == 0

@@ -432,9 +432,8 @@ def test_what_is_counted_is_near_what_was_measured(name: str) -> None:
     assert 0.85 * SAVED_LORA < network.saved_lora / saved <= 1.03 * SAVED_LORA
     run, vae = count_decoder(brief.model), network.vae
     assert run.operations == pytest.approx(vae.flops, rel=0.05)
-    at_once = (
-        5 if name.startswith("H") else 4
-    )  # frames of the largest chunk of so short a clip: two latent frames, or one
+    # Frames of the largest chunk of so short a clip: of two latent frames, or of one.
+    at_once = 5 if name.startswith("H") else 4
     measured = (vae.working * at_once + vae.past) / 9
     assert 0.7 < run.working / measured < 0.9  # kernels on a GPU want room of their own
 

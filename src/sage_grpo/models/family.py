@@ -108,8 +108,6 @@ class FamilyModel(ABC):
         self.options = spec.family_options(self.traits.options)
         self.text_tokens = self.traits.text_tokens
         """Tokens of a prompt, as far as costs go by them."""
-        self.attention = "native"
-        """The kernel that was chosen."""
         self.choices: dict[str, str] = {}
         """What was decided while loading and why, for people."""
         self.experts = Experts(spec, index, pipe)
@@ -156,6 +154,7 @@ class FamilyModel(ABC):
         asked, fixed = checked_backend(self.spec.attention, self.network), self.spec.deterministic
         backend, self.choices["attention"] = choose_backend(asked, self.device, self.dtype, shape, deterministic=fixed)
         self.attention = backend.value
+        """The kernel that was chosen."""
         for module in (self.network, *self.others):
             set_backend(module, backend)
 
