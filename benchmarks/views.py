@@ -52,22 +52,23 @@ def demo_run(file: Path, recipe: str) -> str:
 
 def number(file: Path, key: str, over: str = "", digits: str = "3", times: str = "1") -> str:
     """A number of a JSON file by its dotted key, divided by another where `over` names one."""
+    found = json.loads(file.read_text())
+    return fixed(float(times) * _at(found, key) / (_at(found, over) if over else 1.0), int(digits))
 
-    def at(path: str) -> float:
-        value: Any = json.loads(file.read_text())
-        for part in path.split("."):
-            value = value[part]
-        return float(value)
 
-    return fixed(float(times) * at(key) / (at(over) if over else 1.0), int(digits))
+def _at(found: Any, path: str) -> float:
+    """A number in it by its dotted key; a place in a list by its number."""
+    for part in path.split("."):
+        found = found[int(part)] if isinstance(found, list) else found[part]
+    return float(found)
 
 
 def row(file: Path, key: str, digits: str = "3", times: str = "1", **match: str) -> str:
-    """A number of the last line of a JSON-lines file whose fields have these values."""
+    """A number, by its dotted key, of the last line of a JSON-lines file whose fields have these values."""
     found = [line for line in read(file) if all(str(line.get(name)) == value for name, value in match.items())]
     if not found:
         raise ValueError(f"{file.name} has no line with {match}.")
-    return fixed(float(times) * found[-1][key], int(digits))
+    return fixed(float(times) * _at(found[-1], key), int(digits))
 
 
 def probe(file: Path) -> str:
@@ -200,6 +201,15 @@ def whole_iterations(file: Path) -> str:
             figures = [fixed(value, 1) for key in ("seconds", "gib") for value in pairs[key]]
             cells.append([found["case"] if phase == "rollout" else "", phase, *figures])
     return _table(["case", "phase", "seconds", "plan", "GiB", "plan"], cells)
+
+
+def under_limits(file: Path) -> str:
+    """benchmarks/whole_iteration.py with --limit: what a process may have, its peak, and the planned one."""
+    cells = [
+        [found["case"], *(fixed(value, 1) for value in (found["limit_gib"], *found["phases"]["iteration"]["gib"]))]
+        for found in read(file)
+    ]
+    return _table(["case", "GiB at most", "peak", "plan"], cells)
 
 
 def crew(file: Path, prompts: str) -> str:
@@ -593,12 +603,14 @@ def leaderboard(file: Path, most: str = "20") -> str:
 # ---- side by side
 
 
-def timed(file: Path, model: str, variant: str, what: str = "total", digits: str = "3") -> str:
-    """Seconds of benchmarks/side_by_side: of a phase of the whole job, or of a pass."""
-    lines = [line for line in read(file) if (line["model"], line["variant"]) == (model, variant)]
-    line = lines[-1]
-    seconds = line["job_seconds"][what] if what in line.get("job_seconds", {}) else line["passes"][what]["seconds"]
-    return f"{seconds:.{digits}g}"
+def timed(file: Path, model: str, variant: str, what: str = "total", digits: str = "3", over: str = "") -> str:
+    """Seconds of benchmarks/side_by_side: of a phase of the whole job, or of a pass; divided by those of the variant that `over` names."""
+
+    def seconds(name: str) -> float:
+        line = [line for line in read(file) if (line["model"], line["variant"]) == (model, name)][-1]
+        return line["job_seconds"][what] if what in line.get("job_seconds", {}) else line["passes"][what]["seconds"]
+
+    return f"{seconds(variant) / (seconds(over) if over else 1.0):.{digits}g}"
 
 
 # ---- which steps gain and which pay
@@ -633,6 +645,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             one_iteration,
             plan_vs_measured,
             whole_iterations,
+            under_limits,
             crew,
             memory_and_traffic,
             peaks,

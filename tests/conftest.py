@@ -93,8 +93,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-OF_THE_PROCESS = {"PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR"}
-"""Variables that may change: pytest's own, and one that a run sets for the whole process where PyTorch has CUDA."""
+OF_THE_PROCESS = {"PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"}
+"""Variables that may change: pytest's own, and those that a run sets for the whole process where PyTorch has CUDA."""
 
 
 def _surroundings() -> dict[str, Any]:

@@ -105,13 +105,19 @@ def test_a_run_that_is_loaded_keeps_what_its_budget_allows(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.device]]:
-    """What PyTorch is told of a card of 100 GiB."""
-    told: list[tuple[float, torch.device]] = []
+def card(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """What PyTorch is told of a card of 100 GiB; like PyTorch it takes a number, and no device without one."""
+    told: list[tuple[float, int]] = []
+
+    def hold(share: float, device: int | torch.device) -> None:
+        index = device if isinstance(device, int) else device.index
+        if index is None:
+            raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+        told.append((share, index))
+
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100 * GIB))
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append((share, device))
-    )
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", hold)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(placing, "_held", set())
     return told
 
@@ -125,7 +131,14 @@ def test_a_process_is_held_to_its_budget_and_let_go_by_a_later_run_without_one(c
     hold_to_budget(ModelSpec(), torch.device("cuda", 1))
     hold_to_budget(ModelSpec(), device)
     hold_to_budget(ModelSpec(), device)
-    assert card == [(0.24, device), (0.5, device), (1.0, device), (1.0, device)]
+    assert card == [(0.24, 0), (0.5, 0), (1.0, 0), (1.0, 0)]
+
+
+def test_a_gpu_without_a_number_is_the_one_that_the_process_is_on(card) -> None:
+    """`cuda` is what a run on one GPU computes on."""
+    for memory in (24.0, None):
+        hold_to_budget(ModelSpec(memory=memory), torch.device("cuda"))
+    assert card == [(0.24, 3), (1.0, 3)]
 
 
 def test_the_vae_stays_only_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from sage_grpo.configure import ConfigError
 from sage_grpo.lab.prepare import key_of
 from sage_grpo.recipes import recipe
 from sage_grpo.training import placing as module
+from sage_grpo.training.inputs import compiles
 from sage_grpo.training.placing import get_ready, same_bits
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -24,6 +25,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(module.WORKSPACE, "")  # so that it is as it was afterwards, whoever sets it
     monkeypatch.delenv(module.WORKSPACE)
+    monkeypatch.setenv(module.ALLOCATOR[0], "backend:native")
     before = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
     yield
     assert (torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory) == before
@@ -108,6 +110,34 @@ def test_a_run_does_its_backward_passes_in_there_and_its_forward_passes_outside(
     trainer.step()
     assert backward == {wanted}
     assert forward == {False}
+
+
+def test_backward_passes_that_must_have_an_order_are_not_compiled() -> None:
+    """PyTorch refuses a compiled backward pass in the mode that it was not compiled in, and a graph of its own would round otherwise."""
+    config = recipe("wan/branch")
+    fixed = replace(config, model=replace(config.model, deterministic=True))
+    assert compiles(config, GPU)[0]
+    assert compiles(fixed, GPU) == (False, "no: model.deterministic has backward passes that are not compiled")
+    asked = replace(fixed, model=replace(fixed.model, compile=True))
+    with pytest.raises(ConfigError, match=r"model\.compile true does not go with model\.deterministic true"):
+        compiles(asked, GPU)
+    assert compiles(asked, CPU)[0]  # nothing is to be fixed there
+
+
+@pytest.mark.parametrize("name", module.ALLOCATOR)
+def test_segments_of_memory_grow_unless_a_user_has_said_otherwise(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each in module.ALLOCATOR:
+        monkeypatch.setenv(each, "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    get_ready(wanted=False)
+    assert not os.environ[module.ALLOCATOR[0]]  # a CPU has none
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    get_ready(wanted=False)
+    assert [os.environ[each] for each in module.ALLOCATOR] == ["expandable_segments:True", ""]
+    for each in module.ALLOCATOR:
+        monkeypatch.setenv(each, "backend:native" if each == name else "")
+    get_ready(wanted=False)
+    assert sorted(os.environ[each] for each in module.ALLOCATOR) == ["", "backend:native"]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing import get_ready, hold_to_budget
+from sage_grpo.training.placing import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.scoring import compose, hire, metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
 from sage_grpo.video import read_image, read_pictures, read_video
@@ -176,6 +176,13 @@ def _device(config: TrainConfig, world: World, given: Given) -> torch.device:
 
 def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
     """Whether a run compiles its blocks, and why."""
+    if config.model.deterministic and device.type in DEVICES:
+        if config.model.compile:
+            raise ConfigError(
+                "model.compile true does not go with model.deterministic true on a GPU: a backward pass in a fixed order must be compiled in that "
+                "mode, apart from the rollout's passes, and replays would round otherwise than rollouts. Leave one of them out."
+            )
+        return False, "no: model.deterministic has backward passes that are not compiled"
     passes = config.iterations * config.batch.prompts * config.batch.group_size * config.rollout.steps
     return worth_compiling(config.model.compile, device, config.model.dtype, passes)
 
