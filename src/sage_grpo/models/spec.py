@@ -127,8 +127,8 @@ class ModelSpec:
     attention on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
     deterministic: Machine[bool] = False
     """On a GPU: backward passes add up in a fixed order, so that a run has the same bits when it is made again or continued. Without it
-    gradients of attention may differ in the last bit. Slower (docs/speed.md), and without cuDNN's attention; a model with a part that has no
-    such order is refused."""
+    gradients of attention may differ in the last bit. Slower (docs/speed.md), without cuDNN's attention and not compiled; a model with a
+    part that has no such order is refused."""
     memory: Speed[Positive | None] = None
     """GPU memory that a process of the run may use: GiB, or below 1 a share of the card; None is all of it. Blocks keep for their backward
     passes what fits, and the process is held to it: what needs more ends with an error (docs/speed.md)."""
