@@ -26,6 +26,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
+from sage_grpo.training.placing import get_ready
 from sage_grpo.training.trainer import Trainer
 
 RECIPES = {"wan": "wan/flow_grpo", "hunyuan15": "hunyuan15_lora/flow_grpo"}
@@ -36,6 +37,7 @@ def run(content: dict[str, Any], job: Job, options: Mapping[str, Any], note: Cal
     """Fill in the figures of one of our variants."""
     settings = {**options["settings"], **{key: literal(text) for key, text in options["set"].items()}}
     content["settings"] = settings
+    get_ready(wanted=False)  # a run does so before anything is on the GPU; here the weights come first
     begin, tiny, work = time.perf_counter(), options["tiny"], Path(options["work"])
     folder, pipeline = work / options["model"], None
     if options["model"] == "wan":
