@@ -93,7 +93,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-OF_THE_PROCESS = {"PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"}
+OF_THE_PROCESS = {
+    "PYTEST_CURRENT_TEST",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 """Variables that may change: pytest's own, and those that a run sets for the whole process where PyTorch has CUDA."""
 
 
