@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from sage_grpo import generate
 from sage_grpo.inside import replacing
@@ -65,7 +66,12 @@ def animate(run: RunData, file: Path, *, places: Sequence[int], columns: int = 2
         above = torch.cat([lettered(width, line, {text: width / 2}) for text in (*blank, *lines)])
         tiles.append(F.pad(torch.cat([above.expand(len(both), -1, -1, -1), both], 1), (0, 0, 8, 8, 6, 8), value=255))
     rows = [torch.cat(tiles[start : start + columns], dim=2) for start in range(0, len(tiles), columns)]
-    frames = [Image.fromarray(frame.numpy()) for frame in torch.cat(rows, dim=1)]
+    return moving(torch.cat(rows, dim=1), file, fps)
+
+
+def moving(clip: Tensor, file: Path, fps: float) -> Path:
+    """A clip as an animated WebP."""
+    frames = [Image.fromarray(frame.numpy()) for frame in clip]
     milliseconds = [round(1000 / fps)] * (len(frames) - 1) + [700]  # it stands still before it starts again
     with replacing(file) as fresh:
         frames[0].save(

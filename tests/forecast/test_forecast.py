@@ -150,6 +150,7 @@ def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> 
 @pytest.mark.slow
 def test_a_plan_knows_what_a_fixed_order_costs() -> None:
     config = recipe("hunyuan15/branch")
+    config = replace(config, model=replace(config.model, compile=False))  # what has a fixed order never is
     fixed = replace(config, model=replace(config.model, deterministic=True))
     now, then = (forecast(one, H200) for one in (config, fixed))
     for phase, other in zip(now.phases, then.phases, strict=True):
@@ -331,6 +332,8 @@ def test_what_fits_is_only_made_faster() -> None:
     plain = forecast(replace(now.config, model=replace(now.config.model, compile=False)), H200)
     assert now.job.compiled  # so many passes are worth it
     assert "--model.compile true" in [one.option for one in changes(plain)]
+    fixed = forecast(replace(plain.config, model=replace(plain.config.model, deterministic=True)), H200)
+    assert "--model.compile true" not in [one.option for one in changes(fixed)]  # it is refused
 
 
 def test_changes_are_options_of_train(capsys) -> None:

@@ -75,7 +75,7 @@ def line(tmp_path: Path) -> str:
 
 
 def test_a_worker_says_what_its_node_says_and_finds_another_place_when_it_is_lost(line: str) -> None:
-    first, second = Node({"ready": of_code()}, {"done": 1}, Gone()), Node({"row": {}}, {"ended": "It ended."})
+    first, second = Node({"ready": of_code()}, {"done": 1}, Gone()), Node({"ended": "It ended."})
     one = worker(first, second)
     assert one.ready()
     said = one.answer(line)
@@ -84,7 +84,7 @@ def test_a_worker_says_what_its_node_says_and_finds_another_place_when_it_is_los
         next(said)
     assert first.killed  # it may only seem lost
     assert one.ready()
-    assert list(one.answer(line)) == [{"row": {}}, {"ended": "Node far: It ended."}]
+    assert list(one.answer(line)) == [{"ended": "Node far: It ended."}]
     one.close(now=False)
     assert second.killed
     assert not one.ready()
@@ -97,6 +97,16 @@ def test_a_place_that_we_ended_is_not_lost(line: str) -> None:
     next(said)
     one.close(now=True)
     assert [list(words) for words in said] == [["ended"]]
+
+
+def test_what_a_place_that_we_ended_says_after_the_row_is_not_heard(line: str) -> None:
+    """When the last row is there all workers are closed, and one may still wait for the end of what its node says."""
+    one = worker(Node({"row": {}}, Gone()))
+    assert one.ready()
+    said = one.answer(line)
+    next(said)
+    one.close(now=True)
+    assert list(said) == []
 
 
 def test_nodes_that_cannot_make_runs_are_named(line: str) -> None:

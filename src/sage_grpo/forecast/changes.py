@@ -115,7 +115,7 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
     yield {"model.vae_tiling": True}
     if now.job.vae_bytes > 2 and not now.hardware.is_cpu:
         yield {"model.vae_dtype": "bfloat16"}
-    if not now.hardware.is_cpu and not now.job.compiled:
+    if not (now.hardware.is_cpu or now.job.compiled or config.model.deterministic):
         yield {"model.compile": True}
     if now.layout.processes > 1:
         yield {"parallel.cpu_offload": True}

@@ -102,6 +102,10 @@ class Remote:
                 if "ended" in words:
                     words = {"ended": f"Node {self._node}: {words['ended']}"}
                 yield words
+                if (
+                    "row" in words or "ended" in words
+                ):  # when all runs are over we end the place, and the stream with it
+                    return
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
             if self._closed:
                 yield {"ended": "We ended it."}
