@@ -99,16 +99,28 @@ def test_sizes_are_what_they_promise(name: str) -> None:
     assert f"{expected_seconds(full):.0f} s" in full.notes
 
 
+def costs_of(job: Job) -> tuple[int, int]:
+    """Samples through the network, and scored clips, of a run without references."""
+    config = job.config
+    planner = Planner(config, Schedule.shifted(config.rollout.steps, SHIFT), config.kernel.build(), lambda sigma: True)
+    plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
+    return config.iterations * (rollout_cost(plan) + update_cost(plan, [0])), config.iterations * scored_clips(plan)
+
+
 @pytest.mark.parametrize("name", ["headline", "scenes_headline"])
 def test_budgets_are_what_the_baseline_costs(name: str) -> None:
     suite = SUITES[name]("full")
     (arm,) = [arm for arm in suite.arms if arm.name == suite.baseline]
     (job,) = prepare(replace(suite, arms=(arm,), seeds=suite.seeds[:1]), recipe)
-    config = job.config
-    planner = Planner(config, Schedule.shifted(config.rollout.steps, SHIFT), config.kernel.build(), lambda sigma: True)
-    plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
-    assert suite.passes == config.iterations * (rollout_cost(plan) + update_cost(plan, [0]))
-    assert suite.clips == config.iterations * scored_clips(plan)
+    assert costs_of(job) == (suite.passes, suite.clips)
+
+
+def test_settings_of_long_runs_to_choose_from_cost_about_the_same_and_no_more_than_is_said(benchmark_module) -> None:
+    suite = benchmark_module("long_runs").long_cheap()
+    assert suite.seeds[-1] < FIRST_SEED  # they only choose
+    costs = {job.arm: costs_of(job)[0] for job in prepare(replace(suite, seeds=suite.seeds[:1]), recipe)}
+    assert costs[suite.baseline] == 172_800
+    assert all(0.95 * 172_800 < cost <= 172_800 for cost in costs.values()), costs
 
 
 def test_the_second_world_is_asked_about_the_same_methods() -> None:

@@ -14,8 +14,9 @@ from torch.utils import deterministic
 from sage_grpo.configure import ConfigError
 from sage_grpo.lab.prepare import key_of
 from sage_grpo.recipes import recipe
+from sage_grpo.training import inputs
 from sage_grpo.training import placing as module
-from sage_grpo.training.inputs import compiles
+from sage_grpo.training.inputs import build, compiles
 from sage_grpo.training.placing import get_ready, same_bits
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -122,6 +123,14 @@ def test_backward_passes_that_must_have_an_order_are_not_compiled() -> None:
     with pytest.raises(ConfigError, match=r"model\.compile true does not go with model\.deterministic true"):
         compiles(asked, GPU)
     assert compiles(asked, CPU)[0]  # nothing is to be fixed there
+
+
+def test_what_does_not_go_together_is_refused_before_prompts_and_rewards_are_read(monkeypatch) -> None:
+    monkeypatch.setattr(inputs, "choose_device", lambda wanted: GPU)
+    config = recipe("wan/branch")
+    model, data = replace(config.model, deterministic=True, compile=True), replace(config.data, prompts="nowhere.txt")
+    with pytest.raises(ConfigError, match=r"model\.compile true does not go with model\.deterministic true"):
+        build(replace(config, model=model, data=data))
 
 
 @pytest.mark.parametrize("name", module.ALLOCATOR)

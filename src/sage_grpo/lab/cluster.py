@@ -102,9 +102,8 @@ class Remote:
                 if "ended" in words:
                     words = {"ended": f"Node {self._node}: {words['ended']}"}
                 yield words
-                if (
-                    "row" in words or "ended" in words
-                ):  # when all runs are over we end the place, and the stream with it
+                # What comes later is no answer: when all runs are over we end the place, and the stream with it.
+                if "row" in words or "ended" in words:
                     return
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
             if self._closed:

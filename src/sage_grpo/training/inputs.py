@@ -113,7 +113,10 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
     """
     world, given = world or World(), given or Given()
     get_ready(wanted=config.model.deterministic)
-    hold_to_budget(config.model, _device(config, world, given))
+    device = _device(config, world, given)
+    hold_to_budget(config.model, device)
+    if given.model is None:
+        compiles(config, device)  # what it refuses is refused now
     prompts, held_out = load_sources(config, given)
     with ExitStack() as opened:
         reward = load_rewards(config, prompts[0], world, given, opened)
