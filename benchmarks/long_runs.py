@@ -48,7 +48,7 @@ CHEAP: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "16p 1.2e-4": (360, prompts(16, 1.2e-4)),
     "16p 1.4e-4 target": (348, prompts(16, 1.4e-4, **{"optimizer.target_kl": 0.01, "optimizer.max_kl": 0.05})),
     "16p 1e-4 cosine": (360, prompts(16, 1e-4, **{"optimizer.decay": "cosine"})),
-    "16p 1e-4 12": (360, prompts(16, 1e-4, **{"rollout.window.at": [1, 2], "rollout.window.weights": [1, 2]})),
+    "16p of 8 8e-5": (480, prompts(16, 8e-5, **{"batch.group_size": 8})),
     "16p 1e-4 decoupled": (360, prompts(16, 1e-4, **{"advantage.decoupled": True})),
     "12p 1e-4": (480, prompts(12, 1e-4)),
     "24p 1.2e-4": (240, prompts(24, 1.2e-4)),
@@ -63,7 +63,11 @@ def long_cheap(size: Size = "full") -> Suite:
         Arm(
             name=name,
             recipe="shapes/branch_long",
-            options={**two, "batch.micro_batch": 12 * settings["batch.prompts"], **settings},
+            options={
+                **two,
+                "batch.micro_batch": settings.get("batch.group_size", 12) * settings["batch.prompts"],
+                **settings,
+            },
             iterations=iterations,
         )
         for name, (iterations, settings) in CHEAP.items()
