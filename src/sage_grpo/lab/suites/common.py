@@ -45,6 +45,7 @@ TINY: Mapping[str, Any] = {
     "batch.micro_batch": 4,
     "evaluate.prompts": 2,
     "evaluate.steps": 2,
+    "model.dtype": "float32",
 }
 BRANCH_NATS, SAGE_NATS = 0.01, 0.4
 """What a rollout's updates move the policy by at the good learning rate of 5e-5: branch, and sage with all steps trained."""

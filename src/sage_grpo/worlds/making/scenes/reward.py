@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,11 @@ def sampled_groups(
     folder: Path, scenes: Sequence[Scene], group: int, generator: torch.Generator, device: torch.device
 ) -> tuple[list[str], Tensor]:
     """Prompts and clips of a model, a group for every scene, each clip of it with another number of steps."""
-    model = ModelSpec(path=str(folder), train=False, device=str(device), guidance_scale=1.0, vae_slicing=False).load()
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if device.type == "cuda" else "float32"
+    spec = ModelSpec(
+        path=str(folder), train=False, device=str(device), dtype=dtype, guidance_scale=1.0, vae_slicing=False
+    )
+    model = spec.load()
     templates = torch.randint(1 << 16, (len(scenes),), generator=generator).tolist()
     texts = [to_text(scene, template) for scene, template in zip(scenes, templates)]
     policies = [Policy(model, Ode(), Schedule.shifted(steps, model.shift)) for steps in STEPS]
