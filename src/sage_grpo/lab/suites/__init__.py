@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sage_grpo.lab.design import Suite
-from sage_grpo.lab.suites.after import after
+from sage_grpo.lab.suites.after import after, after_long
 from sage_grpo.lab.suites.common import Size, expected_seconds
 from sage_grpo.lab.suites.few_steps import few_steps
 from sage_grpo.lab.suites.gradients import gradients
@@ -39,7 +39,20 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps, preferences, gradients),
+        *(
+            distance,
+            headline,
+            tuning,
+            regime,
+            dose,
+            taken,
+            witness,
+            after,
+            after_long,
+            few_steps,
+            preferences,
+            gradients,
+        ),
         staleness,
         *(
             scenes_headline,

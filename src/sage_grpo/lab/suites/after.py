@@ -54,6 +54,48 @@ def after(size: Size) -> Suite:
     return sized(suite, size, brief=short, smoke=(short[0], short[3]))
 
 
+def after_long(size: Size) -> Suite:
+    """Long runs with two second-order steps after the branch, which also explore later steps, against three Euler steps."""
+    longer = {"batch.micro_batch": 288, "optimizer.decay": "linear"}
+    arms = (
+        Arm(
+            name="16 prompts, 3 euler",
+            recipe="shapes/branch_long",
+            options={**longer, **_options(3, "euler", 2), "batch.prompts": 16, "optimizer.lr": 7e-5},
+            iterations=400,
+        ),
+        Arm(
+            name="24 prompts, 2 ab2, steps 2 to 4",
+            recipe="shapes/branch_long",
+            options={
+                **longer,
+                **_options(2, "ab2", 2),
+                "batch.prompts": 24,
+                "optimizer.lr": 1e-4,
+                "rollout.window.at": [2, 3, 4],
+                "rollout.window.weights": [3, 1, 1],
+            },
+            iterations=236,
+        ),
+    )
+    suite = Suite(
+        name="after_long",
+        title="How few steps around the branch are enough for a long run",
+        question="Does a long run get as far with 35% fewer passes: two second-order steps after the branch instead of three Euler steps, more prompts in fewer "
+        "iterations, and a share of the prompts that explore a later step?",
+        arms=arms,
+        baseline=arms[0].name,
+        seeds=SEEDS,
+        options={**EVALUATION, "rewards": judged()},
+        points=tuple(range(0, 400, 40)),  # a sentinel that goes back goes to one of these
+        columns=COLUMNS,
+        figures=("bars", "curves"),
+        notes="Chosen with other seeds (benchmarks/long_runs.py, suite `long_cheap`).",
+    )
+    names = [arm.name for arm in arms]
+    return sized(suite, size, brief=names[1:], smoke=names)
+
+
 def _told(after: int, solver: str, before: int) -> str:
     return f"{after} {solver}{'' if before == WAYS[0][2] else f', {before} before'}"
 
