@@ -29,7 +29,8 @@ THERE = [folder for folder in FOLDERS if folder.name not in REMOVED]
 @pytest.mark.parametrize("folder", slow_but(THERE, *THERE[:3]), ids=lambda folder: folder.name)
 def test_the_command_of_a_page_makes_its_runs(folder: Path, benchmark_module, monkeypatch) -> None:
     _, _, command = store.load_suite(folder)
-    monkeypatch.setitem(SUITES, "long_runs", benchmark_module("long_runs").long_runs)
+    for beside in ("long_runs", "long_cheap"):
+        monkeypatch.setitem(SUITES, beside, getattr(benchmark_module("long_runs"), beside))
     found = re.search(r"--suite (\S+)(?: --size (\S+))?", command)
     assert found, command
     name, size = found.groups()

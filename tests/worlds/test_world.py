@@ -147,7 +147,7 @@ def noisy_scores(world: World, device: str = "cpu", part: slice = slice(None)) -
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_scores_do_not_depend_on_the_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, again, part = noisy_scores(world), noisy_scores(world), noisy_scores(world, part=slice(1, 3))
-    monkeypatch.setattr(judging, "PIXELS_AT_ONCE", world.format[0] * world.format[1] ** 2)
+    monkeypatch.setitem(judging.PIXELS_AT_ONCE, "cpu", world.format[0] * world.format[1] ** 2)
     portions = noisy_scores(world)
     for name in whole:
         assert torch.equal(whole[name], again[name]), name

@@ -70,7 +70,8 @@ class Suite:
     iterations: int | None = None
     """Iterations of all arms; None is the recipe's."""
     points: tuple[int, ...] | None = None
-    """Iterations that are evaluated; None goes by evaluate.every. The first (0) and the last always are."""
+    """Iterations that are evaluated; None goes by evaluate.every. The first (0) and the last always are. A sentinel that goes back goes to one of them: few
+    points make that dearer than it is for a user."""
     passes: int | None = None
     """A budget of network passes: every run is evaluated after its last iteration within it, and compared there. None: where the cheapest
     arm ends, on the line between the evaluations before and after."""

@@ -34,8 +34,14 @@ MINIATURE = {
 """For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "shapes": MINIATURE,
-    # Wan pads every prompt to the same length itself. What 32 clips keep for their gradient is 4 GB, and 16 runs share a GPU.
-    "scenes": {"model.vae_slicing": False, "model.cache": None, "batch.micro_batch": 32},
+    # Wan pads every prompt to the same length itself. What 32 clips keep for their gradient is up to 4 GB, and 16 runs share a GPU. What has a
+    # fixed order is not compiled (docs/speed.md).
+    "scenes": {
+        "model.vae_slicing": False,
+        "model.cache": None,
+        "model.deterministic": False,
+        "batch.micro_batch": 32,
+    },
 }
 """By world: how its model, which is small, is run quickly."""
 BUDGETS = ("passes", "clips")

@@ -17,8 +17,9 @@ from sage_grpo.worlds.grammar import AnyScene
 R = TypeVar("R", bound="Rows")
 
 
-PIXELS_AT_ONCE = 2**21
-"""Clips are judged in portions of about this many pixels, to bound memory."""
+PIXELS_AT_ONCE = {"cpu": 2**21, "cuda": 2**24}
+"""By device: clips are judged in portions of about this many pixels, to bound memory. A portion is thousands of small operations, each of which takes a GPU
+as long for one clip as for many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,8 @@ class Judge(ABC, Generic[R]):
     @torch.no_grad()
     def examine(self, videos: Tensor) -> Verdict[R]:
         """What the clips show, whatever was asked for: uint8 or float in [0, 1], B x F x H x W x 3."""
-        portion = max(1, PIXELS_AT_ONCE // videos[0, ..., 0].numel())
+        most = PIXELS_AT_ONCE.get(videos.device.type, PIXELS_AT_ONCE["cpu"])
+        portion = max(1, most // videos[0, ..., 0].numel())
         with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit
             verdicts = [self.look(part) for part in videos.split(portion)]
         return Verdict(
