@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sage_grpo.cli import main
 from sage_grpo.commands import compare
 from sage_grpo.configure import ConfigError
 from sage_grpo.lab.design import Arm, Suite
@@ -179,3 +182,15 @@ def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() 
     arms = [Arm(name=name, recipe="sage") for name in ("cps", "cps, eta 1", "branch, 3 ab2, 1 before")]
     asked = options("--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before").arms
     assert compare.chosen([suite(*arms)], asked) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]
+
+
+def test_what_preflight_remarks_is_told_once_before_anything_runs(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(import_module("sage_grpo.session.preflight"), "preflight", lambda config: ["Slow here."])
+
+    def begin(*parts: object, **options: object) -> None:
+        assert capsys.readouterr().err.count("sage-grpo: Slow here.") == 1  # of two arms
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sage_grpo.lab.run.run", begin)
+    words = ["compare", "shapes/branch", "--vary", "kernel.eta=1.0,1.2", "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main(words) == 130

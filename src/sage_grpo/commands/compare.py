@@ -119,17 +119,20 @@ def run(options: Options) -> int:
         raise ConfigError(f"--address {options.address} is that of a Ray cluster: add --on ray.")
     suites, out = suites_of(options), options.folder
     arms = chosen(suites, options.arms)
+    remarks: dict[str, None] = {}  # many arms have the same
     parts = [
         lab.Part(
             folder=out if len(suites) == 1 else out / suite.name,
             suite=suite,
-            jobs=prepare(suite, recipe, preflight),
+            jobs=prepare(suite, recipe, lambda config: remarks.update(dict.fromkeys(preflight(config)))),
             arms=arms,
         )
         for suite in suites
     ]
     for folder in (out, *(part.folder for part in parts)):
         check_links(inside(out, folder.relative_to(out)), KEPT)
+    for remark in remarks if options.on != "ray" else ():  # they are of this machine
+        print(f"sage-grpo: {remark}", file=sys.stderr)
     ended = None
     with suppress(KeyboardInterrupt):
         ended = lab.run(

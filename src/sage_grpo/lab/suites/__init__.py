@@ -39,21 +39,8 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     suite.__name__: suite
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
-        *(
-            distance,
-            headline,
-            tuning,
-            regime,
-            dose,
-            taken,
-            witness,
-            after,
-            after_long,
-            few_steps,
-            preferences,
-            gradients,
-        ),
-        staleness,
+        *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps, preferences, gradients),
+        *(staleness, after_long),
         *(
             scenes_headline,
             scenes_tuning,

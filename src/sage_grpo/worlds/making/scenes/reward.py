@@ -22,7 +22,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.worlds.making.pretrain import say
 from sage_grpo.worlds.making.scenes.faults import spoilt_groups
 from sage_grpo.worlds.making.scenes.reward_options import RewardOptions
-from sage_grpo.worlds.making.scenes.votes import AT_ONCE, agreement, differences, impressions, judged, people, votes
+from sage_grpo.worlds.making.scenes.votes import agreement, differences, impressions, judged, people, votes
 from sage_grpo.worlds.making.training import Inputs, Trainer
 from sage_grpo.worlds.scenes.learned import PARTS, Scorer, ScorerConfig, looked_at, raw_scores, save_scorer
 from sage_grpo.worlds.scenes.scene import Scene, Split, random_scenes, to_text
@@ -30,6 +30,8 @@ from sage_grpo.worlds.world import SCENES
 
 STEPS = (4, 6, 10, 20)
 """Steps with which a model's clips are sampled, in turn: a policy will make better and worse ones."""
+SAMPLED = 256
+"""Prompts whose clips are sampled together: a pass of so small a model takes a GPU hardly longer for many."""
 DECODED = 64
 """Clips that are decoded together: each takes a tenth of a gigabyte."""
 TOLD = 0.05
@@ -100,8 +102,8 @@ def sampled_groups(
     texts = [to_text(scene, template) for scene, template in zip(scenes, templates)]
     policies = [Policy(model, Ode(), Schedule.shifted(steps, model.shift)) for steps in STEPS]
     clips: list[Tensor] = []
-    for start in range(0, len(texts), AT_ONCE):
-        some = texts[start : start + AT_ONCE]
+    for start in range(0, len(texts), SAMPLED):
+        some = texts[start : start + SAMPLED]
         conditions = model.encode(some)
         columns = []
         for place in range(group):
