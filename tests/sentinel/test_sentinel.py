@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from watching import clips, curves, healthy_row, names, recorded, replay, watched
 
+from sage_grpo.rl.pace import Pace
 from sage_grpo.sentinel.evidence import change
 from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.training.config import SentinelConfig
@@ -78,6 +79,25 @@ def test_weights_that_run_away_are_found() -> None:
     _, found = watched(lambda number: {"weights/distance": 1e-3 * number + max(0, number - 30) * 0.05}, count=40)
     assert names(found) == ["ran_away"]
     assert found[0].iteration == 33
+
+
+def test_a_target_kl_below_what_rounding_alone_has_is_told_and_not_acted_on() -> None:
+    """The measured case: 0.05 nats at any rate, a target of 0.01. The rate falls to nothing, and every other figure looks healthy."""
+
+    def run(target: float) -> list[Finding]:
+        pace = Pace(target)
+
+        def row(number: int) -> dict[str, float]:
+            now = {"optimizer/lr_factor": pace.factor, "optimizer/kl": 0.05 + 0.1 * pace.factor**2}
+            pace.observe(now["optimizer/kl"])
+            return now
+
+        return watched(row, count=90)[1]
+
+    assert names(run(0.25)) == names(run(0.08)) == []
+    found = run(0.01)
+    assert names(found) == ["rate_at_floor"] and not any(finding.act for finding in found)
+    assert "0.05 nats" in found[0].text and "optimizer.target_kl" in found[0].text
 
 
 def evaluations(*means: dict[str, float], statistics: tuple[str, ...] = (), scatter: float = 0.05) -> list[Finding]:

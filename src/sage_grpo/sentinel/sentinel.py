@@ -45,9 +45,9 @@ EVALUATED = ("held_out_exploded", "held_out_fell", "held_out_part_fell", "decoup
 """What is looked for at evaluations, not in every row."""
 AT_ONCE = ("not_finite",)
 """What need not be seen twice."""
-ONLY_TOLD = ("decoupled", "parted", "old_is_new")
+ONLY_TOLD = ("decoupled", "parted", "old_is_new", "rate_at_floor")
 """What is a reason to look, but not to act."""
-OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new")
+OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new", "rate_at_floor")
 """What is wrong with how steps are made; what held-out clips are worth is not in doubt. Any of these may be there all through a run."""
 DRIFTED = 3.0
 """A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from sage_grpo.rl.pace import LEAST
+
 Row = Mapping[str, float | None]
 LEAST_PAST = 5
 """Iterations without which nothing is relative to the past."""
@@ -194,6 +196,17 @@ def old_is_new(row: Row, past: Past) -> str:
     )
 
 
+def rate_at_floor(row: Row, past: Past) -> str:
+    """A target KL that no learning rate reaches."""
+    factor, kl = row.get("optimizer/lr_factor"), row.get("optimizer/kl")
+    if factor is None or kl is None or factor > LEAST:
+        return ""
+    return (
+        f"optimizer/lr_factor is {factor:.2g}, the smallest there is, and a rollout's updates still move the policy by {kl:.2g} nats: nothing is "
+        "learned at such a rate. In bfloat16 rounding alone has a KL, which no rate lowers. Set optimizer.target_kl above it, and optimizer.max_kl too."
+    )
+
+
 def diversity_collapsed(row: Row, past: Past) -> str:
     """Clips of one prompt look alike."""
     known, now = values(past.start, "video/spread"), row.get("video/spread")
@@ -209,7 +222,7 @@ SIGNS = {
     sign.__name__: sign
     for sign in (
         not_finite, spread_vanished, spread_exploded, rewards_failing, replay_differs, ratio_off, clipped_away, gradient_exploded, kl_away,
-        ran_away, weights_stuck, old_is_new, diversity_collapsed,
+        ran_away, weights_stuck, old_is_new, rate_at_floor, diversity_collapsed,
     )
 }  # fmt: skip
 """What is looked for in every row, by the name of the finding."""
