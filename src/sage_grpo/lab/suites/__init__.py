@@ -29,6 +29,7 @@ from sage_grpo.lab.suites.second import (
     scenes_headline,
     scenes_lora,
     scenes_prompts,
+    scenes_rates,
     scenes_sentinel,
     scenes_tuning,
 )
@@ -44,6 +45,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
         *(
             scenes_headline,
             scenes_tuning,
+            scenes_rates,
             scenes_hacking,
             scenes_sentinel,
             scenes_equaliser,

@@ -57,8 +57,8 @@ SHARES: Mapping[str, float] = {
     **dict.fromkeys(("refl", "draft", "adjoint"), 2.0),
 }
 """What an iteration of other methods takes of that (docs/results/headline); by the reward's gradient a guess, from two CPU cores."""
-WORLD_SHARES: Mapping[str, float] = {"scenes": 5.0}
-"""What an iteration and an evaluation take of that in another world: by operations, not measured yet."""
+WORLD_SHARES: Mapping[str, float] = {"scenes": 3.0}
+"""What an iteration and an evaluation take of that in another world (docs/results/scenes_headline and scenes_hacking: 2.8 and 3.5)."""
 
 
 def judged(weights: Mapping[str, float] = SETTING_B) -> list[Mapping[str, Any]]:
