@@ -68,14 +68,10 @@ def change(clips: Tensor) -> Tensor:
     return (clips[:, 1:].float() - clips[:, :-1].float()).abs().mean((1, 2, 3, 4)) / 255
 
 
-def pairs(group: int) -> Tensor:
-    """The places of all pairs in a group, pairs x 2."""
-    return torch.combinations(torch.arange(group))
-
-
 def differences(scores: Tensor, group: int) -> Tensor:
     """First minus second of all pairs within groups: ... x N x 3 to ... x (N / group) x pairs x 3."""
-    first, second = pairs(group).to(scores.device).unbind(1)
+    # Made where the scores are: a copy to a GPU cannot be part of a captured step.
+    first, second = torch.triu_indices(group, group, offset=1, device=scores.device)
     grouped = scores.unflatten(-2, (-1, group))
     return grouped[..., first, :] - grouped[..., second, :]
 
