@@ -501,6 +501,21 @@ def acted(folder: Path, arm: str) -> str:
     return f"{sum(any(action != 'warn' for _, _, action in row['sentinel']) for row in runs)} of {len(runs)}"
 
 
+def went_back(folder: Path, arm: str) -> str:
+    """Every run whose sentinel went back: seed, and after how many iterations."""
+    found = [
+        (row["seed"], [n for n, _, action in row["sentinel"] if action == "rollback"]) for row in _runs(folder, arm)
+    ]
+    return ", ".join(f"seed {seed} after {' and '.join(map(str, after))}" for seed, after in found if after) or "no run"
+
+
+def on_the_way(folder: Path, arm: str, seed: str, column: str = "Overall", points: str = "", digits: str = "3") -> str:
+    """A column of one seed's run where it was evaluated, or at some of these iterations."""
+    (row,) = [row for row in _runs(folder, arm) if row["seed"] == int(seed)]
+    wanted = _words(points) or sorted(row["evaluations"], key=int)
+    return ", ".join(fixed(row["evaluations"][point][column], int(digits)) for point in wanted)
+
+
 def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     """In how many seeds an arm ends above another."""
     last = [_ends(folder, name, column) for name in (arm, other)]
@@ -667,6 +682,8 @@ VIEWS: dict[str, Callable[..., str]] = {
             first_words,
             told_in_time,
             acted,
+            went_back,
+            on_the_way,
             ahead_of,
             between,
             made_again,
