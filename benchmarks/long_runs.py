@@ -1,4 +1,4 @@
-"""Which settings take a long run furthest: the arms that `shapes/branch_long` was chosen from, with seeds below 1000 as the rules of docs/benchmark.md ask.
+"""Which settings take a long run furthest: the arms that `shapes/branch_long` was chosen from, first and again, with seeds below 1000 as the rules of docs/benchmark.md ask.
 
     PYTHONPATH=src python benchmarks/long_runs.py compare --suite long_runs --jobs 16 --out runs/long_runs
     PYTHONPATH=src python benchmarks/long_runs.py compare --suite long_cheap --jobs 16 --out runs/long_cheap
@@ -16,7 +16,7 @@ from typing import Any
 from sage_grpo.cli import main
 from sage_grpo.lab.design import Arm, Column, Suite
 from sage_grpo.lab.suites import SUITES
-from sage_grpo.lab.suites.common import DRIFT, MEASURED, OVERALL, Size, judged
+from sage_grpo.lab.suites.common import DRIFT, LONG_AS_FIRST, MEASURED, OVERALL, Size, judged
 
 FALLING = {"optimizer.decay": "linear"}
 
@@ -62,7 +62,7 @@ def long_cheap(size: Size = "full") -> Suite:
         Arm(
             name=name,
             recipe="shapes/branch_long",
-            options={**two, "batch.micro_batch": 12 * settings["batch.prompts"], **settings},
+            options={**LONG_AS_FIRST, **two, "batch.micro_batch": 12 * settings["batch.prompts"], **settings},
             iterations=iterations,
         )
         for name, (iterations, settings) in CHEAP.items()

@@ -116,6 +116,16 @@ def test_the_recipe_for_long_runs_gets_beyond_55_per_cent_with_less_drift_than_t
     assert (sum(way >= 0.55 for way in ways), len(ways)) == (beyond, 8)
 
 
+def test_the_recipe_for_long_runs_is_no_worse_than_it_was_for_a_third_fewer_passes(summary_of) -> None:
+    arms = summary_of(RESULTS / "after_long").arms
+    before, now = arms["16 prompts, 3 euler"], arms["24 prompts, 2 ab2, steps 2 to 4"]
+    assert (before.counts["done"], now.counts["done"]) == (8, 8)
+    assert now.passes < 0.65 * before.passes
+    assert now.difference["Overall"].low > -0.01
+    assert now.equal_difference["Overall"].low > 0
+    assert now.equal_difference["drift"].high < 0
+
+
 def test_runs_that_were_made_again_on_a_gpu_have_every_digit(benchmark_module) -> None:
     again = "benchmarks/results/equaliser_again_h200.jsonl"
     assert benchmark_module("views").made_again(RESULTS / "equaliser", again) == "11 of 11"

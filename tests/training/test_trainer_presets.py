@@ -191,6 +191,37 @@ def test_nothing_of_another_method_is_left_in_sage_paper(method: str) -> None:
     assert other == paper(target)
 
 
+@pytest.mark.parametrize(
+    ("steps", "at", "weights", "around"),
+    [
+        (2, [0], [5], 1),
+        (3, [1], [5], 1),
+        (4, [1, 2], [3, 2], 1),
+        (5, [1, 2, 3], [3, 1, 1], 1),
+        (6, [2, 3, 4], [3, 1, 1], 2),
+        (8, [2, 4, 5], [3, 1, 1], 2),
+        (20, [6, 10, 13], [3, 1, 1], 6),
+        (50, [16, 25, 33], [3, 1, 1], 16),
+    ],
+)
+def test_long_runs_explore_later_steps_too_whatever_the_number_of_steps(
+    steps: int, at: list[int], weights: list[int], around: int
+) -> None:
+    target = recipes.recipe("wan/sage")
+    config = METHODS["branch_long"](replace(target, rollout=replace(target.rollout, steps=steps)))
+    rollout = config.rollout
+    assert (rollout.window.at, rollout.window.weights) == (at, weights)
+    assert (rollout.before_steps, rollout.after_steps, rollout.solver) == (around, around, "ab2")
+    assert (config.optimizer.lr, config.optimizer.decay) == (2 * target.optimizer.lr, "linear")
+    planner = Planner(config, Schedule.shifted(steps, 3.0), config.kernel.build(), trains=lambda sigma: True)
+    planner.check()
+    plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
+    explored = [group.offset + group.trained[0][0] for group in plan.groups]
+    assert set(explored) == set(at)
+    assert 13 <= explored.count(at[0]) <= 24  # three of five, unless the steps are one
+    assert all(group.schedule.num_steps == (around if at[0] else 0) + 1 + around for group in plan.groups)
+
+
 def test_recipe_shorthands_and_the_nearest_name() -> None:
     assert recipes.recipe("cps") == recipes.recipe("shapes/cps")
     assert recipes.recipe("wan") == recipes.recipe("wan/sage")

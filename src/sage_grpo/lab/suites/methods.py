@@ -12,6 +12,7 @@ from sage_grpo.lab.suites.common import (
     DRIFT,
     FLICKER,
     FRESH,
+    LONG_AS_FIRST,
     MEASURED,
     OVERALL,
     SETTING_A,
@@ -195,7 +196,7 @@ def scaling(size: Size) -> Suite:
 def distance(size: Size) -> Suite:
     """How far a long run gets: with many prompts and a rate that falls to zero, and with few and one that stays."""
     falling = {"optimizer.lr": 7e-5, "optimizer.decay": "linear"}
-    at_once = {"batch.micro_batch": 192}
+    at_once = {**LONG_AS_FIRST, "batch.micro_batch": 192}
     warned = {**at_once, "sentinel.action": "warn"}
     arms = (
         Arm(name="branch_long", recipe="shapes/branch_long", options=at_once),
