@@ -22,6 +22,9 @@ PANELS = (
     ("distance", "iterations", "How far a long run gets", ("branch_long", "branch, 300 iterations")),
 )
 """Of README's figure: suite, what is below, title, arms."""
+WORLDS = ROOT / "docs" / "images" / "worlds.png"
+IN_WORLDS = {"headline": "shapes", "scenes_headline": "scenes"}
+"""Of the figure over both worlds: suites, and what their worlds are called."""
 
 
 def digest(folders: Sequence[Path]) -> str:
@@ -73,6 +76,41 @@ def draw_evidence() -> Path:
     return EVIDENCE
 
 
+def draw_worlds() -> Path:
+    """The figure of docs/results/worlds.md: every method minus branch, in both worlds, at equal clips and at equal passes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from sage_grpo.lab.figures import COLOURS
+
+    found = {title: summary_of(RESULTS / name) for name, title in IN_WORLDS.items()}
+    names = [name for name in found["scenes"].arms if name != found["scenes"].suite.baseline]
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
+    for axis, (kind, title) in zip(
+        axes, (("clips_difference", "At equal clips"), ("equal_difference", "At equal passes"))
+    ):
+        axis.axvline(0, color="#999999", lw=0.9, ls=":")
+        for offset, colour, (world, summary) in zip((-0.14, 0.14), COLOURS, found.items()):
+            differences = [getattr(summary.arms[name], kind)[summary.suite.columns[0].key] for name in names]
+            places = [place + offset for place in range(len(names))]
+            means, halves = [one.mean for one in differences], [one.half for one in differences]
+            axis.errorbar(means, places, xerr=halves, fmt="o", ms=4, capsize=3, lw=1.4, color=colour, label=world)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("Overall minus branch's (95% interval)")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25, lw=0.6)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    axes[0].legend(frameon=False, fontsize=9, loc="lower left")
+    stream = io.BytesIO()
+    figure.savefig(stream, dpi=110)
+    pyplot.close(figure)
+    WORLDS.write_bytes(stamped(stream.getvalue(), digest([RESULTS / name for name in IN_WORLDS])))
+    return WORLDS
+
+
 def _panel(axis: Any, arms: Sequence[Any], below: str) -> None:
     from sage_grpo.lab.figures import COLOURS
 
@@ -109,6 +147,7 @@ def stale() -> Iterator[Path]:
 
     wanted = {file: digest([folder]) for folder in suites() for file in folder.glob("*.png")}
     wanted[EVIDENCE] = digest([RESULTS / name for name, *_ in PANELS])
+    wanted[WORLDS] = digest([RESULTS / name for name in IN_WORLDS])
     for file, mark in wanted.items():
         if not file.is_file() or Image.open(file).text.get(STAMP) != mark:  # type: ignore[attr-defined]
             yield file
@@ -116,9 +155,10 @@ def stale() -> Iterator[Path]:
 
 def redraw() -> None:
     """Draw what is stale."""
-    folders = {file.parent for file in stale()}
+    old = set(stale())
     for folder in suites():
-        if folder in folders:
+        if folder in {file.parent for file in old}:
             draw_suite(folder)
-    if EVIDENCE.parent in folders:
-        draw_evidence()
+    for file, draw in ((EVIDENCE, draw_evidence), (WORLDS, draw_worlds)):
+        if file in old:
+            draw()

@@ -96,8 +96,10 @@ def test_a_target_kl_below_what_rounding_alone_has_is_told_and_not_acted_on() ->
 
     assert names(run(0.25)) == names(run(0.08)) == []
     found = run(0.01)
-    assert names(found) == ["rate_at_floor"] and not any(finding.act for finding in found)
-    assert "0.05 nats" in found[0].text and "optimizer.target_kl" in found[0].text
+    assert names(found) == ["rate_at_floor"]
+    assert not any(finding.act for finding in found)
+    assert "0.05 nats" in found[0].text
+    assert "optimizer.target_kl" in found[0].text
 
 
 def evaluations(*means: dict[str, float], statistics: tuple[str, ...] = (), scatter: float = 0.05) -> list[Finding]:

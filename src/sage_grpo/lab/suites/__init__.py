@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sage_grpo.lab.design import Suite
-from sage_grpo.lab.suites.after import after, after_long
+from sage_grpo.lab.suites.after import after, after_long, going_back
 from sage_grpo.lab.suites.common import Size, expected_seconds
 from sage_grpo.lab.suites.few_steps import few_steps
 from sage_grpo.lab.suites.gradients import gradients
@@ -41,7 +41,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
     for suite in (
         *(strategy, table2, heat, noise, equaliser, hacking, schedule, scaling, table2_a, strategy_updates, sentinel),
         *(distance, headline, tuning, regime, dose, taken, witness, after, few_steps, preferences, gradients),
-        *(staleness, after_long),
+        *(staleness, after_long, going_back),
         *(
             scenes_headline,
             scenes_tuning,

@@ -90,6 +90,32 @@ def after_long(size: Size) -> Suite:
     return sized(suite, size, brief=decides, smoke=decides)
 
 
+def going_back(size: Size) -> Suite:
+    """branch_long as it is, with a sentinel that only warns, and with one that does so where a single step explores."""
+    at_once, warned = {"batch.micro_batch": 288}, {"sentinel.action": "warn"}
+    one_step = {"rollout.window.at": [2], "rollout.window.weights": None, "optimizer.lr": 1.2e-4}
+    arms = (
+        Arm(name="goes back", recipe="shapes/branch_long", options=at_once),
+        Arm(name="only warned", recipe="shapes/branch_long", options={**at_once, **warned}),
+        Arm(name="one step, only warned", recipe="shapes/branch_long", options={**at_once, **warned, **one_step}),
+    )
+    suite = Suite(
+        name="going_back",
+        title="Does going back save more than it costs?",
+        question="In `after_long` the three seeds that missed the aim were those in which the sentinel went back, one of them while the total rose. Where do "
+        "runs end that go on, and are those that a sentinel would have sent back the ones that end low?",
+        arms=arms,
+        baseline=arms[0].name,
+        seeds=tuple(range(9001, 9009)),
+        options={**EVALUATION, "rewards": judged()},
+        points=tuple(range(0, 236, 25)),  # as often as a run of the recipe is evaluated
+        columns=COLUMNS,
+        figures=("bars", "curves"),
+        notes="Seeds that no run had before. The last arm has the passes and iterations of the others with all prompts at one step.",
+    )
+    return sized(suite, size, brief=[arm.name for arm in arms[:2]], smoke=[arm.name for arm in arms[:2]])
+
+
 def _told(after: int, solver: str, before: int) -> str:
     return f"{after} {solver}{'' if before == WAYS[0][2] else f', {before} before'}"
 
