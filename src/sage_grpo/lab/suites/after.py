@@ -107,6 +107,7 @@ def going_back(size: Size) -> Suite:
         arms=arms,
         baseline=arms[0].name,
         seeds=tuple(range(9001, 9009)),
+        iterations=236,
         options={**EVALUATION, "rewards": judged()},
         points=tuple(range(0, 236, 25)),  # as often as a run of the recipe is evaluated
         columns=COLUMNS,

@@ -46,6 +46,7 @@ CHOSEN: Mapping[str, float] = {
 """The rate of every method: the best of RATES on TUNING_SEEDS (suite `scenes_tuning`)."""
 NATS: Mapping[str, float] = {"branch": 0.25, "sage": 8.5}
 """What a rollout's updates move the policy by at a rate of 3e-4, rounding's own 0.05 and 3.3 nats with it: a bfloat16 base cannot be nearer to itself."""
+HOT = 1e-3
 LEARNED = "scenes/reward"
 """Where the learned reward is: what `sage-grpo scenes reward --reward.out scenes/reward` writes."""
 OVERALL = Column(key="Overall", ceiling=ceiling(SETTING_B, SCENES))
@@ -183,18 +184,23 @@ def scenes_hacking(size: Size) -> Suite:
         Arm(name="branch, target KL", recipe="scenes/branch", options=target_kl(NATS["branch"])),
         Arm(name="branch, half rate", recipe="scenes/branch", options={"optimizer.lr": 1.5e-4}),
     ]
-    honest = Arm(name="branch on the judge", recipe="scenes/branch", options={"rewards": _judge_and_learned()})
+    honest = [Arm(name="branch on the judge", recipe="scenes/branch", options={"rewards": _judge_and_learned()})]
+    # At the recipe's rate the truth still rises after 90 iterations; a hotter run gets to where it falls, if it does.
+    hot = {"optimizer.lr": HOT}
+    arms.append(Arm(name="branch, hot", recipe="scenes/branch", options=hot))
+    arms.append(Arm(name="sage, no KL, hot", recipe=SAGE, options={**ALL_STEPS, **ways["no KL"], **hot}))
+    honest.append(replace(honest[0], name="branch on the judge, hot", options={**honest[0].options, **hot}))
     suite = _suite(
         "scenes_hacking",
         title="Over-optimisation of a learned reward",
         question="How far do a reward that was learned from votes and the truth part, and does anything that holds a policy back keep more truth at the same "
         "learned reward?",
-        arms=[*arms, honest],
+        arms=[*arms, *honest],
         baseline="branch",
         options={"rewards": learned()},
         points=(0, 10, 20, 30, 45, 60),
         columns=HACKED,
-        notes="All arms but the last are trained on the learned reward alone; Overall is the judge's. In the last arm `learned reward` is the judge's total.",
+        notes="All arms but those on the judge are trained on the learned reward alone; Overall is the judge's. In the last two `learned reward` is the judge's total.",
     )
     suite = replace(suite, iterations=90)
     brief = ("sage, no KL", "sage, dual", "sage, target KL", "branch", "branch, target KL")
