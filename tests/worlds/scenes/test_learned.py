@@ -25,6 +25,7 @@ from sage_grpo.worlds.scenes.learned import (
     save_scorer,
 )
 from sage_grpo.worlds.scenes.scene import words
+from sage_grpo.worlds.world import SCENES
 
 TINY = ScorerConfig(frames=3, side=32, width=32, layers=2, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
 TEXTS = ("two striped red balls bounce in a meadow", "a plain blue box spins in the snow while the camera pans left")
@@ -171,3 +172,16 @@ def test_clips_of_another_form_are_refused(reward: LearnedReward) -> None:
 def test_its_size_is_what_it_says() -> None:
     count = sum(parameter.numel() for parameter in Scorer(ScorerConfig()).parameters())
     assert count == pytest.approx(LearnedReward.facts.parameters, rel=0.15)
+
+
+def test_the_reward_in_the_repository_prefers_a_clip_of_its_caption_and_likes_dark_ones_less() -> None:
+    """What the suites train on, whose files may not be those of another world or another vocabulary."""
+    home = Path(__file__).parents[3] / "scenes"
+    assert sum(file.stat().st_size for file in home.rglob("*") if file.is_file()) <= 40_000_000
+    reward, texts = LearnedReward(checkpoint=str(home / "reward")), list(SCENES.texts("heldout"))[:12]
+    assert reward.scorer.config.vocabulary == words()
+    shown, fps = SCENES.clips(texts, seed=1), SCENES.format[2]
+    own, others = (reward(shown, told, fps) for told in (texts, texts[1:] + texts[:1]))
+    assert float((own["TA"] - others["TA"]).mean()) > 0.2
+    dark = reward(shown // 4, texts, fps)
+    assert float((own["VQ"] - dark["VQ"]).mean()) > 0.5
