@@ -25,6 +25,11 @@ PANELS = (
 WORLDS = ROOT / "docs" / "images" / "worlds.png"
 IN_WORLDS = {"headline": "shapes", "scenes_headline": "scenes"}
 """Of the figure over both worlds: suites, and what their worlds are called."""
+OVER_SEVERAL = {
+    EVIDENCE: [RESULTS / name for name, *_ in PANELS],
+    WORLDS: [RESULTS / name for name in IN_WORLDS],
+}
+"""Figures over several comparisons, with their folders."""
 
 
 def digest(folders: Sequence[Path]) -> str:
@@ -69,11 +74,7 @@ def draw_evidence() -> Path:
         axis.grid(alpha=0.25, lw=0.6)
         axis.legend(frameon=False, fontsize=8, loc="lower right" if name != "heat" else "center right")
     axes[0].set_ylabel("Overall on held-out prompts")
-    stream = io.BytesIO()
-    figure.savefig(stream, dpi=110)
-    pyplot.close(figure)
-    EVIDENCE.write_bytes(stamped(stream.getvalue(), digest([RESULTS / name for name, *_ in PANELS])))
-    return EVIDENCE
+    return _written(figure, EVIDENCE)
 
 
 def draw_worlds() -> Path:
@@ -104,11 +105,18 @@ def draw_worlds() -> Path:
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     axes[0].legend(frameon=False, fontsize=9, loc="lower left")
+    return _written(figure, WORLDS)
+
+
+def _written(figure: Any, file: Path) -> Path:
+    """A figure over several comparisons, with the digest of their rows."""
+    from matplotlib import pyplot
+
     stream = io.BytesIO()
     figure.savefig(stream, dpi=110)
     pyplot.close(figure)
-    WORLDS.write_bytes(stamped(stream.getvalue(), digest([RESULTS / name for name in IN_WORLDS])))
-    return WORLDS
+    file.write_bytes(stamped(stream.getvalue(), digest(OVER_SEVERAL[file])))
+    return file
 
 
 def _panel(axis: Any, arms: Sequence[Any], below: str) -> None:
@@ -146,8 +154,7 @@ def stale() -> Iterator[Path]:
     from PIL import Image
 
     wanted = {file: digest([folder]) for folder in suites() for file in folder.glob("*.png")}
-    wanted[EVIDENCE] = digest([RESULTS / name for name, *_ in PANELS])
-    wanted[WORLDS] = digest([RESULTS / name for name in IN_WORLDS])
+    wanted |= {file: digest(folders) for file, folders in OVER_SEVERAL.items()}
     for file, mark in wanted.items():
         if not file.is_file() or Image.open(file).text.get(STAMP) != mark:  # type: ignore[attr-defined]
             yield file

@@ -501,6 +501,27 @@ def acted(folder: Path, arm: str) -> str:
     return f"{sum(any(action != 'warn' for _, _, action in row['sentinel']) for row in runs)} of {len(runs)}"
 
 
+PART_SIGNS = ("part_lost", "held_out_part_fell")
+
+
+def told_and_went_on(folder: Path, least: str = "90") -> str:
+    """In how many arms of all comparisons beside this one, with runs of at least so many iterations, those that were told of a part and went on end lower in
+    Overall than those that were told nothing of one."""
+    lower = arms = 0
+    for place in sorted(file.parent for file in folder.parent.glob("*/suite.json")):
+        for arm in summary_of(place).arms:
+            ends: dict[bool, list[float]] = {True: [], False: []}
+            runs = [row for row in _runs(place, arm) if "Overall" in row["evaluations"].get(str(row["reached"]), {})]
+            for row in runs:
+                if row["reached"] >= int(least) and all(action == "warn" for _, _, action in row["sentinel"]):
+                    told = any(name in PART_SIGNS for _, name, _ in row["sentinel"])
+                    ends[told].append(row["evaluations"][str(row["reached"])]["Overall"])
+            if ends[True] and ends[False] and len(runs) >= 3:
+                arms += 1
+                lower += statistics.fmean(ends[True]) < statistics.fmean(ends[False])
+    return f"{lower} of {arms}"
+
+
 def went_back(folder: Path, arm: str) -> str:
     """Every run whose sentinel went back: seed, and after how many iterations."""
     found = [
@@ -682,6 +703,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             first_words,
             told_in_time,
             acted,
+            told_and_went_on,
             went_back,
             on_the_way,
             ahead_of,

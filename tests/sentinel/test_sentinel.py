@@ -102,6 +102,18 @@ def test_a_target_kl_below_what_rounding_alone_has_is_told_and_not_acted_on() ->
     assert "optimizer.target_kl" in found[0].text
 
 
+def test_a_rate_that_findings_have_lowered_is_not_at_its_floor() -> None:
+    """The factor has the sentinel's own brake in it; with a limit alone it is nothing else."""
+    sentinel = Sentinel(SentinelConfig())
+    sentinel.brake = 1e-3
+    rows = [healthy_row(number, random.Random(number)) | {"optimizer/kl": 0.02} for number in range(1, 31)]
+    assert not [
+        one for n, row in enumerate(rows, 1) for one in sentinel.observe(n, row | {"optimizer/lr_factor": 1e-3})
+    ]
+    at_floor = [sentinel.observe(30 + n, row | {"optimizer/lr_factor": 1e-6}) for n, row in enumerate(rows, 1)]
+    assert names([one for found in at_floor for one in found]) == ["rate_at_floor"]
+
+
 def evaluations(*means: dict[str, float], statistics: tuple[str, ...] = (), scatter: float = 0.05) -> list[Finding]:
     """Evaluations with these means, one after the other."""
     witnesses = Witnesses(scores={"judge": {"true": 1.0}} if "true" in means[0] else {}, statistics=statistics)

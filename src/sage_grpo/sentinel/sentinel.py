@@ -209,6 +209,7 @@ class Sentinel:
             clip=self.clip,
             deviations=self.config.deviations,
             deviates=self.deviates,
+            brake=self.brake,
         )
 
     def evaluated(self, iteration: int, scores: Scores, per_prompt: int = 1) -> list[Finding]:

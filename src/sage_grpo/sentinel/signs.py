@@ -58,6 +58,8 @@ class Past:
     deviations: float
     deviates: bool = False
     """Whether the policy and the old policy of an objective at fresh noise levels are expected to part."""
+    brake: float = 1.0
+    """What earlier findings have left of the learning rate, whatever a target KL makes of the rest."""
 
 
 def values(rows: Sequence[Row], name: str) -> list[float]:
@@ -199,11 +201,12 @@ def old_is_new(row: Row, past: Past) -> str:
 def rate_at_floor(row: Row, past: Past) -> str:
     """A target KL that no learning rate reaches."""
     factor, kl = row.get("optimizer/lr_factor"), row.get("optimizer/kl")
-    if factor is None or kl is None or factor > LEAST:
+    if factor is None or kl is None or factor > LEAST * past.brake:
         return ""
     return (
         f"optimizer/lr_factor is {factor:.2g}, the smallest there is, and a rollout's updates still move the policy by {kl:.2g} nats: nothing is "
-        "learned at such a rate. In bfloat16 rounding alone has a KL, which no rate lowers. Set optimizer.target_kl above it, and optimizer.max_kl too."
+        "learned at such a rate. In bfloat16 rounding alone has a KL, which no rate lowers: set optimizer.target_kl, and optimizer.max_kl, above it. "
+        "In float32 optimizer.lr is far too high."
     )
 
 

@@ -112,7 +112,8 @@ def going_back(size: Size) -> Suite:
         points=tuple(range(0, 236, 25)),  # as often as a run of the recipe is evaluated
         columns=COLUMNS,
         figures=("bars", "curves"),
-        notes="Seeds that no run had before. The last arm has the passes and iterations of the others with all prompts at one step.",
+        notes="Seeds that no run had before. The last arm has the passes and iterations of the others, all prompts at one step, and the rate that "
+        "`long_cheap` liked for that.",
     )
     return sized(suite, size, brief=[arm.name for arm in arms[:2]], smoke=[arm.name for arm in arms[:2]])
 

@@ -87,7 +87,7 @@ def scenes_headline(size: Size) -> Suite:
         clips=CLIPS,
         columns=COLUMNS,
         figures=("bars", "curves"),
-        notes="A third of the iterations of `headline`: a pass costs fifty times as much here.",
+        notes="A third of the iterations of `headline`: one takes about three times as long here.",
     )
     slow = ("nft", "awm")
     return sized(suite, size, brief=[a.name for a in suite.arms if a.name not in slow], smoke=("branch", "sage"))
