@@ -57,7 +57,7 @@ def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str
 
 SECOND = (
     *("scenes_headline", "scenes_tuning", "scenes_rates", "scenes_hacking", "scenes_sentinel"),
-    *("scenes_equaliser", "scenes_prompts", "scenes_lora"),
+    *("scenes_equaliser", "scenes_prompts", "scenes_lora", "scenes_size"),
 )
 MEASURED = ("scenes_headline", "scenes_tuning", "scenes_hacking")
 NOT_MEASURED = ("going_back", *(name for name in SECOND if name not in MEASURED))

@@ -31,6 +31,7 @@ from sage_grpo.lab.suites.second import (
     scenes_prompts,
     scenes_rates,
     scenes_sentinel,
+    scenes_size,
     scenes_tuning,
 )
 
@@ -51,6 +52,7 @@ SUITES: dict[str, Callable[[Size], Suite]] = {
             scenes_equaliser,
             scenes_prompts,
             scenes_lora,
+            scenes_size,
         ),
     )
 }

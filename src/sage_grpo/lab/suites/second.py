@@ -49,6 +49,8 @@ NATS: Mapping[str, float] = {"branch": 0.25, "sage": 8.5}
 HOT = 1e-3
 LEARNED = "scenes/reward"
 """Where the learned reward is: what `sage-grpo scenes reward --reward.out scenes/reward` writes."""
+SMALLER = "scenes-smaller/pipeline"
+"""Where the smaller model is: what `sage-grpo scenes pretrain --pretrain.out scenes-smaller --pretrain.vae scenes --pretrain.heads 3 --pretrain.blocks 8` writes."""
 OVERALL = Column(key="Overall", ceiling=ceiling(SETTING_B, SCENES))
 COLUMNS = (OVERALL, Column(key="VQ"), Column(key="MQ"), Column(key="TA"), DRIFT, FLICKER)
 HACKED = (OVERALL, Column(key="total", label="learned reward"), DRIFT, FLICKER)
@@ -280,6 +282,31 @@ def scenes_lora(size: Size) -> Suite:
     )
     brief = [arm.name for arm in arms if arm.name.startswith(("rank 16", "all"))]
     return sized(suite, size, brief=brief, smoke=("rank 16, 0.0003", "all weights, 5e-05"), shorter=30)
+
+
+def scenes_size(size: Size) -> Suite:
+    """The shipped model and one with less than half of its weights, behind the same VAE."""
+    models: dict[str, dict[str, Any]] = {"larger": {}, "smaller": {"model.path": SMALLER}}
+    ways = [(method, recipe, options, 3e-4) for method, (recipe, options) in _two_ways().items()]
+    ways.append(("branch, hot", "scenes/branch", {}, HOT))  # a size may want another rate
+    arms = [
+        Arm(name=f"{method}, {model}", recipe=recipe, options={**options, **path, "optimizer.lr": rate})
+        for method, recipe, options, rate in ways
+        for model, path in models.items()
+    ]
+    suite = _suite(
+        "scenes_size",
+        title="Two sizes of the model",
+        question="Does a model with less than half of the weights learn as much of what is left to learn, and is the order of two methods and two rates the same?",
+        arms=arms,
+        baseline="branch, larger",
+        options={"rewards": judged()},
+        points=(0, 15),
+        columns=(OVERALL, DRIFT, FLICKER),
+        notes="The smaller model is not part of the repository: docs/benchmark.md has the command that makes one.",
+    )
+    brief = [arm.name for arm in arms if not arm.name.startswith("sage")]
+    return sized(suite, size, brief=brief, smoke=("branch, larger", "branch, smaller"), shorter=30)
 
 
 def _methods() -> list[Arm]:
