@@ -1,8 +1,10 @@
 """The gallery of the second world: held-out prompts in rows, the base and trained adapters in columns, from the same noise, moving.
 
+    sage-grpo compare --suite scenes_headline --arms '[sage, branch]' --seeds 1 --first_seed 8001 --weights true --out runs/headline
+    sage-grpo compare --suite scenes_hacking --arms '["branch, hot"]' --seeds 1 --first_seed 8001 --weights true --out runs/hacking
     python scripts/gallery.py docs/images/gallery.webp sage=ADAPTER branch=ADAPTER hacked=ADAPTER
 
-An adapter is what `sage-grpo export` writes, or `sage-grpo compare --weights true`, under its name in the picture. Run it where the folder `scenes` is.
+An adapter is a folder in runs/headline/weights or runs/hacking/weights, or what `sage-grpo export` writes, under its name in the picture. Run it where the folder `scenes` is.
 Prompts are the first of the evaluation's, one clip each and none left out, so that nobody has chosen.
 """
 

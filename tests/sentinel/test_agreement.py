@@ -184,6 +184,33 @@ def test_an_honest_witness_is_never_acted_on_and_hardly_ever_told(kind: str) -> 
     assert sum(bool(run) for run in found) <= (4 if kind == "saturates" else 2)
 
 
+def beside_a_total_that_stands(seed: int, *, falls: float = 0.0) -> list[Finding]:
+    """Sixty iterations, evaluated every five, with 64 clips that scatter as in `world`: the total stands from the first quarter on, and so does the witness, or falls."""
+    draw, sentinel, found = random.Random(seed), Sentinel(SentinelConfig(), witnesses=WATCHED), []
+    own, away = [draw.gauss(1.3, 0.3) for _ in range(64)], [0.0] * 64
+    for number in range(61):
+        level = 0.1 * (1 - math.exp(-number / 5)) - falls * max(0, number - 25)
+        if number % 5 == 0:
+            total = [0.5 * min(1.0, number / 15) + draw.gauss(0, 0.02) for _ in own]
+            found += sentinel.evaluated(number, {"total": total, "true": [a + level + b for a, b in zip(own, away)]})
+        away = [0.9 * noise + draw.gauss(0, 0.07) for noise in away]
+    return found
+
+
+def test_an_honest_witness_beside_a_total_that_stands_is_hardly_ever_told() -> None:
+    found = [[one for one in beside_a_total_that_stands(seed) if one.name == "witness_fell"] for seed in range(50)]
+    assert sum(bool(run) for run in found) <= 5  # it is 2
+    assert sum(any(finding.act for finding in run) for run in found) <= 1
+
+
+def test_one_that_falls_beside_it_is_told_and_acted_on() -> None:
+    """By a hundredth an iteration: its gain is gone after ten. Where it was best before the total stood, that is `hacking`."""
+    found = [[one for one in beside_a_total_that_stands(seed, falls=0.01) if one.act] for seed in range(20)]
+    assert all(run and run[0].iteration <= 45 for run in found)
+    assert {one.name for run in found for one in run} == {"witness_fell", "hacking"}
+    assert sum(run[0].name == "witness_fell" for run in found) >= 10
+
+
 def test_a_hacked_reward_is_found_and_acted_on() -> None:
     for seed in range(10):
         found = watch("hacked", seed)

@@ -143,6 +143,26 @@ def test_hacking_is_a_witness_that_falls_while_the_total_rises() -> None:
     assert not evaluations(*both_stand)
 
 
+def test_a_witness_that_falls_while_the_total_stands_is_told_and_acted_on() -> None:
+    """A learned reward that stopped rising while the truth fell by a quarter: neither `hacking` nor `held_out_fell` sees it."""
+    truth = (1.0, 1.2, 1.25, 1.24, 1.15, 1.0)
+    stood = [{"total": 0.4 if n < 2 else 0.9, "true": true} for n, true in enumerate(truth)]
+    found = evaluations(*stood)
+    assert [(finding.name, finding.iteration, finding.act) for finding in found] == [
+        ("witness_fell", 40, False),
+        ("witness_fell", 50, True),
+    ]
+    assert "the held-out total has not risen since" in found[0].text
+    rose = [{"total": 0.4 + 0.1 * n, "true": true} for n, true in enumerate(truth)]
+    assert "witness_fell" not in names(evaluations(*rose))  # that is `hacking`
+    both = [{"total": 0.2 + true, "true": true} for true in truth]
+    assert set(names(evaluations(*both))) == {"held_out_fell", "witness_fell"}
+    assert not evaluations(
+        *stood[:4], scatter=0.005
+    )  # beyond chance, but a hundredth of a quarter is less than `sentinel.lost`
+    assert not evaluations(*stood, scatter=1.0)  # within the scatter of clips
+
+
 def test_a_witness_that_stops_following_is_told_and_not_acted_on() -> None:
     """The first half of the total's rise lifts it by 0.4, the second by nothing."""
     stalled = [{"total": 0.2 + 0.1 * n, "true": true} for n, true in enumerate((1.0, 1.2, 1.4, 1.398, 1.398))]

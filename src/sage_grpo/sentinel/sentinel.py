@@ -41,7 +41,10 @@ WATCHED = (
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """What is remembered of a row."""
-EVALUATED = ("held_out_exploded", "held_out_fell", "held_out_part_fell", "decoupled", "hacking", "video_drift")
+EVALUATED = (
+    *("held_out_exploded", "held_out_fell", "held_out_part_fell"),
+    *("decoupled", "hacking", "witness_fell", "video_drift"),
+)
 """What is looked for at evaluations, not in every row."""
 AT_ONCE = ("not_finite",)
 """What need not be seen twice."""
@@ -227,11 +230,13 @@ class Sentinel:
             "held_out_part_fell": "" if exploded else self._part_fell(scores, per_prompt),
             "decoupled": "",
             "hacking": "",
+            "witness_fell": "",
             "video_drift": self._drifted(scores, total),
         }
         for title in self.witnesses.scores:
             texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
             texts["hacking"] = texts["hacking"] or self._hacked(title, series[title], total)
+            texts["witness_fell"] = texts["witness_fell"] or self._witness_fell(title, series[title], total)
         best = {title: self.held_out[title]["best"] for title in series if title in self.held_out}
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
@@ -335,6 +340,19 @@ class Sentinel:
         return (
             f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best while the held-out total rose by "
             f"{rise.by:.3g} +- {rise.stderr:.2g}: the reward is being hacked. Stop at the best checkpoint, or add a reward that sees what is lost."
+        )
+
+    def _witness_fell(self, title: str, now: Column, total: Column) -> str:
+        """A witness that falls for nothing: the total no longer rises. Held-out clips alone must say so, and of more than where there is a rise to explain it."""
+        known = self.held_out.get(title)
+        if known is None or change(known["then"], total).surely(self.config.stderrs):
+            return ""
+        lost, gain = change(now, known["best"]), change(known["first"], known["best"])
+        if not lost.surely(SURE * self.config.stderrs) or lost.by < self.config.lost * max(gain.by, 0.0):
+            return ""
+        return (
+            f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best, and the held-out total has not risen since: "
+            "training costs what the total does not see, and gains nothing. Stop at the best checkpoint, or add a reward that sees what is lost."
         )
 
     def _drifted(self, scores: Scores, total: Column) -> str:
