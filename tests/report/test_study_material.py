@@ -17,6 +17,7 @@ from sage_grpo.inside import CONTROL, LeadsOut
 from sage_grpo.study.making import Plan, clip_file, copy_clip, find_clips, make, open_study
 from sage_grpo.study.store import StudyError
 from sage_grpo.video import read_video, write_mp4
+from sage_grpo.worlds.world import SCENES
 from studies import created, folders, small_study, study
 
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
@@ -250,3 +251,14 @@ def test_html_in_a_study_stays_text(tmp_path: Path) -> None:
     study, _, _ = small_study(tmp_path, prompts=1, texts=[text])
     with contextlib.closing(open_study(study)) as store:
         assert store.study.prompts == [text]
+
+
+def test_the_blind_look_of_the_repository_is_ready() -> None:
+    """examples/blind_look: the first held-out prompts of the second world, with a whole clip of every method, no two of them alike."""
+    look = Path(__file__).parents[2] / "examples" / "blind_look"
+    prompts = [Prompt(text) for text in (look / "prompts.txt").read_text().splitlines()]
+    assert [prompt.text for prompt in prompts] == list(SCENES.texts("heldout")[:32])
+    found = find_clips({name: look / name for name in ("branch", "sage", "base", "hacked")}, prompts)
+    for files in zip(*found.values()):
+        assert len({file.read_bytes() for file in files}) == len(found)
+    assert {read_video(files[0])[0].shape for files in found.values()} == {(17, 64, 64, 3)}

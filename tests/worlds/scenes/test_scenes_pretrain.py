@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sage_grpo.configure import ConfigError
 from sage_grpo.worlds.making import autoencoder
 from sage_grpo.worlds.making.autoencoder import encode, to_model, vae_loss
 from sage_grpo.worlds.making.flow import flow_loss
@@ -293,3 +294,27 @@ def test_the_command_makes_a_pipeline_and_scores_it(tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} >= {"samples.png", "scores.json", "ceiling.json", "renders.png"}
     with pytest.raises(FileNotFoundError, match="scenes score needs --model FOLDER"):
         run(Options(action="score", out=out))
+
+
+def test_a_smaller_model_begins_with_some_blocks_of_a_larger_one(small: Maker, tmp_path: Path) -> None:
+    """The first and the last block, and all that is not a block; other sizes are refused before anything is trained."""
+    large = replace(TINY, blocks=4, out=tmp_path / "large")
+    assert pretrain(large, small) == 0
+    vae, start = tmp_path / "large" / "pipeline", tmp_path / "large" / "pipeline"
+    fewer = replace(TINY, blocks=2, start=start, vae=vae, out=tmp_path / "fewer")
+    network, _ = small.start(fewer) or pytest.fail("There is something to start from.")
+    trained = weights(start / "transformer")
+    (file,) = {name.rpartition("/")[0] for name in trained}
+    for name, tensor in network.state_dict().items():
+        source = name.replace("blocks.1.", "blocks.3.")
+        assert torch.equal(tensor.half(), trained[f"{file}/{source}"]), name
+    assert pretrain(fewer, small) == 0
+    found = json.loads((tmp_path / "fewer" / "pipeline" / "transformer" / "config.json").read_text())
+    assert found["num_layers"] == 2
+    for wrong, told in (
+        ({"blocks": 5}, "has 4 blocks, --pretrain.blocks asks for 5"),
+        ({"heads": 2}, "--pretrain.heads"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            pretrain(replace(fewer, vae=None, out=tmp_path / "refused", **wrong), small)
+        assert not (tmp_path / "refused" / "vae").exists()

@@ -50,7 +50,7 @@ HOT = 1e-3
 LEARNED = "scenes/reward"
 """Where the learned reward is: what `sage-grpo scenes reward --reward.out scenes/reward` writes."""
 SMALLER = "scenes-smaller/pipeline"
-"""Where the smaller model is: what `sage-grpo scenes pretrain --pretrain.out scenes-smaller --pretrain.vae scenes --pretrain.heads 3 --pretrain.blocks 8` writes."""
+"""Where the smaller model is: what `sage-grpo scenes pretrain --pretrain.out scenes-smaller --pretrain.start scenes --pretrain.vae scenes --pretrain.blocks 6` writes."""
 OVERALL = Column(key="Overall", ceiling=ceiling(SETTING_B, SCENES))
 COLUMNS = (OVERALL, Column(key="VQ"), Column(key="MQ"), Column(key="TA"), DRIFT, FLICKER)
 HACKED = (OVERALL, Column(key="total", label="learned reward"), DRIFT, FLICKER)
@@ -285,7 +285,7 @@ def scenes_lora(size: Size) -> Suite:
 
 
 def scenes_size(size: Size) -> Suite:
-    """The shipped model and one with less than half of its weights, behind the same VAE."""
+    """The shipped model and one with six of its eleven blocks, trained on, behind the same VAE."""
     models: dict[str, dict[str, Any]] = {"larger": {}, "smaller": {"model.path": SMALLER}}
     ways = [(method, recipe, options, 3e-4) for method, (recipe, options) in _two_ways().items()]
     ways.append(("branch, hot", "scenes/branch", {}, HOT))  # a size may want another rate
@@ -297,7 +297,7 @@ def scenes_size(size: Size) -> Suite:
     suite = _suite(
         "scenes_size",
         title="Two sizes of the model",
-        question="Does a model with less than half of the weights learn as much of what is left to learn, and is the order of two methods and two rates the same?",
+        question="Does a model with about half of the weights learn as much of what is left to learn, and is the order of two methods and two rates the same?",
         arms=arms,
         baseline="branch, larger",
         options={"rewards": judged()},

@@ -44,7 +44,7 @@ class StageOptions(Flaws):
     vae_start: Path | None = None
     """An existing VAE folder whose weights VAE training goes on from."""
     start: Path | None = None
-    """An existing pipeline folder whose transformer and text encoder the flow starts from."""
+    """An existing pipeline folder whose transformer and text encoder the flow starts from; of more blocks than this call asks for, every so many is taken."""
     vae_minutes: NotNegative = 6.5
     """Minutes of VAE training."""
     flow_minutes: NotNegative = 4.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sage_grpo.configure import ConfigError
 from sage_grpo.inside import replace_text
 from sage_grpo.worlds.making.autoencoder import Codec, psnr
 from sage_grpo.worlds.making.imperfect import Clips
@@ -19,6 +21,9 @@ from sage_grpo.worlds.making.saving import command, listing, save_pipeline
 from sage_grpo.worlds.making.score import score
 from sage_grpo.worlds.making.training import OutOfTime
 from sage_grpo.worlds.world import World
+
+BLOCK = re.compile(r"((?:transformer_)?blocks)\.(\d+)\.")
+"""The weights of one of a transformer's blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +64,19 @@ class Maker:
             raise FileNotFoundError(f"No VAE in {folder}: expected config.json in it or in its folder vae/.")
         return getattr(diffusers, self.vae).from_pretrained(inner).to(device, torch.float32)
 
-    def make_flow(self, vae: Any, options: Any, folder: Path, until: float) -> None:
-        """Encode the data, train the flow on it and write the pipeline."""
+    def start(self, options: Any) -> tuple[Any, Any] | None:
+        """The transformer and the text encoder that the flow starts from, or None."""
         import diffusers
 
-        tokenizer = self.tokenizer()
         if options.start is None:
-            networks = self.networks(options.sizes(), tokenizer)
-        else:
-            pipe = getattr(diffusers, self.pipeline).from_pretrained(options.start, local_files_only=True)
-            networks = pipe.transformer, pipe.text_encoder
+            return None
+        pipe = getattr(diffusers, self.pipeline).from_pretrained(options.start, local_files_only=True)
+        return begun(self.networks(options.sizes(), self.tokenizer())[0], pipe.transformer), pipe.text_encoder
+
+    def make_flow(self, vae: Any, options: Any, folder: Path, until: float, start: tuple[Any, Any] | None) -> None:
+        """Encode the data, train the flow on it and write the pipeline."""
+        tokenizer = self.tokenizer()
+        networks = start or self.networks(options.sizes(), tokenizer)
         transformer, text_encoder = (one.to(vae.device, torch.float32).requires_grad_(True).train() for one in networks)
         started = time.perf_counter()
         pool = self.encode_pool(vae, tokenizer, options, torch.Generator().manual_seed(options.seed + 1))
@@ -83,6 +91,31 @@ class Maker:
         save_pipeline(self.assemble(*copies, tokenizer, shift), folder, self.world, shift)
 
 
+def begun(fresh: Any, trained: Any) -> Any:
+    """The fresh transformer with the weights of a trained one; where that has more blocks, every so many of them is taken, the first and the last always."""
+    state: dict[str, torch.Tensor] = trained.state_dict()
+    blocks = sorted({int(found[2]) for found in map(BLOCK.match, state) if found})
+    wanted = len({int(found[2]) for found in map(BLOCK.match, fresh.state_dict()) if found})
+    if wanted > len(blocks):
+        raise ConfigError(f"--pretrain.start has {len(blocks)} blocks, --pretrain.blocks asks for {wanted}.")
+    taken = [blocks[round(place * (len(blocks) - 1) / max(1, wanted - 1))] for place in range(wanted)]
+    places = {str(block): str(place) for place, block in enumerate(taken)}
+    kept = {}
+    for name, tensor in state.items():
+        found = BLOCK.match(name)
+        if found is None:
+            kept[name] = tensor
+        elif found[2] in places:
+            kept[f"{found[1]}.{places[found[2]]}.{name[found.end() :]}"] = tensor
+    try:
+        fresh.load_state_dict(kept)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"--pretrain.start does not have the sizes of this call (--pretrain.heads, --pretrain.latent_channels): {str(error).splitlines()[1].strip()}"
+        ) from error
+    return fresh
+
+
 def pretrain(options: Any, maker: Maker) -> int:
     """Run all stages, or as far as the minutes of this call go; return 0."""
     torch.manual_seed(options.seed)
@@ -95,10 +128,11 @@ def pretrain(options: Any, maker: Maker) -> int:
     started = time.perf_counter()
     until = started + 60 * options.call_minutes if options.call_minutes else math.inf
     folder = options.out / "pipeline"
+    start = maker.start(options)  # what does not fit is told before minutes of a VAE
     try:
         vae, quality = _vae_stage(options, maker, device, until)
         say(started, f"the VAE reaches {quality:.2f} dB on unseen clean clips")
-        maker.make_flow(vae, options, folder, until)
+        maker.make_flow(vae, options, folder, until, start)
     except OutOfTime as stopped:
         say(started, f"{stopped}: this call's minutes are over. The same command with --pretrain.resume true goes on.")
         return 0
