@@ -170,7 +170,7 @@ class Sentinel:
         fallen = self.parts.observe(self.recent)
         return fallen and (
             f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
-            "does not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
+            "may not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
         )
 
     def _part_fell(self, scores: Scores, per_prompt: int) -> str:
@@ -178,7 +178,7 @@ class Sentinel:
         fallen = self.parts.evaluated(scores, per_prompt)
         return fallen and (
             f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
-            "and does not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
+            "and may not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
         )
 
     def _parted(self, title: str) -> str:
