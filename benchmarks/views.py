@@ -537,6 +537,15 @@ def on_the_way(folder: Path, arm: str, seed: str, column: str = "Overall", point
     return ", ".join(fixed(row["evaluations"][point][column], int(digits)) for point in wanted)
 
 
+def past_best(folder: Path, arm: str, column: str = "Overall") -> str:
+    """In how many runs a score was higher at some evaluation than at the end."""
+    runs = [
+        [scores[column] for _, scores in sorted(row["evaluations"].items(), key=lambda one: int(one[0]))]
+        for row in _runs(folder, arm)
+    ]
+    return f"{sum(max(scores) > scores[-1] for scores in runs)} of {len(runs)}"
+
+
 def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     """In how many seeds an arm ends above another."""
     last = [_ends(folder, name, column) for name in (arm, other)]
@@ -706,6 +715,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             told_and_went_on,
             went_back,
             on_the_way,
+            past_best,
             ahead_of,
             between,
             made_again,

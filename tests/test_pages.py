@@ -96,6 +96,10 @@ def test_what_a_sentinel_said_is_counted_run_by_run(monkeypatch: pytest.MonkeyPa
     assert views.first_words(ROOT, "warned") == "hacking 12, decoupled 10, nothing"
     assert (views.acted(ROOT, "warned"), views.acted(ROOT, "acted")) == ("0 of 3", "1 of 2")
     assert views.ahead_of(ROOT, "acted", "warned") == "1 of 2"  # of the seeds that both have
+    assert views.past_best(ROOT, "warned") == "3 of 3"
+    arms["warned"][0]["evaluations"]["20"]["Overall"] = 1.4  # as text, 5 comes after 20
+    assert views.past_best(ROOT, "warned") == "2 of 3"
+    arms["warned"][0]["evaluations"]["20"]["Overall"] = 0.5
     assert views.between(ROOT, "acted", "warned").startswith("+0.150 ± ")  # +0.4 and -0.1
 
 

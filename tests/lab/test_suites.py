@@ -19,6 +19,7 @@ from sage_grpo.lab.prepare import Job, key_of, prepare
 from sage_grpo.lab.suites import SUITES, common, expected_seconds, second
 from sage_grpo.lab.suites.methods import MATCHED
 from sage_grpo.recipes import recipe
+from sage_grpo.session.preflight import check_files
 from sage_grpo.training.planner import Planner
 from sage_grpo.worlds.scenes.learned import LearnedReward
 from sage_grpo.worlds.world import SCENES, SHAPES, World
@@ -97,6 +98,15 @@ def test_sizes_are_what_they_promise(name: str) -> None:
     names = {arm.name for arm in full.arms}
     assert {arm.name for arm in brief.arms} <= names
     assert f"{expected_seconds(full):.0f} s" in full.notes
+
+
+def test_the_smaller_model_is_asked_for_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is no part of the repository; without the dot before it, it could be a name on the hub, which a run asks first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for job in [job for job in jobs_of("scenes_size") if job.arm.endswith("smaller")]:
+        with pytest.raises(FileNotFoundError, match="scenes-smaller/pipeline"):
+            check_files(job.config)
 
 
 def costs_of(job: Job) -> tuple[int, int]:

@@ -157,9 +157,7 @@ def test_a_witness_that_falls_while_the_total_stands_is_told_and_acted_on() -> N
     assert "witness_fell" not in names(evaluations(*rose))  # that is `hacking`
     both = [{"total": 0.2 + true, "true": true} for true in truth]
     assert set(names(evaluations(*both))) == {"held_out_fell", "witness_fell"}
-    assert not evaluations(
-        *stood[:4], scatter=0.005
-    )  # beyond chance, but a hundredth of a quarter is less than `sentinel.lost`
+    assert not evaluations(*stood[:4], scatter=0.005)  # beyond chance, but less than `sentinel.lost` of the gain
     assert not evaluations(*stood, scatter=1.0)  # within the scatter of clips
 
 

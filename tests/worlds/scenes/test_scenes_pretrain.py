@@ -300,8 +300,8 @@ def test_a_smaller_model_begins_with_some_blocks_of_a_larger_one(small: Maker, t
     """The first and the last block, and all that is not a block; other sizes are refused before anything is trained."""
     large = replace(TINY, blocks=4, out=tmp_path / "large")
     assert pretrain(large, small) == 0
-    vae, start = tmp_path / "large" / "pipeline", tmp_path / "large" / "pipeline"
-    fewer = replace(TINY, blocks=2, start=start, vae=vae, out=tmp_path / "fewer")
+    start = tmp_path / "large" / "pipeline"
+    fewer = replace(TINY, blocks=2, start=start, vae=start, out=tmp_path / "fewer")
     network, _ = small.start(fewer) or pytest.fail("There is something to start from.")
     trained = weights(start / "transformer")
     (file,) = {name.rpartition("/")[0] for name in trained}
@@ -318,3 +318,5 @@ def test_a_smaller_model_begins_with_some_blocks_of_a_larger_one(small: Maker, t
         with pytest.raises(ConfigError, match=told):
             pretrain(replace(fewer, vae=None, out=tmp_path / "refused", **wrong), small)
         assert not (tmp_path / "refused" / "vae").exists()
+    with pytest.raises(FileNotFoundError, match=r"pipeline/vae is no pipeline folder"):
+        pretrain(replace(fewer, start=start / "vae", vae=None, out=tmp_path / "refused"), small)

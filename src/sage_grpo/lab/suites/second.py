@@ -49,7 +49,7 @@ NATS: Mapping[str, float] = {"branch": 0.25, "sage": 8.5}
 HOT = 1e-3
 LEARNED = "scenes/reward"
 """Where the learned reward is: what `sage-grpo scenes reward --reward.out scenes/reward` writes."""
-SMALLER = "scenes-smaller/pipeline"
+SMALLER = "./scenes-smaller/pipeline"
 """Where the smaller model is: what `sage-grpo scenes pretrain --pretrain.out scenes-smaller --pretrain.start scenes --pretrain.vae scenes --pretrain.blocks 6` writes."""
 OVERALL = Column(key="Overall", ceiling=ceiling(SETTING_B, SCENES))
 COLUMNS = (OVERALL, Column(key="VQ"), Column(key="MQ"), Column(key="TA"), DRIFT, FLICKER)
@@ -187,7 +187,7 @@ def scenes_hacking(size: Size) -> Suite:
         Arm(name="branch, half rate", recipe="scenes/branch", options={"optimizer.lr": 1.5e-4}),
     ]
     honest = [Arm(name="branch on the judge", recipe="scenes/branch", options={"rewards": _judge_and_learned()})]
-    # At the recipe's rate the truth still rises after 90 iterations; a hotter run gets to where it falls, if it does.
+    # At the recipe's rate little is lost in 90 iterations; a hotter run gets to where the truth falls.
     hot = {"optimizer.lr": HOT}
     arms.append(Arm(name="branch, hot", recipe="scenes/branch", options=hot))
     arms.append(Arm(name="sage, no KL, hot", recipe=SAGE, options={**ALL_STEPS, **ways["no KL"], **hot}))

@@ -70,6 +70,10 @@ class Maker:
 
         if options.start is None:
             return None
+        if not (options.start / "model_index.json").is_file():
+            raise FileNotFoundError(
+                f"--pretrain.start {options.start} is no pipeline folder: it has no model_index.json."
+            )
         pipe = getattr(diffusers, self.pipeline).from_pretrained(options.start, local_files_only=True)
         return begun(self.networks(options.sizes(), self.tokenizer())[0], pipe.transformer), pipe.text_encoder
 
@@ -97,7 +101,9 @@ def begun(fresh: Any, trained: Any) -> Any:
     blocks = sorted({int(found[2]) for found in map(BLOCK.match, state) if found})
     wanted = len({int(found[2]) for found in map(BLOCK.match, fresh.state_dict()) if found})
     if wanted > len(blocks):
-        raise ConfigError(f"--pretrain.start has {len(blocks)} blocks, --pretrain.blocks asks for {wanted}.")
+        raise ConfigError(
+            f"--pretrain.start has {len(blocks)} blocks, --pretrain.blocks asks for {wanted}: ask for at most {len(blocks)}."
+        )
     taken = [blocks[round(place * (len(blocks) - 1) / max(1, wanted - 1))] for place in range(wanted)]
     places = {str(block): str(place) for place, block in enumerate(taken)}
     kept = {}
@@ -111,7 +117,8 @@ def begun(fresh: Any, trained: Any) -> Any:
         fresh.load_state_dict(kept)
     except RuntimeError as error:
         raise ConfigError(
-            f"--pretrain.start does not have the sizes of this call (--pretrain.heads, --pretrain.latent_channels): {str(error).splitlines()[1].strip()}"
+            "--pretrain.start has other sizes than this call: give its own --pretrain.heads and --pretrain.latent_channels, or leave it out. "
+            f"{str(error).splitlines()[1].strip()}"
         ) from error
     return fresh
 
