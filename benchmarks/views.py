@@ -372,7 +372,8 @@ def _side(difference: Any) -> str:
 def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
     """The first column where another one first reached these values, on the line between evaluations: means over the seeds that got there, and paired
     differences from the first of these arms."""
-    first = summary_of(folder).suite.columns[0].title
+    titles = {known.key: known.title for known in summary_of(folder).suite.columns}
+    first, other = next(iter(titles.values())), titles.get(column, column)
     names, wanted = [name for name in summary_of(folder).arms if name.startswith(arms)], _words(values)
     rows = []
     for name in names:
@@ -383,7 +384,7 @@ def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
             cells.append(f"{fixed(statistics.fmean(found.values()), 3)}{short}" if found else "not reached")
             cells.append(_minus(found, _reached(folder, names[0], column, float(value))) if name != names[0] else "")
         rows.append(cells)
-    heads = [head for value in wanted for head in (f"{first} at {column} {value}", f"minus {names[0]}")]
+    heads = [head for value in wanted for head in (f"{first} at {other} {value}", f"minus {names[0]}")]
     return _table(["arm", *heads], rows)
 
 
