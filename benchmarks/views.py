@@ -380,7 +380,7 @@ def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
         cells = [name]
         for value in wanted:
             found = _reached(folder, name, column, float(value))
-            short = "" if len(found) == len(_runs(folder, name)) else f" ({len(found)} seeds)"
+            short = "" if len(found) == len(_runs(folder, name)) else f" ({len(found)} seed{'s' * (len(found) != 1)})"
             cells.append(f"{fixed(statistics.fmean(found.values()), 3)}{short}" if found else "not reached")
             cells.append(_minus(found, _reached(folder, names[0], column, float(value))) if name != names[0] else "")
         rows.append(cells)

@@ -143,16 +143,34 @@ def test_a_short_run_lowers_its_losses_and_shows_samples(
         assert sum(last) < 0.9 * sum(first), (stage, losses[stage])
 
 
-def test_pictures_come_first_and_cost_as_much(small: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Clips, channels and frames of every step of the flow's training."""
+    seen: list[tuple[int, ...]] = []
 
     def loss(velocity: object, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         seen.append(tuple(inputs["x0"].shape[:3]))
         return flow_loss(velocity, inputs)
 
     monkeypatch.setattr(stages, "flow_loss", loss)
+    return seen
+
+
+def test_pictures_come_first_and_cost_as_much(small: Maker, tmp_path: Path, seen: list[tuple[int, ...]]) -> None:
     pretrain(replace(TINY, out=tmp_path, flow_steps=4, picture_share=0.5), small)
     assert seen == [(16, 4, 1), (16, 4, 1), (8, 4, 2), (8, 4, 2)]
+
+
+def test_a_start_that_knows_pictures_sees_none_unless_they_are_asked_for(
+    small: Maker, tmp_path: Path, seen: list[tuple[int, ...]]
+) -> None:
+    fresh = replace(TINY, flow_steps=4, picture_share=None)
+    pretrain(replace(fresh, out=tmp_path / "fresh"), small)
+    start = tmp_path / "fresh" / "pipeline"
+    pretrain(replace(fresh, out=tmp_path / "on", vae=start, start=start), small)
+    pretrain(replace(fresh, out=tmp_path / "asked", vae=start, start=start, picture_share=0.5), small)
+    frames = [step[2] for step in seen]
+    assert frames == [1, 1, 2, 2] + [2, 2, 2, 2] + [1, 1, 2, 2]
 
 
 def test_latents_are_disturbed_by_another_share_in_every_clip(

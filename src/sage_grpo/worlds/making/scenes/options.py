@@ -70,8 +70,9 @@ class PretrainOptions(StageOptions):
     coarse_share: Share = 0.25
     """Share of VAE steps in which latents of half the height and width shall decode to clips of half the size: latents that are
     smooth, from which a flow learns sooner (EQ-VAE, arXiv 2502.09509)."""
-    picture_share: Share = 0.3
-    """Share of the flow's training that sees first frames alone, as many more of them; as large video models are trained on images first."""
+    picture_share: Share | None = None
+    """Share of the flow's training that sees first frames alone, as many more of them; as large video models are trained on images first. null: 0.3, and
+    none with `start`, which knows pictures and would unlearn motion."""
     latent_channels: Count = Sizes.latent_channels
     """Channels of the latents."""
     vae_channels: str = ",".join(map(str, Sizes.vae_channels))
@@ -84,6 +85,13 @@ class PretrainOptions(StageOptions):
     """Compile what a step computes, on a GPU: about a minute first, then faster steps (falls back to plain ones where that fails)."""
     bfloat16: bool = True
     """Compute in bfloat16 on a GPU, on weights in single precision; without it in TF32. A CPU always computes in single precision."""
+
+    @property
+    def pictures(self) -> float:
+        """The share of the flow's training that sees pictures."""
+        if self.picture_share is not None:
+            return self.picture_share
+        return 0.3 if self.start is None else 0.0
 
     def sizes(self) -> Sizes:
         """The sizes of the networks."""

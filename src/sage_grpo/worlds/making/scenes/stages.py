@@ -136,7 +136,7 @@ def train_flow(
 
     def batches(progress: float) -> Inputs:
         # Pictures first: five times as many of them for the same work teach what things look like and what words mean.
-        frames = 1 if progress < options.picture_share else whole
+        frames = 1 if progress < options.pictures else whole
         n = options.flow_batch * whole // frames
         index = torch.randint(len(pool.ids), (n,), device=device)
         x0 = pool.latents[index, :, :frames].float()
