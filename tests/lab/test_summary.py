@@ -103,6 +103,35 @@ def test_pairs_are_seeds_whatever_the_order_of_rows() -> None:
     assert b.equal_difference["total"].half == pytest.approx(T1 * 0.15)
 
 
+def base_rows(lines: list[str]) -> list[list[str]]:
+    """The first cells of the rows of what is there before training: of whom, total, drift."""
+    cells = [[cell.strip() for cell in line.split("|")[1:6]] for line in lines if line.startswith("| base")]
+    return [[name, total, drift] for name, _, _, total, drift in cells]
+
+
+def test_a_base_that_scatters_from_process_to_process_is_one_row_with_its_range() -> None:
+    """a and b have bases in common; c, of another model, has none with them, although it scatters, too."""
+    starts = {"a": (1.0, 1.02), "b": (1.01, 1.03), "c": (1.04, 1.05)}
+    runs = [row(arm, seed, {0: start, 4: 1.5}) for arm, both in starts.items() for seed, start in enumerate(both, 1)]
+    summary = summarize(suite(), runs)
+    assert base_rows(tables(summary).splitlines()) == [
+        ["base of a, b", "1.000 to 1.030", "0.100 to 0.103"],
+        ["base of c", "1.040 to 1.050", "0.104 to 0.105"],
+    ]
+    assert summary.arms["a"].base["total"] == pytest.approx(1.01)
+
+
+def test_names_with_commas_are_told_apart_in_a_row_of_bases() -> None:
+    arms = tuple(Arm(name=f"{name}, hot", recipe="shapes/sage") for name in "abc")
+    named = suite(arms=arms, baseline="a, hot")
+    other = [row("c, hot", seed, {0: 0.4, 4: 1.2}) for seed in (1, 2)]
+    found = summarize(named, [*({**one, "arm": f"{one['arm']}, hot"} for one in ROWS[:4]), *other])
+    assert [name for name, _, _ in base_rows(tables(found).splitlines())] == [
+        "base of a, hot; b, hot",
+        "base of c, hot",
+    ]
+
+
 def test_every_model_has_a_base_of_its_own() -> None:
     """Arms of two models: two rows before training, and each run's way begins at its own base."""
     other = [row("b", seed, {0: 0.4, 4: 1.2}) for seed in (1, 2)]

@@ -57,7 +57,7 @@ def _scores(summary: Summary) -> list[str]:
     )
     rows = []
     for names, base in _bases(summary):
-        cells = [f"base{names}", "", "0", *(number(base.get(column.key)) for column in suite.columns)]
+        cells = [f"base{names}", "", "0", *(base.get(column.key, NONE) for column in suite.columns)]
         rows.append([*cells, *["0%"] * has_way, *[""] * (has_equal + has_clips), "0", "0"])
     for arm in summary.arms.values():
         cells = [arm.name, _seeds(arm), str(arm.iterations), *(plus_minus(arm.final[c.key]) for c in suite.columns)]
@@ -95,16 +95,41 @@ def _differences(summary: Summary) -> list[str]:
     return markdown(heads, rows)
 
 
-def _bases(summary: Summary) -> list[tuple[str, dict[str, float]]]:
-    """Scores before training; one row, unless arms are evaluated differently."""
-    found: dict[str, tuple[list[str], dict[str, float]]] = {}
+def _bases(summary: Summary) -> list[tuple[str, dict[str, str]]]:
+    """Scores before training as they are printed, and of which arms; those whose runs began alike share a row, which is true for all of them."""
+    groups: list[list[ArmSummary]] = []
     for arm in summary.arms.values():
         if arm.base:
-            # by what is printed: a row is true for all that it names
-            shown = json.dumps({key: number(value) for key, value in arm.base.items()})
-            found.setdefault(shown, ([], arm.base))[0].append(arm.name)
-    alone = len(found) == 1
-    return [("" if alone else f" of {', '.join(names)}", base) for names, base in found.values()]
+            alike = (group for group in groups if _alike(_ranges([arm]), _ranges(group)))
+            group = next(alike, None)
+            if group is None:
+                groups.append(group := [])
+            group.append(arm)
+    alone = len(groups) == 1
+    mark = "; " if any("," in name for name in summary.arms) else ", "
+    return [
+        (
+            "" if alone else f" of {mark.join(arm.name for arm in group)}",
+            {key: " to ".join(dict.fromkeys(map(number, ends))) for key, ends in _ranges(group).items()},
+        )
+        for group in groups
+    ]
+
+
+def _ranges(arms: Sequence[ArmSummary]) -> dict[str, tuple[float, float]]:
+    """The lowest and the highest base of these arms' runs, by column."""
+    return {
+        key: (min(arm.base_range[key][0] for arm in arms), max(arm.base_range[key][1] for arm in arms))
+        for key in arms[0].base_range
+    }
+
+
+def _alike(one: Mapping[str, tuple[float, float]], other: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether what is printed of two ranges has something in common, in every column."""
+    if one.keys() != other.keys():
+        return False
+    gaps = [(max(one[key][0], other[key][0]), min(one[key][1], other[key][1])) for key in one]
+    return all(low <= high or number(low) == number(high) for low, high in gaps)
 
 
 def numbers(summary: Summary) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class ArmSummary:
     """Runs by how they ended: done, diverged, failed, missing."""
     base: dict[str, float]
     """Columns before training, where they were measured."""
+    base_range: dict[str, tuple[float, float]]
+    """The lowest and the highest of its runs: the same model may score a little differently in another process."""
     final: dict[str, Interval]
     """Columns after the last iteration, over the seeds that got there."""
     way: Interval | None
@@ -112,12 +114,14 @@ def _arm(
         return {} if name == suite.baseline else {key: difference(*pair) for key, pair in places.items()}
 
     points = sorted({int(point) for row in ended.values() for point in row["evaluations"]})
-    bases = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
+    measured = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
+    bases = {key: known for key, values in measured.items() if (known := _known(values))}
     return ArmSummary(
         name=name,
         iterations=max((row["iterations"] for row in runs.values()), default=0),
         counts=_counts(suite, runs),
-        base={key: _mean(known) for key, values in bases.items() if (known := _known(values))},
+        base={key: _mean(known) for key, known in bases.items()},
+        base_range={key: (min(known), max(known)) for key, known in bases.items()},
         final={key: interval(own) for key, (own, _) in at_end.items()},
         way=_way(suite.columns[0], ended),
         equal={key: interval(own) for key, (own, _) in at_passes.items()},
