@@ -170,7 +170,7 @@ def test_a_start_that_knows_pictures_sees_none_unless_they_are_asked_for(
     pretrain(replace(fresh, out=tmp_path / "on", vae=start, start=start), small)
     pretrain(replace(fresh, out=tmp_path / "asked", vae=start, start=start, picture_share=0.5), small)
     frames = [step[2] for step in seen]
-    assert frames == [1, 1, 2, 2] + [2, 2, 2, 2] + [1, 1, 2, 2]
+    assert frames == [*(1, 1, 2, 2), *(2, 2, 2, 2), *(1, 1, 2, 2)]
 
 
 def test_latents_are_disturbed_by_another_share_in_every_clip(
