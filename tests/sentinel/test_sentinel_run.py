@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from sage_grpo.sentinel.figures import Travel, appearance, describe, thumbnails
 from sage_grpo.session import run
 from sage_grpo.telling.events import Hooks, SentinelEvent
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
+from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
 
@@ -75,6 +77,29 @@ def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(
     flags = [row["sentinel/open"] for row in rows(config) if "reward/total" in row]
     assert flags == [0.0] * 9 + [1.0] * 3
     assert len(flags) == 12
+
+
+@pytest.mark.parametrize("first", [8, 1, 9])
+def test_a_run_that_ends_in_doubt_says_so_and_where_better_weights_are(
+    far, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: int
+) -> None:
+    """A sign in the last iteration, in all of them, and in none; held-out totals rise from the first evaluation to the last."""
+    config = far("warn")
+    totals, iterations = count(), count(1)
+    evaluate = Trainer.evaluate
+
+    def rising(self: Trainer, after_batch):
+        found = evaluate(self, after_batch)
+        return replace(found, metrics={**found.metrics, "eval/total": float(next(totals))})
+
+    monkeypatch.setattr(Trainer, "evaluate", rising)
+    monkeypatch.setattr(sentinel_module, "SIGNS", {"late": lambda row, past: "late" * (next(iterations) >= first)})
+    run(config)
+    (text,) = [event["text"] for event in read_events(Path(config.out)) if event["kind"] == "finish"]
+    begin = "The sentinel doubts the weights that this run ends with (late): "
+    advice = {8: "best/ has those after iteration 7.", 1: "look at their clips before you use them."}
+    assert text == (begin + advice[first] if first in advice else "")
+    assert (" ".join(begin.split()) in " ".join(capsys.readouterr().out.split())) == bool(text)
 
 
 def test_off_leaves_no_trace(far) -> None:

@@ -146,10 +146,22 @@ def _finish(trainer: Trainer, terminal: Terminal) -> None:
             f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: mend the cause, "
             "and the same command writes them."
         )
+    doubt = _doubt(trainer)
     if trainer.world.is_main:
         replace_text(out / FINISHED, f"{number}\n")
-        note(trainer, "finish", "")
+        note(trainer, "finish", doubt)
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
+    if doubt:
+        terminal.say(doubt, style="yellow")
+
+
+def _doubt(trainer: Trainer) -> str:
+    """What to know of the weights that a run ends with, where the sentinel doubts them: a sign that is first seen at the end is not acted on."""
+    signs, best = trainer.state.sentinel.doubts, trainer.state.best.get("iteration", 0)
+    if not signs:
+        return ""
+    advice = f"best/ has those after iteration {best}" if best else "look at their clips before you use them"
+    return f"The sentinel doubts the weights that this run ends with ({', '.join(signs)}): {advice}."
 
 
 def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> int | None:
