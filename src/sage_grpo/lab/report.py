@@ -99,12 +99,14 @@ def _bases(summary: Summary) -> list[tuple[str, dict[str, str]]]:
     """Scores before training as they are printed, and of which arms; those whose runs began alike share a row, which is true for all of them."""
     groups: list[list[ArmSummary]] = []
     for arm in summary.arms.values():
-        if arm.base:
-            alike = (group for group in groups if _alike(_ranges([arm]), _ranges(group)))
-            group = next(alike, None)
-            if group is None:
-                groups.append(group := [])
-            group.append(arm)
+        if not arm.base:
+            continue
+        for group in groups:
+            if _alike(_ranges([arm]), _ranges(group)):
+                group.append(arm)
+                break
+        else:
+            groups.append([arm])
     alone = len(groups) == 1
     mark = "; " if any("," in name for name in summary.arms) else ", "
     return [
