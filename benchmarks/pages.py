@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 TABLE = re.compile(r"<!-- table \S+ -->.*?<!-- end of table -->", re.DOTALL)
-"""A table of side_by_side/table.py, which tests/benchmarks/test_side_by_side.py compares with its file."""
+"""A table of side_by_side/table.py, which tests/research/test_benchmarks.py compares with its file."""
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d*\.\d+(?:e-?\d+)?%?|\b\d+ ?%")
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
 NAMES = re.compile(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+import re
+import shlex
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -13,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from sage_grpo.cli import main
 from sage_grpo.printing import fixed, markdown, within
 
 
@@ -676,6 +682,21 @@ def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = 
     return fixed(row[column], int(digits))
 
 
+@cache
+def planned(file: Path, command: str, gpu: str) -> str:
+    """How long a guide's command takes by `sage-grpo plan`: its one command that ends so, with the guide's own configuration."""
+    text = file.read_text()
+    commands = re.findall(r"^sage-grpo (?:train|plan) (.+)$", re.sub(r"\\\n *", "", text), re.MULTILINE)
+    (words,) = [one for one in commands if one.endswith(command)]
+    printed = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+        for name, content in re.findall(r"^```yaml\n# (\S+\.yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            Path(name).write_text(content)
+        main(["plan", *shlex.split(words), "--gpu", gpu, "--json"])
+    hours = json.loads(printed.getvalue())["gpu_hours"]
+    return f"{fixed(hours, 0)} hours" if hours > 1.5 else f"{fixed(60 * hours, 0)} minutes"
+
+
 VIEWS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
@@ -691,6 +712,7 @@ VIEWS: dict[str, Callable[..., str]] = {
             one_iteration,
             plan_vs_measured,
             whole_iterations,
+            planned,
             under_limits,
             crew,
             memory_and_traffic,

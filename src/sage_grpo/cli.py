@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sage_grpo.commands import COMMANDS
-from sage_grpo.hints import did_you_mean, nearest
+from sage_grpo.hints import did_you_mean, family_hint, nearest
 from sage_grpo.inside import printable
 from sage_grpo.secrecy import hide
 from sage_grpo.version import ROOT, __version__
@@ -68,8 +68,8 @@ def _main(argv: list[str]) -> int:
         if error.filename is None:
             raise
         return _fail(f"{error.filename}: {error.strerror or error}.")
-    except KeyboardInterrupt:
-        return _fail("interrupted.", 130)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted.", 130)
     finally:
         warnings.formatwarning = told
 
@@ -119,8 +119,11 @@ def _run(name: str, argv: list[str]) -> int:
 
         argv = loose_words(argv, command.positional, module.Options)
     if command.recipes or command.runs:
-        words, (defaults, argv) = argv, module.defaults(argv)
-        unnamed = command.recipes and len(argv) > len(words)  # the recipe is one that nobody named
+        from sage_grpo.configure import given
+
+        named = given(argv, "recipe")
+        defaults, argv = module.defaults(argv)
+        unnamed = command.recipes and named is None and given(argv, "recipe") is not None
     if topic is not None:
         from sage_grpo.manual import manual
         from sage_grpo.recipes import meanings
@@ -174,7 +177,7 @@ def _refuse_unknown(start: str) -> None:
     words = [*(name for text in texts for name in re.findall(r"^def ([a-z]\w*)\(", text, re.M)), "official", "a", "b"]
     near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
     if near != start:
-        hint = f" Did you mean {near!r}?" if all(near.split("/")) else ""
+        hint = f" Did you mean {near!r}?" if all(near.split("/")) else family_hint(start, words)
         raise ValueError(f"There is no recipe {start!r}.{hint} `sage-grpo train --help recipes` lists them.")
 
 

@@ -7,14 +7,16 @@ import copy
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
+from sage_grpo.documents import read_json
 from sage_grpo.hints import explain, groups, leaves
-from sage_grpo.inside import CONTROL
+from sage_grpo.inside import CONTROL, regular
 from sage_grpo.ranges import faults
 
 __all__ = ["ConfigError", "check_yaml", "explain", "given", "leaves", "parse", "read_yaml"]
@@ -29,6 +31,10 @@ GONE = {"update.reuse": (0, "learning again from earlier rollouts did not help, 
 """Options that the package no longer has, the value that they were off with, and why: files of earlier runs name them."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """What PyYAML raises at values that are not of the kind that they are marked as: !!bool maybe, a date that there is not."""
+
+
+ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
+"""Numbers that YAML 1.1 reads to the base of 8 (010) or 60 (1:30)."""
 
 
 class ConfigError(ValueError):
@@ -122,11 +128,13 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         while words and not words[0].startswith("--"):
             values.append(words.pop(0))
         name, _, value = word.partition("=")
+        value = values[0] if values else value
+        if name in lists and value.endswith((".yaml", ".yml", ".json")):
+            value = _parts_in_file(Path(value), name.removeprefix("--"))
+            word, values = name, [value]
         if values or "=" in word:
-            _refuse_mistakes(name, kinds.get(name), (values or [value])[0], options)
-        if name in lists and (values or [value])[0].endswith((".yaml", ".yml")):
-            word, values = name, [_parts_in_file(Path((values or [value])[0]), name.removeprefix("--"))]
-        file = (values or [value])[0] if name == "--config" else ""
+            _refuse_mistakes(name, kinds.get(name), value, options)
+        file = value if name == "--config" else ""
         result += [f"{key}=[]" for key in lists if name == key or (file and in_file(file, key.removeprefix("--")))]
         if kinds.get(word) in (bool, bool | None) and not values:
             result.append(f"{word}=true")
@@ -140,16 +148,19 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
 
 
 def _parts_in_file(file: Path, key: str) -> str:
-    """The list in a YAML file that holds nothing else (`rewards: [...]`), as a word of the command line."""
+    """The list in a YAML or JSON file that holds nothing else, alone or under its name (`rewards: [...]`), as a word of the command line."""
     if not file.is_file():
         raise ConfigError(f"--{key} {file}: there is no such file.")
-    content = read_yaml(file)
-    if list(content) != [key]:
-        raise ConfigError(
-            f"--{key} {file}: the file must hold {key}: [...] and nothing else, it holds {', '.join(map(str, content))}. "
-            f"A whole configuration is given with --config {file}."
-        )
-    return json.dumps(content[key], default=str)
+    content = read_json(file) if file.suffix == ".json" else read_yaml(file, lists=True)
+    _refuse_twice(str(file), file.read_text(encoding="utf-8"))
+    if isinstance(content, dict):
+        if list(content) != [key]:
+            raise ConfigError(
+                f"--{key} {file}: the file must hold a list, or {key}: [...] and nothing else, it holds {', '.join(map(str, content))}. "
+                f"A whole configuration is given with --config {file}."
+            )
+        content = content[key]
+    return json.dumps(content, default=str)
 
 
 def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
@@ -189,30 +200,42 @@ def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
     if not value and kind in (Path, Path | None):
         raise ConfigError(f"{option.removeprefix('--')} is empty: give a path, or leave it out.")
     is_part = any(isinstance(one, type) and dataclasses.is_dataclass(one) for one in (kind, *get_args(kind)))
-    if option == "--config" or (is_part and os.path.isfile(value)):
+    if option == "--config" or (is_part and os.path.exists(value)):
         file = Path(value)
         check_yaml(file)
-        if option == "--config":
-            _check_files_of_parts(file, options)
-        twice = _twice(file.read_text(encoding="utf-8")) if file.is_file() else ""
+        prefix = "" if option == "--config" else f"{option.removeprefix('--')}."
+        _check_files_of_parts(file, [part.removeprefix(prefix) for part in groups(options) if part.startswith(prefix)])
+        if file.is_file():
+            _refuse_twice(str(file), file.read_text(encoding="utf-8"))
     elif value.startswith(("{", "[")):
         with suppress(yaml.YAMLError):  # what is no YAML is the parser's to complain about
             fault = _yaml_fault(value)
             if fault:
                 raise ConfigError(f"{option} cannot be used: {fault}.")
-        file, twice = Path(option), _twice(value)
-    else:
-        return
+        _refuse_twice(option, value)
+    elif ODD_NUMBER.fullmatch(value) and not value.startswith("0") and _takes_numbers(kind):
+        raise ConfigError(f"{option} {_misread(value)}.")
+
+
+def _refuse_twice(name: str, text: str) -> None:
+    twice = _twice(text)
     if twice:
-        raise ConfigError(f"{file} has {twice}: keep one of them.")
+        raise ConfigError(f"{name} has {twice}: keep one of them.")
 
 
-def _check_files_of_parts(file: Path, options: type) -> None:
-    """A group of options may be the name of another file, which the parser opens: it is held to the same limits."""
-    for group in groups(options):
-        value = _lookup(str(file), group)
-        if isinstance(value, str) and os.path.isfile(file.parent / value):
+def _takes_numbers(kind: Any) -> bool:
+    return kind in (int, float) or any(map(_takes_numbers, get_args(kind)))
+
+
+def _check_files_of_parts(file: Path, parts: Sequence[str]) -> None:
+    """A group of options may be the name of another file, which the parser opens, also from there: it is held to the same limits."""
+    for part in parts:
+        value = _lookup(str(file), part)
+        if isinstance(value, str) and os.path.exists(file.parent / value):
             check_yaml(file.parent / value)
+            prefix = f"{part}."
+            inner = [one.removeprefix(prefix) for one in parts if one.startswith(prefix)]
+            _check_files_of_parts(file.parent / value, inner)
 
 
 def _twice(text: str) -> str:
@@ -264,12 +287,12 @@ def _lookup(file: str, key: str) -> object:
     return value
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
-    """The options in a YAML file, whoever wrote it. ConfigError where it is no YAML of options with values, or small on disk and
-    enormous in memory: that is found out before anything builds it. OSError where it cannot be read."""
+def read_yaml(file: Path, *, lists: bool = False) -> Any:
+    """The options in a YAML file, whoever wrote it; with `lists` also a list. ConfigError where it is no YAML of options with values, or small on
+    disk and enormous in memory: that is found out before anything builds it. OSError where it cannot be read."""
     import yaml
 
-    size = file.stat().st_size if file.is_file() else 0
+    size = file.stat().st_size if regular(file).is_file() else 0
     fault, content = f"it has {size} bytes, more than {MAX_YAML_BYTES}", None
     if size <= MAX_YAML_BYTES:
         try:
@@ -277,14 +300,21 @@ def read_yaml(file: Path) -> dict[str, Any]:
         except UnicodeDecodeError as error:
             fault = f"byte {error.object[error.start]:#04x} at {error.start} is no UTF-8"
         except (yaml.YAMLError, *MISBUILT) as error:
-            fault = f"it is no YAML: {' '.join(str(error).replace('<unicode string>', file.name).split())}"
+            words = " ".join(str(error).replace("<unicode string>", file.name).split())
+            fault = _tab(getattr(error, "problem_mark", None)) or f"it is no YAML: {words}"
     if not fault and content is None:
         fault = "it is empty"
-    if not fault and not isinstance(content, dict):
+    if not fault and not isinstance(content, (dict, list) if lists else dict):
         fault = "it holds no options with values (name: value)"
-    if fault or not isinstance(content, dict):
+    if fault:
         raise ConfigError(f"{file} is no configuration: {fault}.")
     return copy.deepcopy(content)
+
+
+def _tab(mark: Any) -> str:
+    """A sentence on the tab in the line where YAML stopped reading; empty where there is none."""
+    line = "" if mark is None or mark.buffer is None else mark.buffer.split("\n")[mark.line]
+    return f"line {mark.line + 1} uses a tab, which YAML does not take: put spaces in its place" if "\t" in line else ""
 
 
 @lru_cache(maxsize=8)
@@ -316,6 +346,13 @@ def _yaml_fault(text: str) -> str:
     return _excess(yaml.parse(text, Loader=yaml.SafeLoader))
 
 
+def _misread(value: str) -> str:
+    """How YAML reads a number that a person means otherwise."""
+    import yaml
+
+    return f"{value[:60]} is the number {yaml.safe_load(value)} in YAML: write that, or a text in quotes"
+
+
 def _excess(events: Iterable[Any]) -> str:
     """Counts what aliases (`*name`) stand for without expanding them; stops reading at the first excess."""
     import yaml
@@ -335,6 +372,8 @@ def _excess(events: Iterable[Any]) -> str:
         elif isinstance(event, yaml.ScalarEvent):
             if CONTROL.search(event.value):  # commands print options, and a terminal would obey it
                 return f"it holds control characters: {event.value[:60]!r}"
+            if event.implicit[0] and ODD_NUMBER.fullmatch(event.value):
+                return _misread(event.value)
             name, size = event.anchor, 1
         elif isinstance(event, yaml.CollectionEndEvent):
             name, size = stack.pop()

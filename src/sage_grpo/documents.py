@@ -10,15 +10,20 @@ import dataclasses
 import json
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from sage_grpo.inside import regular
 from sage_grpo.ranges import LARGEST
 
 MAX_DEPTH = 100
 """Objects inside objects. The files of this package and of checkpoints have ten; Python's own limit depends on who calls."""
+
+
+MAX_BYTES = 1 << 26
+"""No JSON file of this package or of a checkpoint comes near it."""
 
 
 class DocumentError(ValueError):
@@ -52,7 +57,10 @@ def finite(value: Any) -> Any:
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file holds."""
+    """The content of a JSON file; a pipe, which would be waited for, and a file beyond MAX_BYTES are refused."""
+    size = regular(file).stat().st_size
+    if size > MAX_BYTES:
+        raise DocumentError(f"{file} has {size:,} bytes; a JSON file of at most {MAX_BYTES:,} bytes is read.")
     return parse_json(file.read_bytes(), str(file))
 
 
@@ -81,7 +89,7 @@ def demand(document: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, .
 def misfit(value: Any, hint: Any, where: str) -> str:
     """What is not of its type in plain data, as a sentence; empty where all fits.
 
-    Types are int, float (any number), str, bool, None, list[T], dict[str, T], dict[int, T] (whose keys are spelt as texts), unions, Literal,
+    Types are int, float (any number), str, bool, None, list[T] (or Sequence[T]), dict[str, T], dict[int, T] (whose keys are spelt as texts), unions, Literal,
     Any, and dataclasses, whose fields may be left out where they have defaults.
     """
     if hint is Any or (value is None and hint in (None, type(None))):
@@ -101,7 +109,7 @@ def misfit(value: Any, hint: Any, where: str) -> str:
             if found := misfit(item, inner[1], f"{where}.{key}"):
                 return found
         return ""
-    if origin in (list, tuple) and isinstance(value, (list, tuple)):
+    if origin in (list, tuple, Sequence) and isinstance(value, (list, tuple)):
         return next((found for item in value if (found := misfit(item, inner[0], f"{where}[]"))), "")
     kind = origin or hint
     if kind in (int, float):

@@ -6,11 +6,12 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sage_grpo.ranges import KINDS, inner_dataclass
+from sage_grpo.version import ROOT
 
 ALSO_CALLED = {
     "batch.group_size": ("num_generations", "generations", "samples_per_prompt", "num_samples", "group"),
@@ -23,7 +24,7 @@ ALSO_CALLED = {
     "keep.checkpoint_every": ("save_every", "save_steps", "save_freq", "checkpointing_steps"),
     "kernel.eta": ("noise_level", "noise_scale"),
     "kernel.name": ("sampler", "sde", "sde_type"),
-    "kl.value": ("kl_weight", "kl_beta", "kl_coef", "kl_lambda", "beta"),
+    "kl.lambda_max": ("kl_weight", "kl_beta", "kl_coef", "kl_lambda"),
     "log.wandb": ("wandb_project", "report_to"),
     "model.dtype": ("precision", "mixed_precision", "torch_dtype", "weight_dtype"),
     "model.frames": ("num_frames", "video_length"),
@@ -77,6 +78,18 @@ def _by_tail(tail: str, keys: Sequence[str]) -> str:
         tails.setdefault(key.rsplit(".", 1)[-1], key)
     near = nearest(tail, tails, 0.6)
     return tails[near] if near else ""
+
+
+def family_hint(name: str, targets: Collection[str]) -> str:
+    """Advice for a model whose family stands where one of a recipe's `targets` belongs; empty where a target is nearer, or neither is near."""
+    families = [file.stem for file in (ROOT / "models" / "families").glob("[a-z]*.py")]
+    family = nearest(name.split("/")[0], [*families, *targets], 0.8)
+    if not family or family in targets:
+        return ""
+    return (
+        f" {family} is a family of models without a recipe of its own; another recipe trains it: sage-grpo train wan/branch --model.path MODEL "
+        "--rewards FILE. An image is a clip of one frame, for rewards of single frames (docs/models.md)."
+    )
 
 
 def explain(message: str, options: type) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,12 @@ def table(files: Sequence[HubFile]) -> str:
     """Names and sizes, and their sum."""
     rows = [f"  {in_words(file.size):>9}  {file.name}" for file in files]
     return "\n".join([*rows, f"  {in_words(sum(file.size for file in files)):>9}  in {len(files)} file(s)"])
+
+
+def free_space(place: Path) -> tuple[Path, int]:
+    """The nearest folder that exists at or above a place, and the bytes that its disk has free."""
+    disk = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+    return disk, shutil.disk_usage(disk).free
 
 
 def in_words(size: float) -> str:

@@ -1,7 +1,8 @@
 """A folder that may come from somebody else: nothing outside of it is written, deleted, followed or shown, unless the user names it.
 
 A folder that the user names may itself be a link, or lie behind one. Links within it that lead out of it were named by whoever made it, so they
-are refused. What is written is written beside its place, to a file that did not exist, and takes the place of whatever is there, also of a link.
+are refused, and so are pipes, whose reader would wait. What is written is written beside its place, to a file that did not exist, and takes the
+place of whatever is there, also of a link.
 """
 
 from __future__ import annotations
@@ -17,7 +18,23 @@ NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class LeadsOut(ValueError):
-    """A path in a folder that leads out of it; the message says where to."""
+    """A path in a folder that leads out of it, to another place or another process; the message names it."""
+
+
+def regular(path: Path) -> Path:
+    """The same path, which may be missing; LeadsOut where it is neither a file nor a folder: opening a pipe waits for its other end."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise LeadsOut(f"{path} is a pipe, a socket or a device. Put a file there, or remove it.")
+    return path
+
+
+def alone(file: Path) -> Path:
+    """The same path, to add to; LeadsOut where it is a second name (a hard link) of a file, which would be added to as well."""
+    if os.path.isfile(regular(file)) and file.stat().st_nlink > 1:
+        raise LeadsOut(
+            f"{file} is a hard link, so that another file would change with it. Copy the folder (cp -r), or remove the file."
+        )
+    return file
 
 
 def inside(root: Path, *names: str | Path) -> Path:
@@ -29,7 +46,7 @@ def inside(root: Path, *names: str | Path) -> Path:
             f"{path} leads out of {root}, to {real}. Links in the folder of a run or a comparison are not followed out of it: put the file itself "
             f"there, or name another folder (which may itself be a link)."
         )
-    return path
+    return regular(path)
 
 
 def is_inside(root: Path, *names: str | Path) -> bool:
@@ -42,19 +59,20 @@ def is_inside(root: Path, *names: str | Path) -> bool:
 
 
 def whole(root: Path, *names: str | Path) -> Path:
-    """A folder (or a file) in the one that the user named, with everything below it: no link down there leads out either."""
+    """A folder (or a file) in the one that the user named, with everything below it: no link down there leads out either, and none is a pipe."""
     path = inside(root, *names)
     for folder, folders, files in os.walk(path):  # follows no links
         for name in (*folders, *files):
             if os.path.islink(os.path.join(folder, name)):
                 inside(path, Path(folder, name).relative_to(path))
+            regular(Path(folder, name))
     return path
 
 
 def check(root: Path, names: Iterable[str]) -> None:
     """Refuse a folder in which one of these names leads out, or anything below it: before anything is written there."""
     for name in names:
-        whole(root, name)
+        alone(whole(root, name))
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def manual(
     values: Any = None,
     recipes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
-    """The help on a topic: "" is the overview, "all" every option, else a group or an option.
+    """The help on a topic: "" is the overview, "all" every option, "recipes" the recipes, else a group or an option.
 
     `recipes` maps a heading to names with their meaning. ValueError names the nearest group or option.
     """
@@ -91,14 +91,17 @@ def manual(
         return _topic(topic.removeprefix("--"), found)
     names = ("[--recipe NAME] " if recipes else "") + "[--config FILE.yaml] [--option value ...]"
     lines = [*_wrap(f"usage: {prog} {names}", 0), "", *_wrap(" ".join(about.split()), 0), ""]
-    for heading, meanings in (recipes or {}).items():
-        lines += [f"{heading}:", *_rows(meanings), ""]
     plain = {f"--{entry.key}": _short(entry) for entry in found if _top(entry) and entry.group is None}
     own = {
         "--config": "A YAML file with any of these options.",
         "--print_config": "Print all options as YAML and stop.",
     }
-    lines += ["options:", *_rows({**({"--recipe": "Start from a recipe."} if recipes else {}), **own, **plain})]
+    lines += [
+        "options:",
+        *_rows(
+            {**({"--recipe": "Start from a recipe; --help recipes lists them."} if recipes else {}), **own, **plain}
+        ),
+    ]
     groups = {entry.key: _count(entry, found) for entry in found if entry.group is not None}
     if groups:
         lines += ["", "groups of options (--help GROUP lists one, --help all everything):", *_rows(groups)]

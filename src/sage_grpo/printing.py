@@ -8,6 +8,7 @@ terminal and 6.3% in a browser.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Context, Decimal
@@ -36,6 +37,29 @@ def minutes(seconds: float | None) -> str:
     if seconds is None:
         return "? min"
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
+def spreadsheet_cell(text: str) -> str:
+    """A text of others for a spreadsheet, which would take it for a formula without the ' before it, and a carriage return for the end of a row."""
+    return ("'" * text.startswith(("=", "+", "-", "@", "\t", "\r")) + text).replace("\r", " ")
+
+
+EVERY = 30.0
+"""Seconds between two lines on how far something is."""
+
+
+def lines_on_the_way(name: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """A listener of (done, all) that says both and the time that is left, no more often than a log can bear; it starts now."""
+    began = last = time.monotonic()
+
+    def listen(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if 0 < done < total and now - last >= EVERY:
+            last = now
+            say(f"{name}: {done}/{total} micro-batches, {minutes((now - began) / done * (total - done))} left")
+
+    return listen
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -23,6 +23,16 @@ KINDS = {
 
 LARGEST = 2**63
 """Whole numbers from here on are no values of anything; Python does not even turn the largest into a float."""
+LONGEST_PROMPT = 20_000
+"""Characters of a prompt: four times the 1,024 tokens that the text encoders read at most. Tokenizers walk through all of it."""
+
+
+def check_prompt(text: str, what: str = "The prompt") -> None:
+    """Raise ValueError where a prompt is longer than any model reads."""
+    if len(text) > LONGEST_PROMPT:
+        raise ValueError(
+            f"{what} {text[:60]!r}... has {len(text):,} characters, more than {LONGEST_PROMPT:,}: shorten it."
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,14 @@ from sage_grpo.inside import replacing
 from sage_grpo.types import Sound
 
 Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
+OPTIONS: dict[Codec, dict[str, str]] = {
+    "libx264": {"qp": "{quality}", "preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"},
+    "libvpx-vp9": {"crf": "{quality}", "b": "0", "deadline": "good", "cpu-used": "5"},
+}
+"""Codecs that browsers play, the best first, with options by which nothing but the clip decides on the bytes. x264's lookahead reads memory
+that it never wrote, so all that asks it is off: CRF with its macroblock tree, B-frames, weights and scene cuts. VP9's "realtime" asks the clock."""
+LARGEST = 4 << 30
+"""Bytes that the frames, or the sound, of one file may take: a few kilobytes can decode to more than there is memory."""
 GUTTER, CAPTION = 3, 24
 """Pixels between frames of a contact sheet, and for a line above them."""
 DOT = "·"
@@ -34,30 +43,25 @@ LIKELY = (
 
 
 def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, sound: Sound | None = None) -> Path:
-    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; `quality` is the CRF, lower is better. Its sound becomes AAC."""
+    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; the same clip gives the same bytes.
+
+    `quality` is x264's quantiser (VP9's CRF): lower is better, 0 is lossless. The sound becomes AAC.
+    """
     import av
 
     path = Path(path)
     check_clip(clip)
     frames, height, width, _ = clip.shape
-    # Browsers play the first two.
-    liked: tuple[Codec, ...] = ("libx264", "libvpx-vp9")
-    codec: Codec = next((name for name in liked if name in av.codecs_available), "mpeg4")
+    codec: Codec = next((name for name in OPTIONS if name in av.codecs_available), "mpeg4")
     # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
     even = height % 2 == 0 and width % 2 == 0
     with replacing(path) as fresh, av.open(str(fresh), "w", format="mp4") as container:
         stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height = width, height
         stream.pix_fmt = "yuv420p" if even or codec == "mpeg4" else "yuv444p"
-        if codec != "mpeg4":
-            # The same clip gives the same bytes. x264 decides on B-frames by memory that it never wrote (seen at 32 x 32), and VP9's
-            # "realtime" by the clock.
-            speed = (
-                {"preset": "veryfast", "bf": "0"}
-                if codec == "libx264"
-                else {"deadline": "good", "cpu-used": "5", "b": "0"}
-            )
-            stream.options = {"crf": str(quality), **speed}
+        stream.options = {key: value.format(quality=quality) for key, value in OPTIONS.get(codec, {}).items()}
+        # The number of threads depends on the machine, and what x264 writes on their number.
+        stream.codec_context.thread_count = 1
         heard = (
             None if sound is None else container.add_stream("aac", rate=sound.rate, layout=LAYOUTS[len(sound.waves)])
         )
@@ -120,10 +124,22 @@ def read_sound(path: str | Path) -> Sound | None:
         stream = container.streams.audio[0]
         channels = 2 if stream.channels > 1 else 1
         resampler = av.AudioResampler(format="fltp", layout=LAYOUTS[channels], rate=stream.rate)
-        frames = [own for frame in container.decode(stream) for own in resampler.resample(frame)]
-        frames += resampler.resample(None)
+        frames, size = [], 0
+        for frame in chain(container.decode(stream), [None]):
+            for piece in resampler.resample(frame):
+                size += 4 * channels * piece.samples
+                _refuse_large(path, size)
+                frames.append(piece)
     waves = torch.cat([torch.from_numpy(frame.to_ndarray()) for frame in frames], dim=1)
     return Sound(waves.clamp(-1, 1), int(stream.rate))
+
+
+def _refuse_large(path: str | Path, size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(
+            f"{path} takes more than {LARGEST / 2**30:g} GB of memory when it is decoded: cut it or scale it down "
+            "(ffmpeg -i LARGE -t SECONDS -vf scale=WIDTH:-2 SMALL)."
+        )
 
 
 def read_video(path: str | Path) -> tuple[Tensor, float]:
@@ -139,7 +155,13 @@ def read_video(path: str | Path) -> tuple[Tensor, float]:
                 raise ValueError(f"{path} holds no video stream.")
             stream = container.streams.video[0]
             fps = float(stream.average_rate or stream.guessed_rate or 24)
-            frames = [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(stream)]
+            # By the header, before anything is decoded; then by what comes, for a header may be wrong.
+            _refuse_large(path, 3 * stream.frames * stream.height * stream.width)
+            frames, size = [], 0
+            for frame in container.decode(stream):
+                size += 3 * frame.height * frame.width
+                _refuse_large(path, size)
+                frames.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
     except av.error.FFmpegError as error:
         raise ValueError(f"{path} cannot be read as a video: {error}.") from error
     if not frames:
@@ -185,8 +207,13 @@ def read_image(path: str | Path) -> Tensor:
     if not path.is_file():
         raise FileNotFoundError(f"There is no image {path}.")
     try:
-        with Image.open(path) as picture:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            picture = Image.open(path)  # reads the header alone
+        with picture:
             return torch.from_numpy(np.array(picture.convert("RGB")))
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} is too large a picture: {error} Scale it down.") from error
     except UnidentifiedImageError as error:
         raise ValueError(f"{path} is not an image that Pillow can read.") from error
 

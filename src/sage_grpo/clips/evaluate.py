@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from json import dumps
 from pathlib import Path
@@ -21,6 +21,7 @@ from sage_grpo.documents import finite
 from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.inside import replace_text
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.printing import lines_on_the_way
 from sage_grpo.ranges import Count, Share, checked
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.statistics import paired_interval
@@ -70,24 +71,30 @@ class EvaluateSpec(Choice):
         )
 
 
-def measure(options: EvaluateSpec, own: Given | None = None) -> Evaluation:
+Say = Callable[[str], None]
+"""Prints a line on how far an evaluation is."""
+
+
+def measure(options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None) -> Evaluation:
     """Sample and score; what a program hands over takes the place of what the options name."""
-    (result,) = _measure(options, [options], own)
+    (result,) = _measure(options, {"evaluation": options}, own, say)
     return result
 
 
-def measure_pair(options: EvaluateSpec, own: Given | None = None) -> tuple[Evaluation, Evaluation]:
+def measure_pair(
+    options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None
+) -> tuple[Evaluation, Evaluation]:
     """The base and the tuned model, each as `measure` finds it alone."""
     if not options.tunes:
         raise ValueError(
             "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
         )
-    base, tuned = _measure(options, [options.base(), options], own)
+    base, tuned = _measure(options, {"base": options.base(), "tuned": options}, own, say)
     return base, tuned
 
 
-def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Given | None = None) -> Iterator[Evaluation]:
-    """An evaluation with each choice of weights, one model at a time."""
+def _measure(options: EvaluateSpec, choices: Mapping[str, Choice], own: Given | None, say: Say) -> Iterator[Evaluation]:
+    """An evaluation with each choice of weights, by its name, one model at a time."""
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.training.evaluate import evaluate
@@ -100,7 +107,7 @@ def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Given | None
     few = too_few(options.settings.prompts, len(prompts), "settings.prompts")
     if few:
         warnings.warn(few, stacklevel=2)
-    found = [choice.find(options.model) for choice in choices]
+    found = {name: choice.find(options.model) for name, choice in choices.items()}
     reward = CompositeReward(
         options.rewards,
         max_failed_fraction=options.max_failed_fraction,
@@ -108,13 +115,27 @@ def _measure(options: EvaluateSpec, choices: Sequence[Choice], own: Given | None
         require_weights=False,
         objects=own.rewards,
     )
-    try_rewards(reward, prompts[0], options.model)
-    for one in found:
+    if not reward.weights:
+        warnings.warn("No reward has a weight, so there is no total: give the parts that count weights.", stacklevel=2)
+    try_rewards(reward, prompts, options.model)
+    for name, one in found.items():
         model = one.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
         settings = replace(options.settings, steps=options.settings.steps_for(options.model))
-        yield evaluate(model, reward, prompts, settings, micro_batch=options.micro_batch)
+        progress = lines_on_the_way(name, say)
+        result = evaluate(model, reward, prompts, settings, micro_batch=options.micro_batch, progress=progress)
+        yield result if reward.weights else _without_total(result)
         del model
         gc.collect()  # the next model needs its memory
+
+
+def _without_total(result: Evaluation) -> Evaluation:
+    """An evaluation of rewards without weights, whose total would be 0 for every clip."""
+    metrics = {name: value for name, value in result.metrics.items() if name not in ("eval/total", "eval/total_stderr")}
+    rows = [
+        {**row, "scores": {part: row["scores"][part] for part in row["scores"] if part != "total"}}
+        for row in result.rows
+    ]
+    return replace(result, metrics=metrics, rows=rows)
 
 
 def _prompts(options: EvaluateSpec) -> list[Prompt]:

@@ -1,4 +1,4 @@
-"""Scores of video files from any model with any rewards."""
+"""Scores of clips, made just now or in video files of any model, with any rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch import Tensor
 from sage_grpo.data.prompts import Prompt, lines_of, prompt_of, read_rows, text_of
 from sage_grpo.documents import finite, parse_json, shown
 from sage_grpo.inside import replace_text
-from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.printing import spreadsheet_cell
+from sage_grpo.rewards.base import TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.scoring import metadata_of
@@ -114,6 +115,19 @@ def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
     return prompts
 
 
+def judge(rewards: Sequence[RewardSpec], rows: Sequence[ScoredVideo], device: str | torch.device) -> CompositeReward:
+    """The rewards of some videos, tried out on the first one's prompt; every row gets its columns."""
+    composite = CompositeReward(rewards, device=device, require_weights=False)
+    composite.refuse_comparing("clips are scored one by one. Leave it out here.")
+    others = [(row.prompt, row.metadata) for row in rows[1:TRIED]]
+    problem = composite.try_out(rows[0].prompt, metadata=rows[0].metadata, others=others)
+    if problem:
+        raise RewardConfigError(problem)
+    for row in rows:
+        row.scores = dict.fromkeys([*composite.names, *(["total"] if composite.weights else [])], math.nan)
+    return composite
+
+
 def score_videos(
     videos: Path,
     prompts: Path,
@@ -128,25 +142,15 @@ def score_videos(
     A file that cannot be read or scored is a row with a reason, never a 0 and never the end of the run.
     """
     paths = find_videos(videos)
-    composite = CompositeReward(rewards, device=device, require_weights=False)
-    composite.refuse_comparing("files are scored one by one. Leave it out here.")
     names = [path.relative_to(videos).as_posix() for path in paths]
-    columns = [*composite.names, *(["total"] if composite.weights else [])]
     told = read_prompts(prompts, names)
     rows = [ScoredVideo(name, prompt.text, metadata_of(prompt)) for name, prompt in zip(names, told)]
-    problem = composite.try_out(rows[0].prompt, metadata=rows[0].metadata)
-    if problem:
-        raise RewardConfigError(problem)
-    for row in rows:
-        row.scores = dict.fromkeys(columns, math.nan)
+    composite = judge(rewards, rows, device)
     for batch, clips in _batches(paths, rows, 1 if composite.hears else batch_size):  # sounds differ in length
         sound = read_sound(videos / batch[0].video) if composite.hears else None
-        if composite.hears and sound is None:
-            batch[0].reason = "it has no sound, and a reward listens"
-            continue
-        _score_batch(composite, batch, clips, None if sound is None else Sound(sound.waves[None], sound.rate))
+        score_clips(composite, batch, clips, None if sound is None else Sound(sound.waves[None], sound.rate))
     if output is not None:
-        _write(output, rows, columns)
+        write_scores(output, rows)
     return rows
 
 
@@ -171,7 +175,6 @@ def _batches(
         except (av.FFmpegError, OSError, ValueError) as error:
             row.reason = f"cannot be read: {error}"
             continue
-        row.frames, row.height, row.width = clip.shape[:3]
         if waiting and (waiting[0][1].shape != clip.shape or waiting[0][0].fps != row.fps or len(waiting) >= size):
             yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
             waiting = []
@@ -180,7 +183,14 @@ def _batches(
         yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
 
 
-def _score_batch(composite: CompositeReward, rows: list[ScoredVideo], clips: Tensor, sound: Sound | None) -> None:
+def score_clips(composite: CompositeReward, rows: Sequence[ScoredVideo], clips: Tensor, sound: Sound | None) -> None:
+    """Write the scores and the size of clips, uint8 B x F x H x W x 3 of one frame rate, into their rows."""
+    silent = composite.hears and sound is None
+    for row in rows:
+        row.frames, row.height, row.width = clips.shape[1:4]
+        row.reason = "it has no sound, and a reward listens" if silent else ""
+    if silent:
+        return
     texts, metadata = [row.prompt for row in rows], [row.metadata for row in rows]
     scores, report = composite.score(clips, texts, rows[0].fps, metadata=metadata, sound=sound)
     for index, row in enumerate(rows):
@@ -221,19 +231,21 @@ def summary(rows: Sequence[ScoredVideo]) -> dict[str, dict[str, float | None]]:
     return finite({column: summarize(rows, column) for column in columns})
 
 
-def _write(folder: Path, rows: Sequence[ScoredVideo], columns: Sequence[str]) -> None:
+def write_scores(folder: Path, rows: Sequence[ScoredVideo]) -> None:
+    """Write scores.csv and scores.json."""
+    columns = list(rows[0].scores)
     facts = ("video", "prompt", "fps", "frames", "height", "width")
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow([*facts, *columns, "reason"])
+    writer.writerow([*facts, *map(spreadsheet_cell, columns), "reason"])
     for row in rows:
         scores = [row.scores[column] for column in columns]
         shown = ["" if math.isnan(score) else repr(score) for score in scores]
-        writer.writerow([*[getattr(row, fact) for fact in facts], *shown, row.reason])
+        size = [row.fps, row.frames, row.height, row.width]
+        told = [spreadsheet_cell(text) for text in (row.video, row.prompt, row.reason)]
+        writer.writerow([*told[:2], *size, *shown, told[2]])
     records = [
-        {fact: getattr(row, fact) for fact in facts}
-        | {"scores": {column: row.scores[column] for column in columns}, "reason": row.reason}
-        for row in rows
+        {fact: getattr(row, fact) for fact in facts} | {"scores": row.scores, "reason": row.reason} for row in rows
     ]
     document = json.dumps(finite({"summary": summary(rows), "videos": records}), indent=2, allow_nan=False) + "\n"
     for name, text in (("scores.csv", table.getvalue()), ("scores.json", document)):

@@ -6,7 +6,6 @@ its option says. What only you can give (prompts, files from elsewhere) is liste
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,12 +93,11 @@ def _is_data(name: str) -> bool:
 def _fetch_all(wanted: list[tuple[Need, Listing, dict[str, Any]]]) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from sage_grpo.hub import HubError, fetch, in_words
+    from sage_grpo.hub import HubError, fetch, free_space, in_words
 
     for need, found, how in wanted:
         place = Path(how.get("folder", HF_HUB_CACHE))
-        disk = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-        free = shutil.disk_usage(disk).free
+        disk, free = free_space(place)
         if not need.is_here and free < found.size:
             raise HubError(
                 f"{found.repo} has {in_words(found.size)}, and {disk} has {in_words(free)} free. Make room, or set HF_HOME."

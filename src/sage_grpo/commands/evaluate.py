@@ -10,6 +10,7 @@ import json as json_module
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,11 +61,17 @@ def run(options: Options) -> int:
         if options.pairs:
             _report_pairs(options)
         else:
-            _report(measure(options), options)
+            _report(measure(options, say=_say), options)
     except RewardFailure as failure:
         print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
     return 0
+
+
+def _say(text: str) -> None:
+    """Print how far it is beside the scores, which may be JSON."""
+    with suppress(OSError, ValueError):  # nobody may be reading
+        print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
 
 
 def _report(result: Evaluation, options: Options) -> None:
@@ -85,7 +92,7 @@ def _report(result: Evaluation, options: Options) -> None:
 
 
 def _report_pairs(options: Options) -> None:
-    base, tuned = measure_pair(options)
+    base, tuned = measure_pair(options, say=_say)
     for name, result in (("base", base), ("tuned", tuned)):
         if result.report:
             print(f"{name}: {result.report}", file=sys.stderr)
@@ -172,6 +179,10 @@ def print_scores(rows: Sequence[ScoredVideo], limit: int = 40) -> None:
     table.add_row("count", "", "", *[f"{one['count']:.0f}" for one in found])
     console = Console()
     console.print(table)
+    reasons: dict[str, list[str]] = {}
     for row in rows:
-        if row.reason:
-            console.print(f"{row.video}: {row.reason}", markup=False)
+        reasons.setdefault(row.reason, []).append(row.video)
+    for reason, videos in reasons.items():
+        if reason:
+            many = f"x{len(videos)}, first " if len(videos) > 1 else ""
+            console.print(f"{many}{videos[0]}: {reason}", markup=False)

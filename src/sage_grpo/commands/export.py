@@ -23,7 +23,8 @@ class Options:
     ema: bool = False
     """Take the moving average of the weights."""
     merged: bool = False
-    """Fold a LoRA into the base model and write the whole model."""
+    """Fold a LoRA into the base model and write the whole model. Prefer the LoRA where it can be loaded: merging rounds small updates away
+    (the command says how much of them) unless `dtype` is float32."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """What to store weights in. None: the run's `model.dtype` for a whole model, float32 for a LoRA. Modules that the family
     keeps in float32 (Wan's norms and time embedding) stay so."""
@@ -43,6 +44,9 @@ class Options:
 def run(options: Options) -> int:
     """Export."""
     from sage_grpo.folder.saved import find_checkpoint, read_config, refuse_own
+    from sage_grpo.models.base import Explains
+    from sage_grpo.models.checkpoints.export import check_space
+    from sage_grpo.models.checkpoints.from_configs import adapter_alone
     from sage_grpo.training.state import load_weights
 
     _check_push(options)
@@ -50,12 +54,18 @@ def run(options: Options) -> int:
     refuse_own(Path(options.out), Path(options.run))
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
-    model = spec.load()
+    whole = options.merged or spec.lora is None
+    spec.check_named()
+    if spec.own_family is None and whole:
+        print(check_space(spec, Path(options.out)))
+    model = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)
     weights = load_weights(folder, model, ema=options.ema)
-    if options.dtype == "bfloat16" and spec.lora is not None and not options.merged:
+    if options.dtype == "bfloat16" and not whole:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     model.save(options.out, weights=weights, merged=options.merged)
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
+    if isinstance(model, Explains) and "merged" in model.choices:
+        print(model.choices["merged"])
     if options.push_to:
         _push(options, config, int(folder.name))
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ from sage_grpo.rewards.spec import RewardSpec
 if TYPE_CHECKING:
     import torch
 
+    from sage_grpo.clips.files import ScoredVideo
     from sage_grpo.clips.generate import Clip
-    from sage_grpo.data.prompts import Prompt
+    from sage_grpo.rewards.base import CompositeReward
+    from sage_grpo.types import Sound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,59 +71,65 @@ def run(options: Options) -> int:
     from sage_grpo.video import contact_sheet, write_mp4
 
     prompts = prompts_of(options)[: options.first]
-    clips, videos = clips_of(options, prompts), []
+    clips = clips_of(options, prompts)
+    batches: list[tuple[torch.Tensor, Sound | None]] = []
     if options.run is not None:
         refuse_own(out, Path(options.run))
-    if options.rewards:
-        _refuse_others(out, clips)
+    judged = _judged(options, clips) if options.rewards else None
     model = options.find(options.model).load()
     for some, batch, sound in sample(options, model, clips):
         for place, (clip, video) in enumerate(zip(some, batch)):
             write_mp4(out / clip.file, video, model.video.fps, sound=None if sound is None else sound[place])
-            videos.append(video)
-    if options.rewards:
-        print(_pairs(options, out, clips, prompts, model.device))
+        batches.append((batch, sound))
+    if judged is not None:
+        print(_pairs(out, *judged, batches, model.video.fps))
         return 0
+    videos = [video for batch, _ in batches for video in batch]
     sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt.text for clip in clips])
     print(f"{len(clips)} clips and {sheet.name} in {out}")
     return 0
 
 
-def _refuse_others(out: Path, clips: Sequence[Clip]) -> None:
-    """What is in the folder already has no prompt here, and would be scored with the clips."""
-    from sage_grpo.clips.files import SUFFIXES
+def _judged(options: Options, clips: Sequence[Clip]) -> tuple[CompositeReward, list[ScoredVideo]]:
+    """The rewards, tried out before anything is sampled, and a row for each clip."""
+    from sage_grpo.clips.files import ScoredVideo, judge
+    from sage_grpo.models.devices import choose_device
 
-    ours = {out / clip.file for clip in clips}
-    others = [file for file in sorted(out.rglob("*")) if file.suffix.lower() in SUFFIXES and file not in ours]
-    if others:
-        raise ValueError(
-            f"--rewards scores the clips of --out, which has others already ({others[0]}): name a new folder."
-        )
+    rows = [ScoredVideo(clip.file, clip.prompt.text, {**clip.prompt.metadata, **clip.images}) for clip in clips]
+    return judge(options.rewards, rows, choose_device(options.model.device)), rows
 
 
-def _pairs(options: Options, out: Path, clips: Sequence[Clip], prompts: Sequence[Prompt], device: torch.device) -> str:
-    """Score the files as they were written, for they are what will be learned; write which are best and worst; a sentence for people."""
-    from sage_grpo.clips.files import best_and_worst, refuse_unscored, score_videos
+def _pairs(
+    out: Path,
+    reward: CompositeReward,
+    rows: Sequence[ScoredVideo],
+    batches: Sequence[tuple[torch.Tensor, Sound | None]],
+    fps: float,
+) -> str:
+    """Score the clips as they were sampled, without the codec's loss; write which are best and worst; a sentence for people."""
+    from sage_grpo.clips.files import best_and_worst, refuse_unscored, score_clips, write_scores
     from sage_grpo.data.examples import LISTS
 
-    told = [
-        {**prompts[place // options.per_prompt].metadata, **clip.images, "prompt": clip.prompt.text, "video": clip.file}
-        for place, clip in enumerate(clips)
-    ]
-    replace_text(out / "prompts.jsonl", _lines(told))
-    rows = score_videos(
-        out, out / "prompts.jsonl", options.rewards, output=out, device=device, batch_size=options.batch
+    rest = iter(rows)
+    for batch, sound in batches:
+        some = [*islice(rest, len(batch))]
+        for row in some:
+            row.fps = fps
+        score_clips(reward, some, batch, sound)
+    write_scores(out, rows)
+    replace_text(
+        out / "prompts.jsonl", _lines([{**row.metadata, "prompt": row.prompt, "video": row.video} for row in rows])
     )
     refuse_unscored(out, rows)
-    found = best_and_worst(rows)
-    replace_text(out / LISTS[0], _lines(found))
-    alike = len({row.prompt for row in rows}) - len(found)
+    pairs = best_and_worst(rows)
+    replace_text(out / LISTS[0], _lines(pairs))
+    alike = len({row.prompt for row in rows}) - len(pairs)
     left = (
         f" {alike} prompts are left out: fewer than two of their clips have a score, or all have the same."
         if alike
         else ""
     )
-    return f"{len(clips)} clips, their scores and {len(found)} pairs ({LISTS[0]}) in {out}.{left}"
+    return f"{len(rows)} clips, their scores and {len(pairs)} pairs ({LISTS[0]}) in {out}.{left}"
 
 
 def _lines(rows: Sequence[Mapping[str, object]]) -> str:

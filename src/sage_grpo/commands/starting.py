@@ -46,7 +46,7 @@ def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> 
         return None, words
     if os.path.isfile(f"{named}/config.yaml"):
         raise ConfigError(f"{named} is the folder of a run, no recipe: --config {named}/config.yaml has its settings.")
-    return extended(kind, recipe(str(named))), [*words, f"--recipe={named}"]
+    return extended(kind, recipe(str(named), given(words, "rollout.steps"))), [*words, f"--recipe={named}"]
 
 
 def extended(kind: type[Options], config: TrainConfig, **more: Any) -> Options:

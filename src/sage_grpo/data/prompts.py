@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hints import did_you_mean, nearest
+from sage_grpo.ranges import check_prompt
 from sage_grpo.types import VideoSpec
 
 COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
@@ -58,6 +59,9 @@ class Prompt:
     """The clip that rollouts start from, for video-to-video."""
     conditions: tuple[Condition, ...] = ()
     """Pictures and clips at places, for models that take them."""
+
+    def __post_init__(self) -> None:
+        check_prompt(self.text)
 
     @property
     def files(self) -> tuple[Path, ...]:

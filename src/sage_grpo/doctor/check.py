@@ -26,6 +26,7 @@ STYLE = {"pass": "green", "skip": "dim", "warn": "bold yellow", "fail": "bold re
 WHY = {
     "versions": "the model families are written against these libraries' own modules: older ones compute something else, or crash",
     "device": "bfloat16 is hundreds of times slower on a CPU, and a GPU that is shared runs out of memory after an hour",
+    "plan": "steps that cannot explore or that nobody trains are found here in a second, and in a run after the model is loaded",
     "files": "a weight that is missing gets random values, and a tokenizer without its files an empty vocabulary: both look plausible",
     "prompts": "scores of prompts that are trained on say nothing about others, and a prompt that is there twice counts twice",
     "distilled": "a distilled network has its guidance and its few steps inside: with guidance on top, or many steps, it burns its pictures",
@@ -62,6 +63,7 @@ WHY = {
 REMEDY = {
     "versions": "pip install -U the libraries that are too old",
     "device": "end what else runs on the GPU (nvidia-smi), or take another with model.device",
+    "plan": "set what is named; `sage-grpo inspect` shows the steps of a schedule",
     "files": "get what is named, or give the right path",
     "prompts": "keep data.eval_prompts apart from data.prompts, and every prompt once in its file",
     "distilled": "set what is named, here and wherever the model is sampled",

@@ -61,6 +61,10 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     """The list. A stage that cannot go on says so in a check of its own name, and those that need it are not reached."""
     yield machine.versions()
     yield machine.device(config.model, world.device)
+    plan = machine.plan(config, world.size)
+    yield plan
+    if plan.status == "fail":
+        return
     files = machine.files(config, world.size)
     yield files
     if files.status == "fail":

@@ -16,7 +16,7 @@ from sage_grpo.inspector import inspect_kernel, instabilities
 from sage_grpo.models.checkpoints.checkpoint import check_folder, resolve
 from sage_grpo.models.devices import choose_device, slow_dtype
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.session.preflight import needs, preflight, prompt_remarks
+from sage_grpo.session.preflight import check_plan, needs, preflight, prompt_remarks
 from sage_grpo.training.config import TrainConfig
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
@@ -62,6 +62,16 @@ def device(spec: ModelSpec, place: torch.device | None = None) -> Check:
     if spec.dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
         return Check("device", "fail", f"{value}, which it cannot compute in", free / total, remedy="use float32")
     return Check("device", "warn" if free < LITTLE_FREE * total else "pass", value, free / total)
+
+
+def plan(config: TrainConfig, ranks: int = 1) -> Check:
+    """Windows, steps, updates and ranks against one another, on a grid that needs no model."""
+    try:
+        found = check_plan(config, ranks).plan(0, [Prompt("")] * config.batch.prompts)
+    except ValueError as error:
+        return Check("plan", "fail", str(error))
+    trained = sorted({label for update in range(found.updates) for label in found.labels(update)})
+    return Check("plan", "pass", f"{config.rollout.steps} steps, {trained} trained in {found.updates} update(s)")
 
 
 def files(config: TrainConfig, ranks: int = 1) -> Check:

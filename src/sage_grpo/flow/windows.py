@@ -79,10 +79,10 @@ class Window:
 
     def flags(self, first: int, num_steps: int) -> tuple[bool, ...]:
         """The window that starts at a step."""
-        if not 0 <= first <= num_steps - self.size:
-            raise ValueError(
-                f"window covers steps {first} to {first + self.size - 1}, but the schedule has steps 0 to {num_steps - 1}."
-            )
+        last = num_steps - self.size
+        if not 0 <= first <= last:
+            places = f"may start at step 0 to {last}" if last >= 0 else "does not fit"
+            raise ValueError(f"A window that starts at step {first}: of {num_steps} steps one of {self.size} {places}.")
         return tuple(first <= index < first + self.size for index in range(num_steps))
 
     def draw(self, allowed: list[int], prompts: int, iteration: int, seed: int) -> list[list[int]]:

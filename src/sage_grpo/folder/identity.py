@@ -25,7 +25,9 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.effects import MEANING, affects
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.checkpoints.cache import digest
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_index, resolve
+from sage_grpo.models.lora import find_adapter
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.named import PREFIX
 from sage_grpo.parallel import checkpoint
@@ -60,7 +62,7 @@ def identify(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
     return {
         "prompts": _of_prompts(prompts),
         "eval_prompts": _of_prompts(held_out),
-        "weights": of_base(config.model) if given.model is None else of_weights(given.model),
+        "weights": of_checkpoint(config.model) if given.model is None else of_weights(given.model),
         "code": of_code(),
         "plugins": _of_plugins(config, given),
     }
@@ -86,7 +88,10 @@ def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, A
     known = meta.get("identity")
     known = known if isinstance(known, dict) else {}
     refused = {key: f"{old!r} -> {new!r}" for key, (old, new) in changed.items() if key not in free}
-    refused |= {name: what for name, what in CONTENT.items() if known.get(name) != identity[name]}
+    # An earlier version's fingerprint may be the beginning of today's.
+    refused |= {
+        name: what for name, what in CONTENT.items() if not f"{identity[name]}/".startswith(f"{known.get(name)}/")
+    }
     allowed = [key for key in refused if _covers(config.allow_changes, key)]
     wrong = [key for key in refused if key not in allowed]
     if wrong:
@@ -158,8 +163,18 @@ def _of_prompts(prompts: Sequence[Prompt]) -> str:
     return sha.hexdigest()
 
 
+def of_checkpoint(spec: ModelSpec) -> str:
+    """The files of the model that a configuration names: its components, then its index, its format and its frozen adapters."""
+    if spec.own_family is not None:
+        return of_base(spec)
+    folder = resolve(spec)
+    experts = read_index(folder).get("boundary_ratio") is not None
+    adapters = [fingerprint(find_adapter(one, experts=experts), [one.file]) for one in spec.adapters]
+    return f"{of_base(spec)}/{digest(fingerprint(folder, ['model_index.json', 'video.json']), *adapters)}"
+
+
 def of_base(spec: ModelSpec) -> str:
-    """The files of the model that a configuration names."""
+    """The components of the model that a configuration names."""
     if spec.own_family is not None:  # its files are its own affair; what names them counts
         return json.dumps([spec.family, spec.path, spec.revision])
     folder = resolve(spec)

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.documents import parse_json
-from sage_grpo.inside import NO_LINKS, check
+from sage_grpo.inside import NO_LINKS, check, regular
 from sage_grpo.parallel.heartbeat import own_place
 from sage_grpo.parallel.world import World
 
@@ -94,7 +95,7 @@ class FolderLock:
             raise ConfigError(
                 f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
             )
-        return os.fdopen(os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666), "a+")
+        return os.fdopen(os.open(regular(self.file), os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666), "a+")
 
     def _sign(self, stream: IO[str]) -> None:
         stream.truncate(0)
@@ -169,10 +170,26 @@ def _owner(stream: IO[str]) -> dict[str, Any]:
 
 
 ENTRIES = (
-    "config.yaml", "schedule.json", "metrics.jsonl", ".metrics.jsonl.partial", "events.jsonl", ".finished", "checkpoints", "final", "best", "videos",
-    "tensorboard", "profile", "report.html", "report_clips", "before_after",
+    "config.yaml", "schedule.json", "metrics.jsonl", ".metrics.jsonl.partial", "events.jsonl", ".finished", ".run_id", "checkpoints", "final", "best",
+    "videos", "tensorboard", "profile", "latents", "report.html", "report_clips", "before_after",
 )  # fmt: skip
 """What a run writes into its folder. None of it may lead out: the folder may be somebody else's, whose links would decide what is overwritten."""
+MARKS = ("metrics.jsonl", "events.jsonl", "schedule.json", "checkpoints")
+"""Entries that only a run makes."""
+LOGS = (".*", "*.log", "*.out", "*.err", "log*", "wandb")
+"""Names that a launcher, a shell or a file system may have given before the run started."""
+
+
+def refuse_strangers(out: Path) -> None:
+    """Refuse a folder that holds other files and no run, such as a home folder: a run would spread among them."""
+    names = sorted(os.listdir(out))
+    strange = [one for one in names if one not in ENTRIES and not any(fnmatch(one, log) for log in LOGS)]
+    if strange and not any(name in MARKS for name in names):
+        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        raise ConfigError(
+            f"{out} holds other files and no run: {', '.join(strange[:3])}{more}. Choose another `out`: a new folder, an empty one, or that of a run, "
+            "which is continued."
+        )
 
 
 @contextmanager
@@ -184,6 +201,7 @@ def owned(out: Path, world: World) -> Iterator[None]:
         lock.acquire()
         try:
             check(out, ENTRIES)
+            refuse_strangers(out)
         except ValueError:
             lock.release()
             raise

@@ -87,14 +87,13 @@ def find_checkpoint(run: Path, number: int | None = None) -> Path:
     """A whole checkpoint of a run; None is the newest good one."""
     from sage_grpo.parallel.checkpoint import find_fault, newest_good
 
-    root = inside(run, "checkpoints")
+    root = whole(run, "checkpoints")
     folder = newest_good(root) if number is None else root / f"{number:06d}"
     if folder is None or not folder.is_dir():
         there = ", ".join(str(one) for one in _numbers(run)) or "none"
         wanted = "usable checkpoint" if number is None else f"checkpoint {number}"
         raise FileNotFoundError(f"No {wanted} under {root} (there: {there}).")
-    whole(run, folder.relative_to(run))
-    fault = find_fault(folder)
+    fault = None if number is None else find_fault(folder)  # the newest good one was read for that
     if fault is not None:
         raise ValueError(f"Checkpoint {folder} is damaged: {fault}.")
     return folder

@@ -18,7 +18,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.forecast.counting import count_blocks, count_decoder
 from sage_grpo.forecast.published import PUBLISHED
 from sage_grpo.models import ModelError, lora
-from sage_grpo.models.checkpoints.checkpoint import resolve
+from sage_grpo.models.checkpoints.checkpoint import local_folder
 from sage_grpo.models.checkpoints.from_configs import Configs, weightless
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import first_given
@@ -131,7 +131,7 @@ def find_architecture(spec: ModelSpec) -> Architecture:
     """The architecture of a spec; ModelError where nothing on this machine tells it."""
     if spec.family is not None and spec.family not in FAMILIES:
         return Architecture(family=str(spec.family), source="a family of your own", spec=spec)
-    folder = _local(spec)
+    folder = local_folder(spec)
     if folder is not None:
         source = f"the config files of {folder}" if spec.path else "the package's own checkpoint"
         return dataclasses.replace(_architecture(spec, folder, source), folder=folder)
@@ -154,19 +154,6 @@ def build_architecture(spec: ModelSpec, configs: Configs, *, source: str) -> Arc
 def _architecture(spec: ModelSpec, folder: Path, source: str) -> Architecture:
     model = weightless(spec, folder)
     return Architecture(family=type(model).__module__.rpartition(".")[2], source=source, spec=spec, model=model)
-
-
-def _local(spec: ModelSpec) -> Path | None:
-    """The checkpoint's folder, if it is here: as a path, or in the hub's cache."""
-    if spec.path in (None, "shapes") or Path(str(spec.path)).expanduser().is_dir():
-        return resolve(spec)
-    if str(spec.path).count("/") != 1 or str(spec.path).startswith((".", "/", "~")):
-        return resolve(spec)  # says what is wrong with the path
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(str(spec.path), "transformer/config.json", revision=spec.revision)
-    index = try_to_load_from_cache(str(spec.path), "model_index.json", revision=spec.revision)
-    return Path(index).parent if isinstance(index, str) and isinstance(found, str) else None
 
 
 def _network(model: FamilyModel, measured: Network | None) -> Network:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sage_grpo.data.groups import Member, MicroBatch, share_out
 from sage_grpo.models.cheap import Guide
+from sage_grpo.printing import fixed
 from sage_grpo.training.anchor import Anchor, Reference
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import members_of
@@ -16,7 +17,7 @@ from sage_grpo.training.plan import Group, Plan, Replay
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
 """Of an iteration. shared: what members of a group have in common; sampling: what each runs for itself; idle: passes whose
 result nobody reads, which keep sharded ranks in step; reference: velocities of the anchor or the old policy, and for
-dpo of the other clip of a pair; replay: forward and backward; gauge: how far the updates moved the policy."""
+dpo of the other clip of a pair; replay: forward and backward; gauge: how far the updates moved the policy, once: where optimizer.max_kl acts it is measured again."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,17 @@ class Counts:
     """Of every rank, by phase."""
     padding: int
     """Replays of all ranks together that only keep others in step."""
+
+
+def evaluations_of(config: TrainConfig, plan: Plan, branches: Callable[[float], int]) -> str:
+    """Network evaluations of an iteration for people: of all ranks together, and for each of its clips. `branches` says how many a velocity
+    takes at a sigma."""
+    needed = references(config, plan.iteration, plan.updates)
+    ranks = count(plan, kinds(plan, branches), Guiding(branches), reference=needed).phases
+    sums = {phase: number for phase in PHASES if (number := sum(rank[phase].clips for rank in ranks))}
+    total, clips = sum(sums.values()), len(plan.groups) * plan.group_size
+    parts = ", ".join(f"{number:,} {phase}" for phase, number in sums.items())
+    return f"{total:,} evaluations per iteration ({parts}), {fixed(total / clips, 1)} per clip; a guided one counts two"
 
 
 Work = Mapping[Hashable, Passes]

@@ -30,7 +30,7 @@ MEANS = {
     "idle": "to keep ranks in step; nobody reads them",
     "reference": "velocities of anchor or old policy, where not the live one's",
     "replay": "forward and backward",
-    "gauge": "how far the updates moved the policy",
+    "gauge": "how far the updates moved the policy; again where max_kl acts",
 }
 ESTIMATED = "seconds and memory are estimates: operations and bytes are counted on the network without weights, and nothing of this family was measured on a GPU"
 
@@ -269,10 +269,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
     """A few lines for the start of a run."""
-    busy = max(forecast.passes, key=lambda row: sum(one.clips for one in row.values()))
-    counted = ", ".join(f"{busy[phase].forwards} {phase}" for phase in PHASES if busy[phase].forwards)
-    lines = [f"passes of the network in an iteration: {counted}"]
-    lines += [text for text in (distilled(forecast), forecast.unexplored()) if text]
+    lines = [text for text in (distilled(forecast), forecast.unexplored()) if text]
     if not forecast.hardware.is_cpu and forecast.phases:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
@@ -281,7 +278,7 @@ def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
 
 
 def opening(config: TrainConfig, processes: int) -> list[str]:
-    """A few lines on passes, time and memory on this machine; none where a forecast cannot be made.
+    """A few lines on steps, time and memory on this machine; none where a forecast cannot be made.
 
     A run does not need one: what is wrong with its model or its arithmetic is said by those who need them right.
     """

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from sage_grpo.inside import alone
+
 if TYPE_CHECKING:  # a node of a cluster holds a process, and needs nothing of what that imports
     from sage_grpo.training.config import TrainConfig
 
@@ -63,7 +65,7 @@ class Process:
     def start(self) -> subprocess.Popen[str]:
         """The process; a new one where there is none, or where the last one ended."""
         if self._process is None or self._process.poll() is not None:
-            with self.log.open("ab") as log:
+            with alone(self.log).open("ab") as log:
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,16 @@ STYLES = ("-", "--", ":", "-.")
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
-    """The figures that the suite asks for, as far as there is something to draw."""
+    """The figures that the suite asks for, as far as there is something to draw, and to draw it with."""
     if not any(arm.counts["done"] for arm in summary.arms.values()):
+        return []
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as missing:
+        warnings.warn(
+            f"No figures: matplotlib cannot be imported ({missing}). pip install matplotlib; sage-grpo compare --table FOLDER then draws them.",
+            stacklevel=2,
+        )
         return []
     return [file for name in summary.suite.figures if (file := DRAW[name](summary, folder / f"{name}.png")) is not None]
 

@@ -80,14 +80,14 @@ class Job:
 
 
 def prepare(
-    suite: Suite, recipe: Callable[[str], TrainConfig], check: Callable[[TrainConfig], object] = lambda config: None
+    suite: Suite, recipe: Callable[..., TrainConfig], check: Callable[[TrainConfig], object] = lambda config: None
 ) -> list[Job]:
     """All jobs, seed by seed, long runs first; `check` is what a configuration has to pass before anything starts."""
     arms = []
     for arm in suite.arms:
         try:
-            start = recipe(arm.recipe)
-            config = configured(suite, arm, start)
+            start, steps = recipe(arm.recipe), {**suite.options, **arm.options}.get("rollout.steps")
+            config = configured(suite, arm, recipe(arm.recipe, steps))
             check(config)
         except (ValueError, FileNotFoundError) as error:
             how = f"\n{suite.notes}" if isinstance(error, FileNotFoundError) and suite.notes else ""

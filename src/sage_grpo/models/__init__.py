@@ -1,5 +1,28 @@
 """Models: what a family has to give (base), what it is made from (spec), how it is sampled (policy, sampling), and the families themselves."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
 
 class ModelError(ValueError):
     """A model cannot be loaded or used as asked; the message says what to do."""
+
+
+def no_numbers(what: str, modules: Iterable[nn.Module]) -> ModelError:
+    """The error for a result that holds NaN or infinity. Only now are the weights read, to name the one that is to blame."""
+    names = (
+        f"{type(module).__name__}'s {name}"
+        for module in modules
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if not bool(tensor.isfinite().all())
+    )
+    blamed = next(names, None)
+    cause = (
+        f"{blamed} holds NaN or infinity" if blamed else "its weights are finite, so it is the prompt or model.dtype"
+    )
+    return ModelError(f"{what} holds NaN or infinity and would be seen as black: {cause}. Load weights that are whole.")

@@ -18,6 +18,7 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.network.decoding import to_uint8
 from sage_grpo.named import NoSuchModule, import_object
+from sage_grpo.pretrained import from_pretrained
 from sage_grpo.types import VideoSpec
 
 Decode = Callable[[Tensor], Tensor]
@@ -63,7 +64,7 @@ def _tiny(folder: Path, model: VelocityModel) -> Callable[[Tensor], Tensor]:
     from diffusers import AutoencoderTiny
 
     vae: Any = (
-        AutoencoderTiny.from_pretrained(folder, use_safetensors=True).to(model.device).eval().requires_grad_(False)
+        from_pretrained(AutoencoderTiny, folder, use_safetensors=True).to(model.device).eval().requires_grad_(False)
     )
     channels, frames, *_ = model.latent_shape()
     if frames != 1 or vae.config.latent_channels != channels:

@@ -77,21 +77,21 @@ def load_trained(experts: Experts, source: str | Path) -> None:
 
 def save_trained(
     experts: Experts, folder: Path, weights: Mapping[str, Tensor], *, whole: bool
-) -> dict[str, dict[str, Tensor]]:
-    """Write the LoRAs of the transformers that are trained, or return their merged weights where whole ones are asked for.
+) -> tuple[dict[str, dict[str, Tensor]], lora.Merge]:
+    """Write the LoRAs of the transformers that are trained, or return their merged weights, and what merging rounded, where whole ones are asked for.
 
     `weights` replaces parameters by name.
     """
     unknown = weights.keys() - experts.parameters().keys()
     if unknown:
         raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
-    states = {}
+    states, merge = {}, lora.Merge()
     for component, transformer in experts.trained.items():
         prefix = experts.prefix(component)
         own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
         if whole:
-            states[component] = lora.merged_weights(transformer, own)
+            states[component] = lora.merged_weights(transformer, own, merge)
         else:
             target = lora.folder_of(folder, component) if prefix else folder
             lora.save_lora(target, transformer, own, experts.noise(component))
-    return states
+    return states, merge

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.flow.solvers import Solver
-from sage_grpo.models import ModelError, lora
+from sage_grpo.models import ModelError, lora, no_numbers
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.checkpoints import export
@@ -109,7 +109,7 @@ class FamilyModel(ABC):
         self.text_tokens = self.traits.text_tokens
         """Tokens of a prompt, as far as costs go by them."""
         self.choices: dict[str, str] = {}
-        """What was decided while loading and why, for people."""
+        """What was decided while loading and why, and what merging left of a LoRA, for people."""
         self.experts = Experts(spec, index, pipe)
         first = self.experts.components[0]
         self.transformer: Any = getattr(pipe, first)
@@ -286,9 +286,11 @@ class FamilyModel(ABC):
     ) -> dict[str, Tensor]:
         def encode() -> dict[str, Tensor]:
             with torch.no_grad():
-                if isinstance(image, tuple):
-                    return self._placed(image) | self._encode(prompt, None)
-                return self._encode(prompt, image)
+                placed = self._placed(image) if isinstance(image, tuple) else {}
+                made = placed | self._encode(prompt, None if isinstance(image, tuple) else image)
+            if not all(bool(tensor.isfinite().all()) for tensor in made.values()):
+                raise no_numbers("What is encoded of a prompt", [*self._modules("text"), *self._modules("vae")])
+            return made
 
         inputs = self._cache.get((prompt, image_key), encode)
         for name, tensor in self._batchable(inputs).items():
@@ -319,14 +321,16 @@ class FamilyModel(ABC):
         if self.spec.cache is None:
             return EncodingCache(None, "")
         folder = default_folder() if self.spec.cache == "auto" else Path(self.spec.cache).expanduser()
-        parts = [*self.traits.encoders, "tokenizer", "tokenizer_2", "tokenizer_3", "processor"]
-        size = ""
-        if self.takes_images:  # the picture is encoded at the clip's size
-            parts.append("vae")
-            size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
-        code = f"{type(self).__module__}.{type(self).__name__}/{self.index['_class_name']}/{self.spec.dtype}"
-        key = digest(fingerprint(self.folder, parts), code, size, self._reading())
-        return EncodingCache(folder, key)
+        # Of the networks that sample only their settings decide what encoding makes; everything else it may read.
+        networks = self.experts.all
+        files = ["model_index.json", *(f"{name}/config.json" for name in networks)]
+        files += [
+            name for name in self.index if has_component(self.index, name) and name not in (*networks, "scheduler")
+        ]
+        # A picture is encoded at the clip's size.
+        size = f"{self.video}/{self.pipe.vae.dtype}/{self.spec.vae_tiling}" if self.takes_images else ""
+        code = f"{type(self).__module__}.{type(self).__name__}/{self.spec.dtype}"
+        return EncodingCache(folder, digest(fingerprint(self.folder, files), code, size, self._reading()))
 
     def _encoder(self, name: str) -> Any:
         """An encoder, loaded when first needed and after unload_text."""
@@ -550,7 +554,7 @@ class FamilyModel(ABC):
         with torch.no_grad():
             for part in latents.split(1 if self.spec.vae_slicing else max(1, len(latents))):
                 z = self._to_vae(part.to(device=self._places["vae"], dtype=self.pipe.vae.dtype))
-                clips.append(to_uint8(self._pixels(z), frames))
+                clips.append(to_uint8(self._pixels(z), frames, self._modules("vae")))
                 if progress is not None:
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)
@@ -709,9 +713,11 @@ class FamilyModel(ABC):
         `weights` replaces parameters by name (an average, or what a sharded run gathered) without a second model.
         """
         folder, whole = Path(folder), merged or self.spec.lora is None
-        states = save_trained(self.experts, folder, weights or {}, whole=whole)
+        states, merge = save_trained(self.experts, folder, weights or {}, whole=whole)
         if whole:
             export.save_folder(self.folder, folder, states, self.dtype)
+        if merge.update:
+            self.choices["merged"] = export.describe_merge(merge, self.spec.dtype)
         export.write_card(folder, self, whole=whole)
 
     # ---- checks

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.documents import DocumentError, is_number, parse_json, shown
+from sage_grpo.documents import DocumentError, parse_json, shown
 from sage_grpo.hub import pinned_folder
 from sage_grpo.inside import replacing
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import opened_weights
 from sage_grpo.models.spec import AdapterSpec, LoraSpec
+from sage_grpo.pretrained import LORA_KEYS, lora_config_fault
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
@@ -101,7 +103,9 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha or lora.rank, target_modules=names)
     network.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
+    device = next(network.parameters()).device
+    # A network without storage gets an adapter without, whose first weights would take most of an export's time.
+    with torch.random.fork_rng(devices=[]), device if device.type == "meta" else nullcontext():
         torch.manual_seed(lora.seed)
         network.add_adapter(config, adapter_name=ADAPTER)
     for name, parameter in network.named_parameters():
@@ -171,7 +175,11 @@ def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert:
     }
     # Without its configuration a loader would take alpha = rank.
     config = _collate_lora_metadata({PREFIX: network}).get(f"{PREFIX}_lora_adapter_metadata") or {}
-    packed = {f"{PREFIX}.{key}": sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    packed = {
+        f"{PREFIX}.{key}": sorted(value) if isinstance(value, set) else value
+        for key, value in config.items()
+        if key in LORA_KEYS  # a newer peft's others would be refused on reading
+    }
     metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(packed, indent=2, sort_keys=True)}
     if expert is not None:
         metadata[EXPERT_KEY] = expert
@@ -208,12 +216,13 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
         network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
     except torch.OutOfMemoryError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+    except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         # diffusers and peft believe the file
         raise ModelError(
             f'"{folder}" holds no LoRA of this model ({type(error).__name__}: {" ".join(str(error).split())[:300]}). {ELSEWHERE}'
         ) from error
     _refuse_broken({name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}, folder)
+    network.train(network.training)  # peft's new layers drop out, whatever the mode of the network
     _compute_in_input_dtype(network)
 
 
@@ -222,13 +231,14 @@ FROZEN = "frozen"
 
 
 def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
-    """The folder of a frozen adapter, if it can be one of this model (with two experts or not); nothing of it is read."""
+    """The folder of a frozen adapter, if it can be one of this model (with two experts or not); only its header is read."""
     folder = pinned_folder(spec.path, option="model.adapters")
     if not (folder / spec.file).is_file():
         raise ModelError(f'model.adapters: there is no {spec.file} in "{spec.path}".')
     if experts != (spec.expert is not None):
         need = "expert: high or low, for the model has two" if experts else "no expert, for the model has one network"
         raise ModelError(f'model.adapters "{spec.path}" needs {need}.')
+    _check_configuration(_header(folder / spec.file), folder / spec.file)
     return folder
 
 
@@ -244,7 +254,7 @@ def fuse_adapter(pipe: Any, spec: AdapterSpec, folder: Path) -> None:
             network.load_lora_adapter(str(folder), prefix=PREFIX, **options)
     except torch.OutOfMemoryError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+    except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f'model.adapters: "{spec.path}" ({spec.file}) holds no LoRA of this model ({type(error).__name__}: '
             f"{' '.join(str(error).split())[:300]})."
@@ -265,6 +275,8 @@ class Header:
 
     shapes: Mapping[str, tuple[int, ...]]
     """By name."""
+    dtypes: Mapping[str, str]
+    """The same, in safetensors' names."""
     metadata: Mapping[str, str]
 
     @property
@@ -276,17 +288,22 @@ class Header:
 def read_header(folder: str | Path) -> Header:
     """The header of a saved LoRA, whoever saved it; ModelError where it is damaged, or holds none."""
     path = _file(Path(folder))
-    with opened_weights(path) as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-        shapes = {key: tuple(one.get_shape()) for key, one in slices.items()}
-        strange = {key: one.get_dtype() for key, one in slices.items() if one.get_dtype() not in STORED}
-        metadata = dict(file.metadata() or {})
-    if not shapes:
+    header = _header(path)
+    strange = {key: dtype for key, dtype in header.dtypes.items() if dtype not in STORED}
+    if not header.shapes:
         raise ModelError(f"{path} holds no tensor, so that it would change nothing. {ELSEWHERE}")
     if strange:
         key = sorted(strange)[0]
         raise ModelError(f"{path} holds {key} as {strange[key]}; a LoRA is stored as {', '.join(STORED)}. {ELSEWHERE}")
-    return Header(shapes, metadata)
+    return header
+
+
+def _header(path: Path) -> Header:
+    with opened_weights(path) as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        shapes = {key: tuple(one.get_shape()) for key, one in slices.items()}
+        dtypes = {key: one.get_dtype() for key, one in slices.items()}
+        return Header(shapes, dtypes, dict(file.metadata() or {}))
 
 
 def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
@@ -301,7 +318,7 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
             f"change nothing. {ELSEWHERE}"
         )
     weights = {name: module.weight.shape for name, module in network.named_modules() if isinstance(module, nn.Linear)}
-    there, ranks = {name for name, _ in network.named_modules()}, {}
+    there = {name for name, _ in network.named_modules()}
     for key, shape in own.items():
         half = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
         if half is None:
@@ -317,31 +334,37 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
             if other is None or rank < 1 or tuple(shape) != tuple(wanted):
                 fault = "has no other half" if other is None else f"has the shape {list(shape)}, the layer {list(base)}"
                 raise ModelError(f'"{folder}": {key} {fault}. {ELSEWHERE}')
-            ranks[name] = rank
-    _check_configuration(header.metadata, max(ranks.values(), default=0), folder)
+    _check_configuration(header, folder / FILE)
 
 
-def _check_configuration(metadata: Mapping[str, str], largest: int, folder: Path) -> None:
-    """What diffusers makes layers by: a rank that the weights do not have would only be found out after memory was taken for it."""
+def _check_configuration(header: Header, file: Path) -> None:
+    """Refuse a file whose configuration diffusers would make other layers by than its weights are, or would import code for."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 
-    text = metadata.get(LORA_ADAPTER_METADATA_KEY)
+    text = header.metadata.get(LORA_ADAPTER_METADATA_KEY)
     if text is None:
         return
-    what = f"{folder / FILE}: its configuration ({LORA_ADAPTER_METADATA_KEY})"
+    what = f"{file}: its configuration ({LORA_ADAPTER_METADATA_KEY})"
+    halves = {key.partition(".lora_A.")[0]: shape[:1] for key, shape in header.shapes.items() if ".lora_A." in key}
+    magnitudes = {
+        key.partition(".lora_magnitude_vector")[0] for key in header.shapes if ".lora_magnitude_vector" in key
+    }
+    largest = max((rank for shape in halves.values() for rank in shape), default=math.inf)
     try:
         config = parse_json(text, what)
         if not isinstance(config, dict):
             raise DocumentError(f"{what} must be an object, got {shown(config)}.")
+        parts: dict[str, dict[str, Any]] = {}  # by network
         for key, value in config.items():
-            name = key.rpartition(".")[2]
-            numbers = {"r": [value], "lora_alpha": [value]}.get(name, [])
-            if name in ("rank_pattern", "alpha_pattern"):
-                numbers = list(value.values()) if isinstance(value, dict) else [value]
-            for number in numbers:
-                most = largest if name in ("r", "rank_pattern") and largest else math.inf
-                if not is_number(number) or not 0 < number <= most:
-                    raise DocumentError(f"{what}: {key} is {shown(number)}, which its weights do not have.")
+            network, _, name = key.partition(".")
+            parts.setdefault(network, {})[name or network] = value
+        fault = next(filter(None, (lora_config_fault(part, largest) for part in parts.values())), None)
+        dora = any(part.get("use_dora") for part in parts.values())
+        odd = sorted((halves.keys() if dora else set()) ^ magnitudes)
+        if fault is None and odd:
+            fault = f"says use_dora {shown(dora)}, and its weights {'lack' if dora else 'have'} {odd[0]}.lora_magnitude_vector"
+        if fault is not None:
+            raise DocumentError(f"{what} {fault}.")
     except DocumentError as error:
         raise ModelError(f"{error} {ELSEWHERE}") from error
 
@@ -372,8 +395,36 @@ def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
     )
 
 
-def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The network's plain weights with its active adapters folded in, under their plain names.
+@dataclass
+class Merge:
+    """Measures the rounding of weights that a LoRA is folded into, over all layers: its update may be smaller than their last digit."""
+
+    update: float = 0.0
+    """Squared norm of the update."""
+    along: float = 0.0
+    """Inner product of update and change. The norm of the change would not do: where few weights move, each moves too far."""
+    missed: float = 0.0
+    """Squared norm of update - change."""
+
+    def add(self, update: Tensor, change: Tensor) -> None:
+        """Count a layer."""
+        self.update += float(update.square().sum(dtype=torch.float64))
+        self.along += float((update * change).sum(dtype=torch.float64))
+        self.missed += float((update - change).square().sum(dtype=torch.float64))
+
+    @property
+    def share(self) -> float:
+        """Share of the update that the change has along it; 1 for no update."""
+        return self.along / self.update if self.update else 1.0
+
+    @property
+    def distance(self) -> float:
+        """Norm of the difference between merged weights and base + LoRA, as a share of the update's norm."""
+        return math.sqrt(self.missed / self.update) if self.update else 0.0
+
+
+def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Merge) -> dict[str, Tensor]:
+    """The network's plain weights with its active adapters folded in, under their plain names; `merge` measures what that rounds.
 
     `weights` replaces parameters by name; it holds all of them where the network itself is sharded.
     """
@@ -385,11 +436,14 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
         if not isinstance(module, LoraLayer):
             continue
         base = state[f"{name}.weight"]
-        merged = base.detach().float()
+        merged = start = base.detach().float()
+        update = torch.zeros_like(start)
         for adapter in module.active_adapters:
             up, down = (own[f"{name}.lora_{side}.{adapter}.weight"].detach().float() for side in "BA")
-            merged = merged + module.scaling[adapter] * (up @ down).to(merged.device)
+            part = module.scaling[adapter] * (up @ down).to(merged.device)
+            merged, update = merged + part, update + part
         state[f"{name}.weight"] = merged.to(base.dtype)
+        merge.add(update, state[f"{name}.weight"].float() - start)
     return state
 
 

@@ -15,7 +15,7 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.solvers import GridSolver, Solver, SolverName
 from sage_grpo.flow.transition import Transition
 from sage_grpo.gaussian import Gaussian
-from sage_grpo.models import ModelError
+from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.base import BringsSolver, Progress, VelocityModel
 from sage_grpo.types import Conditioning
 
@@ -100,9 +100,15 @@ def integrate(
                 raise ValueError(f"Step {index} is stochastic: pass noise, a function from the step to standard noise.")
             else:
                 x = gaussian.sample(noise(index))
+            _check_finite(policy.model, x, index + 1)
             if progress is not None:
                 progress(index + 1, policy.schedule.num_steps)
     return x
+
+
+def _check_finite(model: VelocityModel, x: Tensor, step: int) -> None:
+    if not bool(x.isfinite().all()):
+        raise no_numbers(f"The sample after step {step}", [model.network, *model.others])
 
 
 def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: float | None = None) -> Solver:
@@ -132,6 +138,7 @@ def solve(
     velocity = partial(model.velocity, conditions=conditions)
     for index in range(solver.num_steps):
         x = solver.step(index, x, velocity)
+        _check_finite(model, x, index + 1)
         if progress is not None:
             progress(index + 1, solver.num_steps)
     return x

@@ -14,6 +14,8 @@ from torch import Tensor
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.solvers import Velocity
 from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.checkpoint import component_class, in_words
+from sage_grpo.models.checkpoints.files import read_json
 
 SHIFT = {
     "FlowMatchEulerDiscreteScheduler": "shift",
@@ -60,12 +62,12 @@ def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool, dynam
             f'The scheduler of "{folder}" is a {class_name}; supported are {", ".join(supported)}. Save the pipeline with one '
             "of them, for example FlowMatchEulerDiscreteScheduler(shift=5.0)."
         )
-    import diffusers
-
-    try:
-        scheduler = getattr(diffusers, class_name).from_pretrained(folder, subfolder="scheduler", local_files_only=True)
-    except ImportError as error:  # beta sigmas
-        raise ModelError(f'The scheduler of "{folder}" needs a package that is not installed: {error}') from error
+    kind = component_class(folder, index, "scheduler")
+    with in_words(folder, "scheduler"):
+        try:
+            scheduler = kind.from_config(read_json(folder / "scheduler" / "scheduler_config.json"))
+        except ImportError as error:  # beta sigmas
+            raise ModelError(f'The scheduler of "{folder}" needs a package that is not installed: {error}') from error
     honoured = _EVERYWHERE | (_MULTISTEP if SHIFT[class_name] == "flow_shift" else {})
     honoured |= {"use_dynamic_shifting": (False, True)} if dynamic else {}
     for name, values in honoured.items():

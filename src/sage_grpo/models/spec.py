@@ -11,7 +11,8 @@ from sage_grpo.effects import Content, Machine, Speed, Training, Values
 from sage_grpo.hints import did_you_mean
 from sage_grpo.models import ModelError
 from sage_grpo.named import NoSuchModule, import_named, is_object, is_there, refuse_object
-from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, checked
+from sage_grpo.pretrained import MOST_ALPHA
+from sage_grpo.ranges import Count, Finite, Fps, Positive, Range, Seed, check_prompt, checked
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class LoraSpec:
 
     rank: Count = 32
     """Rank of the update."""
-    alpha: Positive | None = None
+    alpha: Annotated[float, Range(0, MOST_ALPHA, open_below=True)] | None = None
     """Scale: the update is multiplied by alpha / rank. None means alpha = rank."""
     targets: list[str] = field(default_factory=list)
     """Linear modules to adapt: names inside a transformer block ("attn.to_q", "to_q", "ff.*") or full names with
@@ -155,6 +156,7 @@ class ModelSpec:
     writes none."""
 
     def __post_init__(self) -> None:
+        check_prompt(self.negative_prompt, "model.negative_prompt")
         family = self.own_family or ""
         module = family.partition(":")[0].removesuffix(".py").replace("/", ".")
         if module != family:

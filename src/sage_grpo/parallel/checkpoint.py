@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from sage_grpo.documents import DocumentError, demand, read_json, read_object, shown
+from sage_grpo.inside import regular
 from sage_grpo.parallel.world import World
 
 FORMAT = 1
@@ -45,6 +46,17 @@ class SaveFailed(Exception):
     """A checkpoint could not be written. All ranks raise it alike; what was saved before is still there."""
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A second Ctrl-C does not wait for a save: what it leaves is no checkpoint, and the next run removes it."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            "Interrupted while a checkpoint was saved. The same command continues from the newest whole one."
+        ) from stop
+
+
 class Writer:
     """Writes checkpoints at once, or in the background from a copy of this process's shards in CPU memory."""
 
@@ -53,6 +65,7 @@ class Writer:
         self._pool = ThreadPoolExecutor(1, "checkpoint")  # starts its thread with its first job
         self._job: Future[Path] | None = None
 
+    @_interruptible()
     def save(
         self,
         root: Path,
@@ -76,6 +89,7 @@ class Writer:
         """Whether a write in the background has gone wrong on this process; `finish` says how."""
         return self._job is not None and self._job.done() and self._job.exception() is not None
 
+    @_interruptible()
     def finish(self) -> None:
         """Wait for the write that is under way; raises what went wrong with it."""
         job, self._job = self._job, None
@@ -196,12 +210,14 @@ def _together(world: World) -> Iterator[None]:
         yield
     except dcp.CheckpointException as failed:  # no subclass of Exception: it would pass every handler above
         rank, (error, _) = next(iter(failed.failures.items()))
-    except (OSError, ValueError) as failed:
+    except (OSError, ValueError, KeyboardInterrupt) as failed:
         error = failed
     where = "" if world.files is None else f"rank {rank}: "
     own = "" if error is None else f"{where}{type(error).__name__}: {error}"[:500]
     # Over a group of its own: a write in the background must not meet the training's messages.
     told = [text for text in world.texts(own, world.files) if text]
+    if isinstance(error, KeyboardInterrupt):
+        raise error
     if told:
         raise SaveFailed(told[0]) from error
 
@@ -320,7 +336,7 @@ def prune(root: Path, keep: int, newest: int, spare: int | None = None) -> None:
 
 def _fingerprint(file: Path, *, sync: bool = False) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=16)
-    with file.open("rb") as stream:
+    with regular(file).open("rb") as stream:
         while block := stream.read(1 << 22):
             digest.update(block)
         if sync:

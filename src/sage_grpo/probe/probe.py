@@ -235,7 +235,7 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
     for eta in chosen_etas(config, spec):
         dataclasses.replace(config.kernel, eta=eta).build()  # an eta that the kernel does not take fails here
     found = choice.find(config.model)
-    reward = load_rewards(config, prompts[0], World())
+    reward = load_rewards(config, prompts, World())
     reward.refuse_comparing(
         "what it says of clips of different settings cannot be compared. Probe with another reward."
     )

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from sage_grpo.hints import did_you_mean
+from sage_grpo.hints import did_you_mean, family_hint
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
 from sage_grpo.training.config import TrainConfig
 
 PINNED = ("guidance_scale", "guidance_scale_2", "frames", "height", "width", "fps", "shift")
 """Fields of a model that are facts of one checkpoint."""
+MOST_DIGITS = 5
+"""A number of steps has fewer: windows are lists of steps, which are made before anything is checked."""
 
 
 def names() -> list[str]:
@@ -37,8 +39,12 @@ def meanings() -> dict[str, dict[str, str]]:
     }
 
 
-def recipe(name: str) -> TrainConfig:
-    """The configuration of this name; a method alone is meant on the shapes world, a target alone with SAGE."""
+def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
+    """The configuration of this name; a method alone is meant on the shapes world, a target alone with SAGE.
+
+    `steps` is the run's own `rollout.steps`, where that is set: drawn windows then stand at the same share of them. A text that is no
+    number of steps changes nothing: whoever parses the options refuses it.
+    """
     base, _, setting = name.rpartition("/")
     if setting not in SETTINGS:
         base, setting = name, ""
@@ -50,10 +56,15 @@ def recipe(name: str) -> TrainConfig:
         raise ValueError(
             f"There is no recipe {name!r}. Targets: {', '.join(TARGETS)}; methods: {', '.join(METHODS)}; besides: "
             f"{', '.join(WHOLE)}; reward settings at the end: {', '.join(f'/{key}' for key in SETTINGS)}."
-            + did_you_mean(name, [*TARGETS, *METHODS, *names()])
+            + (family_hint(name, TARGETS) or did_you_mean(name, [*TARGETS, *METHODS, *names()]))
         )
     target, _, method = base.partition("/")
     config = WHOLE[base]() if base in WHOLE else METHODS[method](TARGETS[target]())
+    text = str(steps)
+    if config.rollout.window.kind == "drawn" and text.isdecimal() and len(text) < MOST_DIGITS and int(text):
+        start = TARGETS[target]()
+        start = replace(start, rollout=replace(start.rollout, steps=int(text)))
+        config = replace(config, rollout=METHODS[method](start).rollout)
     if setting:
         config = _with_setting(config, name, setting)
     return replace(config, out=f"runs/{target}-{method}{f'-{setting}' if setting else ''}")

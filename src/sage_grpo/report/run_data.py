@@ -244,7 +244,7 @@ def _iteration(file: Path) -> int:
 
 def _json(file: Path) -> dict[str, Any] | None:
     try:
-        found = read_json(file) if file.is_file() else None  # a pipe would be waited for
+        found = read_json(file) if file.is_file() else None
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

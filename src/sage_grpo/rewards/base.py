@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -69,6 +70,8 @@ def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
 
 SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
 """Format of the clip on which rewards are tried out; every reward that ships can score it."""
+TRIED = 8
+"""Prompts at most that a reward is tried with, as long as it gives NaN."""
 
 
 class CompositeReward:
@@ -311,14 +314,15 @@ class CompositeReward:
         prompt: str,
         *,
         metadata: Mapping[str, Any] | None = None,
+        others: Sequence[tuple[str, Mapping[str, Any]]] = (),
         video: VideoSpec | None = None,
         gradient: bool = False,
         sampled: bool = False,
     ) -> str:
         """Call every reward once with a small clip, and with `gradient` differentiate those that count; returns what is wrong, or nothing.
 
-        A clip that a reward cannot score (no text to read, no face) is no fault; raising is, and so is a wrong return or a
-        server that does not answer. What fails on the small clip is tried again in the run's own format, if that is known. A reward of
+        A clip that a reward cannot score (no text to read, no face) is no fault where it says why; raising is one, and so is a wrong return, a
+        server that does not answer, or NaN without a reason for this prompt and all `others` (each with its metadata). What fails on the small clip is tried again in the run's own format, if that is known. A reward of
         latents is not tried: what they look like, the model says. sampled: whether there will be latents at all.
         """
         problems = []
@@ -327,7 +331,7 @@ class CompositeReward:
             if member.reads_latents and not sampled:
                 raise RewardConfigError(without_latents(member.spec))
             if member.spec.try_out and not member.reads_latents:
-                attempt = partial(_try, member, prompt=prompt, metadata=metadata, gradient=gradient)
+                attempt = partial(_try, member, prompts=((prompt, metadata or {}), *others), gradient=gradient)
                 problem = attempt(SMALL if video is None else replace(SMALL, fps=video.fps))
                 if problem and video is not None:
                     problem = attempt(video)
@@ -339,22 +343,27 @@ class CompositeReward:
         return "\n".join(problems)
 
 
-def _try(member: Member, video: VideoSpec, *, prompt: str, metadata: Mapping[str, Any] | None, gradient: bool) -> str:
+def _try(member: Member, video: VideoSpec, *, prompts: Sequence[tuple[str, Mapping[str, Any]]], gradient: bool) -> str:
+    """What is wrong with a reward's scores of a clip with the first prompt; with the others, where it gives none for that."""
     picture = _moving_picture(video)
     videos = torch.cat([picture, picture.flip(3)]) if member.compares else picture
-    clips = ClipBatch(
-        videos, [prompt] * len(videos), video.fps, [metadata or {}] * len(videos), sound=_noise(video, len(videos))
+    sound = _noise(video, len(videos))
+    clips, *others = (
+        ClipBatch(videos, [text] * len(videos), video.fps, [metadata] * len(videos), sound=sound)
+        for text, metadata in prompts
     )
     try:
         outcome = member.score(clips)
         if gradient and member.weights and not outcome.failures:
             floats = clips.videos.float().requires_grad_()
             member.differentiable(floats, clips.prompts, clips.fps, clips.metadata).sum().backward()
+        raised = [failure.reason for failure in outcome.failures if failure.raised or member.asks_others]
+        if not raised and all(one.is_silent(member.weights) for one in chain([outcome], map(member.score, others))):
+            raised = [f"{outcome.failures[0].reason} without a reason, and so for each of {len(prompts)} prompts"]
     except RewardConfigError as error:
         return str(error)
-    raised = [failure.reason for failure in outcome.failures if failure.raised or member.asks_others]
     size = f"{video.frames} frames of {video.height} x {video.width} at {video.fps:g} fps"
-    return f"{raised[0]} (a clip of {size}, prompt {prompt[:120]!r})" if raised else ""
+    return f"{raised[0]} (a clip of {size}, prompt {prompts[0][0][:120]!r})" if raised else ""
 
 
 def _noise(video: VideoSpec, count: int) -> Sound:

@@ -7,9 +7,9 @@ import inspect
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.types import ComparesClips, DifferentiableReward, PartScores, Reads, ReadsFrames, Reward, Sound
 
 SHOWN = 5
-"""Failures of an iteration that are told one by one."""
+"""Reasons of an iteration's failures that are printed."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,15 @@ class Failure:
     """What happened."""
     raised: bool = False
     """Whether the call itself failed (an exception, a wrong return); else the reward gave up on this clip."""
+    silent: bool = False
+    """Whether the reward gave up on this clip without a reason."""
+    clips: int = 1
+    """Clips that it stands for: all those of one reward and reason."""
 
     def describe(self) -> str:
         """Reward, prompt and reason in one line."""
         prompt, reason = " ".join(self.prompt.split())[:120], " ".join(self.reason.split())[:500]
-        return f"{self.reward} on {prompt!r}: {reason}"
+        return f"{self.reward}{f' x{self.clips}, first' if self.clips > 1 else ''} on {prompt!r}: {reason}"
 
 
 class RewardFailure(RuntimeError):
@@ -76,11 +80,21 @@ class FailureReport:
         return dict(Counter(failure.reward for failure in self.failures))
 
 
-def describe_failures(counts: dict[str, int], total: int, lines: list[str]) -> str:
-    """A line for every reward that failed on some of the clips, then the first failures; empty when there is none."""
+def merged(failures: Iterable[Failure]) -> list[Failure]:
+    """Failures of one reward and reason as one, which names the first clip."""
+    alike: dict[tuple[str, str], Failure] = {}
+    for one in failures:
+        first = alike.get((one.reward, one.reason))
+        alike[one.reward, one.reason] = replace(first, clips=first.clips + one.clips) if first else one
+    return list(alike.values())
+
+
+def describe_failures(counts: dict[str, int], total: int, failures: Iterable[Failure]) -> str:
+    """A line for every reward that failed on some of the clips, then the first reasons; empty when there is none."""
     text = [f"{reward} could not score {count} of {total} clips" for reward, count in counts.items() if count]
-    text += [f"  {line}" for line in lines[:SHOWN]]
-    more = sum(counts.values()) - len(lines[:SHOWN])
+    shown = merged(failures)[:SHOWN]
+    text += [f"  {one.describe()}" for one in shown]
+    more = sum(counts.values()) - sum(one.clips for one in shown)
     return "\n".join([*text, *([f"  and {more} more"] if more > 0 else [])])
 
 
@@ -144,6 +158,12 @@ class Outcome:
     """Reasons that the reward gave for clips that it scored."""
     seconds: float = 0.0
     """How long it took."""
+
+    def is_silent(self, counting: Collection[str]) -> bool:
+        """Whether no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
+        finite = [values.isfinite() for part, values in self.values.items() if part in counting or not counting]
+        scored = torch.stack(finite).all(0) if counting else torch.stack(finite).any(0)
+        return not scored.any() and all(failure.silent for failure in self.failures)
 
 
 class Member:
@@ -331,7 +351,8 @@ class Member:
             shown = ", ".join(f"{part} = {number}" for part, number in bad.items())
             if bad:
                 reason = result.reasons.get(offset, f"returned {shown}")
-                outcome.failures.append(about(index, clips.prompts[index], reason))
+                silent = offset not in result.reasons
+                outcome.failures.append(about(index, clips.prompts[index], reason, silent=silent))
             elif offset in result.reasons:
                 outcome.remarks.append(about(index, clips.prompts[index], result.reasons[offset]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 GAIN = 1 / 3
@@ -12,6 +13,10 @@ LARGEST_STEP = 1.5
 """The factor changes by at most this, up or down, from one rollout to the next."""
 LEAST = 1e-3
 """The factor never falls below this: a run that needs less is broken in another way."""
+SLACK = 0.02
+"""A step that is scaled back to a KL has it to within this share."""
+TRIES = 12
+"""Shares of a step that are measured at most; two to four are usual."""
 
 
 class Pace:
@@ -52,6 +57,23 @@ class Pace:
         self.factor, self.brake = float(state["factor"]), float(state["brake"])
 
 
-def share_kept(kl: float, most: float | None) -> float:
-    """How much of a step that moved the policy by `kl` may stay so that `most` remains of it; the KL is quadratic in the step."""
-    return 1.0 if most is None or kl <= most else math.sqrt(most / kl)
+def share_kept(kl: float, most: float, measure: Callable[[float], float]) -> float:
+    """The share of a step that may stay so that a KL of `most` remains, within SLACK of it; `kl` is that of the whole step.
+
+    `measure` gives the KL at a share. The KL is quadratic in short steps only, so shares are tried: the next one lies on the line through the
+    last two in logarithms; every fourth, or where that line leaves the bounds, halfway between these. Where no try is within SLACK, as where
+    rounding alone has a larger KL, it is the largest share whose KL was below.
+    """
+    if kl <= most * (1 + SLACK):
+        return 1.0
+    low, high, share, power = 0.0, 1.0, 1.0, 2.0
+    for number in range(TRIES):
+        guess: float = share * (most / kl) ** (1 / power)
+        if number % 4 == 3 or not low < guess < high:
+            guess = math.sqrt(low * high) or high / 2
+        last, share, last_kl, kl = share, guess, kl, max(measure(guess), 1e-30 * most)
+        if abs(kl - most) <= SLACK * most:
+            return share
+        low, high = (share, high) if kl < most else (low, share)
+        power = max(0.5, math.log(kl / last_kl) / math.log(share / last))
+    return low

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -14,9 +15,10 @@ from sage_grpo.crew.jobs import CrewError
 from sage_grpo.folder import identity, journal
 from sage_grpo.folder.identity import FINISHED, Found, find_run
 from sage_grpo.folder.lock import by_main, owned
+from sage_grpo.forecast.passes import evaluations_of
 from sage_grpo.forecast.show import opening
 from sage_grpo.inside import replace_text
-from sage_grpo.models.base import Explains
+from sage_grpo.models.base import Explains, RunsCheaply
 from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.world import RankLost, World, start
 from sage_grpo.rewards.member import RewardFailure
@@ -178,6 +180,7 @@ def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> in
             clip=trainer.objective.clip,
             device=str(trainer.model.device),
             parameters=trainer.state.size,
+            evaluations=evaluations_of(trainer.config, plan, partial(_branches, trainer)),
             choices=trainer.model.choices if isinstance(trainer.model, Explains) else None,
         )
     )
@@ -193,6 +196,12 @@ def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> in
     if found.changed:
         terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
     return trainer.state.iteration
+
+
+def _branches(trainer: Trainer, sigma: float) -> int:
+    """Network evaluations that one velocity takes in training."""
+    model = trainer.model
+    return model.branches(sigma, trainer.config.model.training_guidance) if isinstance(model, RunsCheaply) else 1
 
 
 def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: int | None) -> Metrics:

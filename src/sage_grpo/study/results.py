@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sage_grpo.printing import fixed, percent
+from sage_grpo.printing import fixed, percent, spreadsheet_cell
 from sage_grpo.statistics import Z95
 from sage_grpo.study.pairs import attentive, comparisons
 from sage_grpo.study.store import Store, Study, Vote
@@ -126,7 +126,7 @@ def _ranking(study: Study, prompts: np.ndarray) -> list[dict[str, Any]]:
 
 
 def to_csv(store: Store) -> str:
-    """One row per vote and dimension, attention checks included: `kind` tells them apart."""
+    """One row per vote and dimension, attention checks included: `kind` tells them apart. A text that a spreadsheet would compute is escaped."""
     votes, study = store.votes(), store.study
     flagged = {one["rater"] for one in raters(store, votes) if one["flagged"]}
     text = io.StringIO()
@@ -134,7 +134,7 @@ def to_csv(store: Store) -> str:
     writer.writerow(COLUMNS)
     for vote in votes:
         names = [
-            study.methods[side.method] + (" (spoilt)" if side.degraded else "")
+            spreadsheet_cell(study.methods[side.method]) + (" (spoilt)" if side.degraded else "")
             for side in (vote.task.left, vote.task.right)
         ]
         for dimension in study.dimensions:
@@ -143,7 +143,7 @@ def to_csv(store: Store) -> str:
             writer.writerow(
                 [
                     vote.rater, int(vote.rater in flagged), vote.place + 1, vote.task.kind, vote.task.prompt + 1,
-                    study.prompts[vote.task.prompt], *names, dimension, answer, choice, _time(vote.shown),
+                    spreadsheet_cell(study.prompts[vote.task.prompt]), *names, spreadsheet_cell(dimension), answer, choice, _time(vote.shown),
                     _time(vote.voted), f"{vote.voted - vote.shown:.3f}",
                 ]
             )  # fmt: skip

@@ -14,12 +14,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.documents import parse_json
+from sage_grpo.documents import DocumentError, demand, misfit, parse_json, shown
 from sage_grpo.study.pairs import Comparison, Shown, Task
 
 VERSION = 1
@@ -42,6 +43,18 @@ CREATE TABLE votes (
   task INTEGER PRIMARY KEY REFERENCES tasks, nonce TEXT NOT NULL UNIQUE, answers TEXT NOT NULL, voted REAL NOT NULL
 );
 """
+SIDES = "{0}method NOT BETWEEN 0 AND :methods - 1 OR {0}degraded NOT IN (0, 1)"
+FAULTS = {
+    "PRAGMA integrity_check(1)": "it is damaged",
+    "PRAGMA foreign_key_check": "a row belongs to none",
+    f"SELECT file FROM clips WHERE prompt NOT BETWEEN 0 AND :prompts - 1 OR {SIDES.format('')}": "it has a clip of nothing",
+    "SELECT :prompts WHERE (SELECT COUNT(*) FROM clips WHERE NOT degraded) != :prompts * :methods": "it lacks clips of its prompts",
+    f"SELECT id FROM tasks WHERE prompt NOT BETWEEN 0 AND :prompts - 1 OR {SIDES.format('left_')} OR {SIDES.format('right_')}": "it asks for nothing",
+    "SELECT task FROM votes JOIN tasks ON tasks.id = task WHERE NOT (shown BETWEEN 0 AND 2e11 AND voted BETWEEN 0 AND 2e11) OR shown IS NULL": "a vote has no time",
+}
+"""Queries that find nothing where all rows are ours (or "ok"), and what they find."""
+LARGEST = 1 << 26
+"""Bytes of a value; what a study asks has far fewer."""
 TASK = "prompt, left_method, left_degraded, right_method, right_degraded"
 
 
@@ -114,14 +127,6 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _study(settings: str, file: Path) -> Study:
-    """What the database says about itself; a folder may come from somebody else."""
-    try:
-        return Study(**parse_json(settings, f"{file}: its settings"))
-    except (ValueError, TypeError) as error:
-        raise StudyError(f"{file} is not the database of a study: {error}") from error
-
-
 class Store:
     """The database of a study; may be used by several threads, and by several processes at a time."""
 
@@ -133,21 +138,18 @@ class Store:
         self._lock = threading.RLock()
         self._db = _connect(file)
         try:
-            version, settings = self._db.execute("SELECT version, settings FROM study").fetchone()
-        except (sqlite3.DatabaseError, TypeError) as error:
+            self.study = _study(self._db, file)
+            self.votes()  # which reads every answer
+        except (sqlite3.Error, ValueError) as error:
             self._db.close()
-            raise StudyError(f"{file} is not the database of a study: {error}.") from error
-        if version != VERSION:
-            self._db.close()
-            raise StudyError(f"{file} is of version {version}; this program reads version {VERSION}.")
-        self.study = _study(settings, file)
+            raise error if isinstance(error, StudyError) else _strange(file, error) from error
 
     @classmethod
     def create(cls, file: Path, study: Study, clips: Mapping[tuple[int, Shown], str]) -> tuple[Store, str]:
         """A new database with no raters, and the token of its results; `clips` maps prompt and clip to a file name."""
         token = new_token()
         rows = [(prompt, shown.method, shown.degraded, name) for (prompt, shown), name in clips.items()]
-        db = _connect(file)
+        db = _connect(file, new=True)
         try:
             db.executescript(f"BEGIN IMMEDIATE;{SCHEMA}")
             db.execute("INSERT INTO study VALUES (?, ?, ?)", (VERSION, json.dumps(asdict(study)), hashed(token)))
@@ -181,7 +183,7 @@ class Store:
     def is_admin(self, token: str) -> bool:
         """Whether the token opens the results."""
         ((stored,),) = self._read("SELECT admin FROM study")
-        return secrets.compare_digest(stored, hashed(token))
+        return secrets.compare_digest(stored.encode(), hashed(token).encode())
 
     def rater_of(self, token: str) -> int | None:
         """The rater with this token."""
@@ -305,7 +307,7 @@ class Store:
             Vote(
                 rater=rater,
                 place=place,
-                answers=json.loads(answers),
+                answers=self._answers(answers),
                 shown=shown,
                 voted=voted,
                 task=Task(prompt, Shown(left, bool(left_spoilt)), Shown(right, bool(right_spoilt))),
@@ -313,14 +315,72 @@ class Store:
             for rater, place, answers, shown, voted, prompt, left, left_spoilt, right, right_spoilt in rows
         ]
 
+    def _answers(self, text: str) -> dict[str, str]:
+        """A vote's answers: one to every question, and no other."""
+        answers = parse_json(text, "a vote")
+        if not isinstance(answers, dict) or answers.keys() != self.study.dimensions.keys():
+            raise DocumentError(f"a vote must answer {', '.join(self.study.dimensions)}, got {shown(answers)}.")
+        demand(answers, dict.fromkeys(answers, str), "a vote")
+        if not set(answers.values()) <= set(ANSWERS):
+            raise DocumentError(f"an answer must be one of {', '.join(ANSWERS)}, got {shown(answers)}.")
+        return answers
 
-def _connect(file: Path) -> sqlite3.Connection:
-    """A connection that waits for other writers, and whose commits are on the disk."""
+
+def _strange(file: Path, why: object) -> StudyError:
+    return StudyError(f"{file} is not the database of a study: {str(why).rstrip('.')}.")
+
+
+def _connect(file: Path, *, new: bool = False) -> sqlite3.Connection:
+    """A connection that waits for other writers, and whose commits are on the disk. A file that is there is somebody's until its tables are
+    ours: a view or a trigger in it would run for as long as its maker likes."""
     db = sqlite3.connect(file, timeout=30, isolation_level=None, check_same_thread=False)
     try:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+        if not new and _tables(db) != _expected():
+            raise _strange(file, "its tables are not those that `sage-grpo study create` makes")
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             db.execute(f"PRAGMA {pragma}")
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, StudyError) as error:
         db.close()
-        raise StudyError(f"{file} is not the database of a study: {error}.") from error
+        raise error if isinstance(error, StudyError) else _strange(file, error) from error
     return db
+
+
+def _tables(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    """Everything that a database defines, and how."""
+    return db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+
+
+@cache
+def _expected() -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        return _tables(db)
+
+
+def _study(db: sqlite3.Connection, file: Path) -> Study:
+    """The question of a database whose every row is one that this program writes; StudyError names the first that is not."""
+    ((version, settings), *more) = db.execute("SELECT version, settings FROM study").fetchall() or [(None, None)]
+    if version != VERSION or more:
+        raise StudyError(f"{file} is of version {shown(version)}; this program reads version {VERSION}.")
+    content = parse_json(settings, "its settings")
+    fault = misfit(content, Study, "settings")
+    if fault:
+        raise _strange(file, fault)
+    study = Study(**content)
+    prompts, methods = len(study.prompts), len(study.methods)
+    if not (prompts and methods > 1 and study.dimensions and (study.against is None or 0 <= study.against < methods)):
+        raise _strange(file, f"its settings hold {shown(content)}")
+    if not all(len(one) == 2 and 0 <= one[0] < prompts and 0 <= one[1] < methods for one in study.pool):
+        raise _strange(file, f"it has clips {shown(study.pool)} of {prompts} prompts and {methods} methods")
+    for query, fault in FAULTS.items():
+        found = db.execute(query, {"prompts": prompts, "methods": methods}).fetchone()
+        if found not in (None, ("ok",)):
+            raise _strange(file, f"{fault} ({shown(found[0])})")
+    for table in ("study", "clips", "raters", "tasks", "votes"):
+        for _, column, kind, needed, _, key in db.execute(f"PRAGMA table_info({table})").fetchall():
+            kinds = (kind.lower(), *(() if needed or key else ("null",)))
+            for value, stored in db.execute(f"SELECT {column}, typeof({column}) FROM {table}"):
+                if stored not in kinds:
+                    raise _strange(file, f"{column} of {table} holds {shown(value)}")
+    return study

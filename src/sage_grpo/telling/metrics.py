@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import secrets
 import socket
 import sys
 import time
@@ -24,8 +25,14 @@ import torch
 from torch import Tensor
 
 from sage_grpo.folder.journal import Journal
+from sage_grpo.inside import inside, replace_text
 from sage_grpo.named import import_object
 from sage_grpo.training.config import LogConfig
+
+RUN_ID = ".run_id"
+"""File of a run's folder with its id at trackers."""
+LONGEST_ID = 128
+"""Characters that W&B takes."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +131,14 @@ class TensorBoard(Sink):
 class Wandb(Sink):
     """Weights & Biases; offline where there is no key to log in with, or no way there."""
 
-    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, log: LogConfig, config: Mapping[str, Any], identity: str) -> None:
         import wandb
 
         self._wandb = wandb
-        start: dict[str, Any] = {"project": project, "dir": str(folder), "config": dict(config), "id": folder.name}
+        start: dict[str, Any] = {
+            **{"project": log.wandb, "entity": log.entity, "group": log.group, "tags": log.tags},
+            **{"name": log.name or folder.name, "id": identity, "dir": str(folder), "config": dict(config)},
+        }
         try:
             # With nobody to ask for a key it says that there is none.
             with open(os.devnull) as nobody, _stdin(nobody):
@@ -158,11 +168,13 @@ class Wandb(Sink):
 class Trackio(Sink):
     """trackio, the local-first tracker."""
 
-    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, log: LogConfig, config: Mapping[str, Any], identity: str) -> None:
         import trackio
 
         self._trackio = trackio
-        trackio.init(project=project, name=folder.name, config=dict(config), resume="allow")
+        # It knows runs by their names alone.
+        name = identity if identity == folder.name else f"{log.name or folder.name}-{identity}"
+        trackio.init(project=str(log.trackio), name=name, group=log.group, config=dict(config), resume="allow")
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._trackio.log(dict(metrics), step=iteration)
@@ -201,10 +213,11 @@ class Metrics:
             # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
             sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
         starts: dict[str, Callable[[], Sink]] = {}
+        identity = run_id(out, resumed=resumed_at is not None)
         for extra, kind, project in (("wandb", Wandb, log.wandb), ("trackio", Trackio, log.trackio)):
             if project is not None:
                 _check_installed(extra)
-                starts[extra] = partial(kind, project, out, config)
+                starts[extra] = partial(kind, out, log, config, identity)
         starts |= {path: partial(find_sink(path), out, config) for path in log.sinks}
         for name, start in starts.items():
             attempt(f"Starting {name}", lambda start=start: sinks.append(start()))  # type: ignore[misc]
@@ -239,6 +252,20 @@ class Metrics:
         """Close all sinks."""
         for sink in self.sinks:
             attempt(f"Closing {type(sink).__name__}", sink.close)
+
+
+def run_id(out: Path, *, resumed: bool) -> str:
+    """The run's id at trackers: random, and kept in its folder. A resumed run without one began when that was the folder's name."""
+    file = inside(out, RUN_ID)
+    if not file.exists():
+        replace_text(file, out.name if resumed else secrets.token_hex(4))
+    identity = ""
+    if file.is_file():  # not a pipe, which would not answer
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            identity = stream.read(LONGEST_ID + 1)
+    if not identity.isprintable() or not 0 < len(identity) <= LONGEST_ID:
+        raise ValueError(f"{file} does not hold the id of a run: delete it, and trackers begin a new run.")
+    return identity
 
 
 def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:

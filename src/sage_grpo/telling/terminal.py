@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sage_grpo.inside import printable
-from sage_grpo.printing import fixed, minutes, percent
+from sage_grpo.printing import fixed, lines_on_the_way, minutes, percent
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
@@ -113,7 +113,8 @@ class Terminal:
         )
         self.total = total
         self._seconds: deque[float] = deque(maxlen=10)
-        live = enabled and progress and sys.stdout.isatty()
+        self._evaluating = lines_on_the_way("evaluation", self.say)
+        live = enabled and progress and Outlet(sys.stdout).isatty()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -142,8 +143,12 @@ class Terminal:
         self._progress.update(self._run, completed=iteration)
 
     def listen(self, phase: str, done: int, total: int) -> None:
-        """Ticks of a phase."""
+        """Ticks of a phase; where no bar shows an evaluation, lines do, because it takes minutes."""
         self._progress.update(self._phase, description=f"  {phase}", completed=done, total=total)
+        if phase == "evaluate" and self._progress.disable:
+            if done == 0:
+                self._evaluating = lines_on_the_way("evaluation", self.say)
+            self._evaluating(done, total)
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
         """One iteration is done."""
@@ -167,14 +172,25 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
     must = [f"{number}/{total}", f"{_standing(metrics)}{spread}"]
     may = [
         *_crew(metrics),
-        f"kl {metrics['kl/total']:.1e}" if "kl/total" in metrics else "kl skipped",
-        *([f"clip {percent(metrics['ratio/clip_fraction'])}"] if "ratio/clip_fraction" in metrics else []),
+        *_leash(metrics),
         f"grad {metrics['gradient/norm']:.2g}",
     ]
     end = [f"{metrics['time/total']:.1f} s", f"{minutes(left)} left"]
     while may and len("  ".join([*must, *may, *end])) > WIDTH:
         may.pop()
     return "  ".join([*must, *may, *end])
+
+
+def _leash(metrics: Mapping[str, float]) -> list[str]:
+    """The KL, where the trust region has a term, and the clip, where a rollout has a second update: in the first all ratios are 1."""
+    parts = []
+    if "kl/total" not in metrics:
+        parts = ["kl skipped"]
+    elif not metrics.keys().isdisjoint(("kl/position", "kl/velocity")):
+        parts = [f"kl {metrics['kl/total']:.1e}"]
+    if "ratio/clip_fraction" in metrics and metrics.get("ratio/first_log") != metrics.get("ratio/largest_log"):
+        parts.append(f"clip {percent(metrics['ratio/clip_fraction'])}")
+    return parts
 
 
 def _crew(metrics: Mapping[str, float]) -> list[str]:
@@ -222,19 +238,18 @@ def plan_table(
     clip: float,
     device: str,
     parameters: int,
+    evaluations: str,
     choices: Mapping[str, str] | None = None,
 ) -> Table:
-    """A table of what an iteration samples and trains, printed at the start of a run; read off the plan that it executes."""
+    """A table of what an iteration samples and trains, printed at the start of a run; read off the plan that it executes. `evaluations` says how
+    often it evaluates the network."""
     batch, ranks = config.batch, len(plan.shares)
     rollouts = len(plan.groups) * plan.group_size
     group = plan.groups[0]
     trained = [len(steps) for steps in group.trained]
-    backward = sum(plan.rounds)
-    forward = max(plan.rollout_passes(rank).total() for rank in range(ranks))
     branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
-    measure = f", {plan.gauge_rounds} to measure the step" if plan.gauge_rounds else ""
     chosen = described(config)
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = [
@@ -253,7 +268,7 @@ def plan_table(
             f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, "
             f"trained {' + '.join(map(str, trained))}{shared}",
         ),
-        ("passes", f"{forward} to sample, {backward} forward and backward over {plan.updates} update(s){measure}"),
+        ("network", evaluations),
         ("total", f"{config.iterations} iterations = {config.iterations * plan.updates} optimizer updates"),
         ("clip range", f"{clip:.2e} at {dims:,} latent dimensions"),
         (

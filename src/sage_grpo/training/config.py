@@ -202,8 +202,9 @@ class OptimizerConfig:
     max_lr_factor: Positive = 1.0
     """With target_kl: the largest factor on the learning rate; 1 is never hotter than asked. The smallest is 0.001."""
     max_kl: Positive | None = None
-    """A rollout's updates that move the policy by more nats than this are scaled back to it, so that none can wreck the policy. Costs a
-    copy of the trainable weights."""
+    """A rollout's updates that move the policy by more nats than this are scaled back to it, measured to within 2%, so that none can wreck the
+    policy. Costs a copy of the trainable weights, and where it acts two to four passes per prompt (at most 12). In bfloat16 it must be above
+    the KL of rounding (`target_kl`): below that less is kept, with a warning."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Momentum and second-moment decay of AdamW."""
     eps: Positive = 1e-8
@@ -243,7 +244,7 @@ class DataConfig:
 
     prompts: Content[str] = "shapes"
     """"shapes" or "scenes" (the training split of a world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
-    .jsonl file."""
+    .jsonl file. A prompt has at most 20,000 characters."""
     clips: Content[str | None] = None
     """Clips to learn from in place of rollouts (objective.kind dpo, sft): a .jsonl or .csv with prompt, win and lose, or prompt and clip, or its
     folder. Its prompts stand in place of data.prompts. docs/preferences.md."""
@@ -337,6 +338,14 @@ class LogConfig:
     """Weights & Biases project; needs the extra sage-grpo[wandb]."""
     trackio: str | None = None
     """Trackio project; needs the extra sage-grpo[trackio]."""
+    name: str | None = None
+    """Name of the run at W&B and trackio; null takes the folder's. Two runs of one name stay two."""
+    group: str | None = None
+    """Group of the run at W&B and trackio."""
+    entity: str | None = None
+    """W&B user or team that the project belongs to; null takes your default."""
+    tags: list[str] = field(default_factory=list)
+    """Tags of the run at W&B."""
     sinks: list[str] = field(default_factory=list)
     """Places of your own by their import paths, module:Class (docs/extending.md)."""
     progress: bool = True

@@ -23,7 +23,7 @@ from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.named import name_of, refuse_object
 from sage_grpo.parallel.world import World
-from sage_grpo.rewards.base import SMALL, CompositeReward
+from sage_grpo.rewards.base import SMALL, TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
@@ -119,7 +119,7 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
         compiles(config, device)  # what it refuses is refused now
     prompts, held_out = load_sources(config, given)
     with ExitStack() as opened:
-        reward = load_rewards(config, prompts[0], world, given, opened)
+        reward = load_rewards(config, prompts, world, given, opened)
         model = load_model(config, world) if given.model is None else given.model
         if given.model is not None and world.device is not None and model.device != world.device:
             raise ConfigError(
@@ -191,7 +191,11 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
 
 
 def load_rewards(
-    config: TrainConfig, prompt: Prompt, world: World, given: Given | None = None, opened: ExitStack | None = None
+    config: TrainConfig,
+    prompts: Sequence[Prompt],
+    world: World,
+    given: Given | None = None,
+    opened: ExitStack | None = None,
 ) -> CompositeReward:
     """The rewards of a run, tried out. They leave the accelerator to the policy between their calls. `opened` gets their actors; without it there are none."""
     given = given or Given()
@@ -199,7 +203,7 @@ def load_rewards(
         check_gradients(config.rewards, given.rewards)
     away = {} if opened is None else hire(config, opened)
     reward = compose(config, _device(config, world, given), given.rewards, away)
-    try_rewards(reward, prompt, config.model, world, gradient=config.objective.by_gradient)
+    try_rewards(reward, prompts, config.model, world, gradient=config.objective.by_gradient)
     return reward
 
 
@@ -213,13 +217,19 @@ def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) 
 
 
 def try_rewards(
-    reward: CompositeReward, prompt: Prompt, model: ModelSpec, world: World | None = None, *, gradient: bool = False
+    reward: CompositeReward,
+    prompts: Sequence[Prompt],
+    model: ModelSpec,
+    world: World | None = None,
+    *,
+    gradient: bool = False,
 ) -> None:
     """Call every reward once, before anything expensive; RewardConfigError on all ranks when one fails on any."""
     asked = {name: getattr(model, name) for name in ("frames", "height", "width", "fps")}
     asked = {name: value for name, value in asked.items() if value is not None}
     video = replace(SMALL, **asked) if asked else None
-    problem = reward.try_out(prompt.text, metadata=metadata_of(prompt), video=video, gradient=gradient, sampled=True)
+    (text, metadata), *others = ((prompt.text, metadata_of(prompt)) for prompt in prompts[:TRIED])
+    problem = reward.try_out(text, metadata=metadata, others=others, video=video, gradient=gradient, sampled=True)
     problems = [text for text in (world or World()).texts(problem) if text]
     if problems:
         raise RewardConfigError("\n".join(dict.fromkeys(problems)))

@@ -187,15 +187,15 @@ class Planner:
     def candidates(self) -> list[int]:
         """Where a drawn window may start."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
+        allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
         if window.at is not None:
             for first in window.at:
-                if not self.trainable(window.flags(first, steps)):
+                if first not in allowed:
                     raise ValueError(
-                        f"window.at names step {first}, but no step of a window there can be trained: it is deterministic, "
-                        f"or another expert's. {self._why()}"
+                        f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {_listed(allowed)}: at others no step "
+                        f"can be trained. {self._why()}"
                     )
             return list(window.at)
-        allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
         if len(allowed) < window.branches:
             raise ValueError(f"window.branches is {window.branches}, but only steps {allowed} can be trained. {LOOK}")
         return allowed
@@ -222,7 +222,7 @@ class Planner:
         if window.kind == "fixed":
             wanted = list(window.steps(steps))
         elif window.kind == "drawn" and window.at is not None:
-            wanted = [any(window.flags(first, steps)[index] for first in window.at) for index in range(steps)]
+            wanted = [any(first <= index < first + window.size for first in window.at) for index in range(steps)]
         elif window.kind in ("random", "sliding"):
             wanted = [window.start <= index < (window.stop or steps) for index in range(steps)]
         return left_out(self.grid, wanted, self.kernel, self.config.rollout.deterministic_last)
@@ -314,6 +314,14 @@ class Planner:
         laws = [self.kernel(*self.grid.pair(step)) for step in steps]
         sizes = [law.sensitivity if surrogate.equalize_by == "sensitivity" else 1 / law.std for law in laws]
         return dict(zip(steps, equalizing_weights(torch.stack(sizes), cap=surrogate.equalize_cap).tolist()))
+
+
+def _listed(steps: Sequence[int]) -> str:
+    """Steps for people: a range where they are one."""
+    if not steps:
+        return "none"
+    whole = len(steps) > 1 and len(steps) == steps[-1] - steps[0] + 1
+    return f"{steps[0]} to {steps[-1]}" if whole else ", ".join(map(str, steps))
 
 
 def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random) -> Levels:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from sage_grpo.parallel.cluster import Actors, connected, hired
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.away import Asked, Judge
 from sage_grpo.rewards.base import CompositeReward, Early
-from sage_grpo.rewards.member import SHOWN, check_failures, describe_failures
+from sage_grpo.rewards.member import Failure, check_failures, describe_failures, merged
 from sage_grpo.sentinel.figures import agreements
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.placing import get_ready
@@ -108,7 +109,7 @@ def check_groups(
         reward.refuse_comparing(f"there is one clip a prompt. {remedy}")
     if world.layout.sequence > 1:
         reward.refuse_comparing(
-            f"{world.layout.sequence} sequence-parallel processes share a group's clips. Set parallel.sequence 1."
+            f"{world.layout.sequence} sequence-parallel processes share a group's clips. Set parallel.sp 1."
         )
     for share in shares:
         counts = Counter(member.group for batch in share if not batch.filler for member in batch.members)
@@ -124,8 +125,8 @@ class Sheet:
     """Of every clip its group, its index there, its total and its parts, float64."""
     failed: list[int]
     """For every reward the number of clips that it could not score."""
-    lines: list[str]
-    """What the first failures were."""
+    failures: list[Failure]
+    """Its failures, one for each reward and reason."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +161,15 @@ def score_here(
     return Sheet(
         rows=torch.cat([places, columns.double().cpu()], 1),
         failed=[counts.get(title, 0) for title in reward.titles],
-        lines=[one.describe() for one in report.failures[:SHOWN]],
+        failures=merged(report.failures),
     )
 
 
 def joined(sheets: Sequence[Sheet]) -> Sheet:
     """Sheets of several workers as one."""
     counts = [sum(column) for column in zip(*(sheet.failed for sheet in sheets))]
-    lines = [line for sheet in sheets for line in sheet.lines]
-    return Sheet(torch.cat([sheet.rows for sheet in sheets]), counts, lines[:SHOWN])
+    failures = merged(one for sheet in sheets for one in sheet.failures)
+    return Sheet(torch.cat([sheet.rows for sheet in sheets]), counts, failures)
 
 
 def gathered(reward: CompositeReward, sheet: Sheet, world: World, dtype: torch.dtype = torch.float64) -> Scored:
@@ -178,8 +179,8 @@ def gathered(reward: CompositeReward, sheet: Sheet, world: World, dtype: torch.d
     failed = dict(zip(reward.titles, counts))
     text = ""
     if any(counts):
-        lines = world.texts("\n".join(sheet.lines))
-        text = describe_failures(failed, len(rows), [line for part in lines for line in part.splitlines()])
+        texts = world.texts(json.dumps([asdict(one) for one in sheet.failures]))
+        text = describe_failures(failed, len(rows), [Failure(**one) for part in texts for one in json.loads(part)])
     check_failures(int((~torch.isfinite(rows[:, 2])).sum()), len(rows), reward.max_failed_fraction, text)
     rows = rows[torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])]
     total, *parts = (column.to(dtype) for column in rows[:, 2:].unbind(1))

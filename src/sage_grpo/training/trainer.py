@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -374,19 +375,48 @@ class Trainer:
 
     def _measure(self, plan: Plan, rollout: Rollout, progress: Callable[[], None]) -> dict[str, float]:
         """How far the updates moved the policy: take back what is too far, and let the learning rate follow."""
-        config, pace = self.config.optimizer, self.state.optimizer.pace
-        kl = self.objective.dims * path_kl(plan, rollout, self.world, self.model.device, progress)
-        if not math.isfinite(kl):
-            raise Diverged(
-                f"After optimizer update {self.state.updates} the policy is at a KL of {kl} from that of its rollout: its "
-                "velocities are not finite. Continue from the last checkpoint with a lower optimizer.lr."
-            )
-        kept = share_kept(kl, config.max_kl)
-        if self.before is not None and kept < 1.0:
-            self.before.take_back(kept)
+        pace = self.state.optimizer.pace
+
+        def measure(tick: Callable[[], None] = lambda: None) -> float:
+            kl = self.objective.dims * path_kl(plan, rollout, self.world, self.model.device, tick)
+            if not math.isfinite(kl):
+                raise Diverged(
+                    f"After optimizer update {self.state.updates} the policy is at a KL of {kl} from that of its rollout: its "
+                    "velocities are not finite. Continue from the last checkpoint with a lower optimizer.lr."
+                )
+            return kl
+
+        kl = measure(progress)
+        kept = 1.0 if self.before is None else self._scale_back(self.before, kl, measure)
         metrics = {"optimizer/kl": kl, "optimizer/kept": kept, "optimizer/lr_factor": pace.factor}
         pace.observe(kl)
         return metrics
+
+    def _scale_back(self, before: Snapshot, kl: float, measure: Callable[[], float]) -> float:
+        """Take the updates back to `optimizer.max_kl` where they went further, and return the share of them that is kept. The KL is the same
+        number on all ranks, so that they try the same shares."""
+        most, kept = self.config.optimizer.max_kl, 1.0
+        assert most is not None
+
+        def keep(share: float) -> None:
+            nonlocal kept
+            before.take_back(share / kept)
+            kept = share
+
+        def kl_at(share: float) -> float:
+            keep(share)
+            return measure()
+
+        share = share_kept(kl, most, kl_at)
+        if share != kept:  # none that was tried is near the limit
+            keep(share)
+            if self.world.is_main:
+                warnings.warn(
+                    f"optimizer.max_kl {most:g}: no share of a rollout's updates that was tried has a KL near it, so less is kept (optimizer/kept). "
+                    "In bfloat16 rounding alone has a KL: set optimizer.max_kl above it.",
+                    stacklevel=2,
+                )
+        return share
 
     def _advance(self, metrics: dict[str, float]) -> None:
         """What counts in updates: EMA, KL coefficient, anchor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sage_grpo.documents import DocumentError, demand
 from sage_grpo.hints import nearest
 from sage_grpo.hub import failures
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
     LIBRARIES,
+    STEMS,
     check_index,
     check_lengths,
     check_shards,
@@ -27,7 +30,15 @@ from sage_grpo.models.checkpoints.files import (
     read_json,
     stored_shapes,
 )
-from sage_grpo.pretrained import embedding_rows, loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
+from sage_grpo.pretrained import (
+    check_config,
+    embedding_rows,
+    from_pretrained,
+    loading_fault,
+    tokenizer_files_fault,
+    vocabulary_fault,
+    weights_fault,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +116,24 @@ def resolve(spec: Located) -> Path:
     return _download(spec)
 
 
+def local_folder(spec: Located) -> Path | None:
+    """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
+    if spec.path in (None, "shapes") or Path(str(spec.path)).expanduser().is_dir():
+        return resolve(spec)
+    if str(spec.path).count("/") != 1 or str(spec.path).startswith((".", "/", "~")):
+        return resolve(spec)  # says what is wrong with the path
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(str(spec.path), "transformer/config.json", revision=spec.revision)
+    index = try_to_load_from_cache(str(spec.path), "model_index.json", revision=spec.revision)
+    return Path(index).parent if isinstance(index, str) and isinstance(found, str) else None
+
+
+def configs_folder(spec: Located) -> Path:
+    """The checkpoint's folder for readers of its config files; of a hub id that is not here only those are fetched."""
+    return local_folder(spec) or _download(spec, weights=False)
+
+
 def _neighbours(folder: Path) -> str:
     if not folder.parent.is_dir():
         return f' Its parent "{folder.parent}" does not exist either.'
@@ -113,10 +142,13 @@ def _neighbours(folder: Path) -> str:
     return f' Did you mean "{folder.parent / near}"?' if near else ""
 
 
-def _download(spec: Located) -> Path:
+def _download(spec: Located, *, weights: bool = True) -> Path:
     from diffusers import DiffusionPipeline
+    from huggingface_hub import snapshot_download
 
     try:
+        if not weights:
+            return Path(snapshot_download(str(spec.path), revision=spec.revision, allow_patterns=["*.json"]))
         return Path(DiffusionPipeline.download(spec.path, revision=spec.revision, use_safetensors=True))
     except failures() as error:
         raise ModelError(
@@ -145,7 +177,11 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def read_config(folder: Path, component: str) -> dict[str, Any]:
     """The config.json of a component; empty where there is none."""
-    return read_if_there(folder / component / "config.json")
+    file = folder / component / "config.json"
+    values = read_if_there(file)
+    with in_words(folder, component):
+        check_config(values, str(file))
+    return values
 
 
 def detect_family(spec: Located) -> str:
@@ -209,65 +245,159 @@ def load_pipeline(pipeline: Any, folder: Path, *, skip: Sequence[str], dtypes: M
     A component that the checkpoint leaves out is handed over as None: diffusers asks that of its callers.
     """
     check_lengths(folder)
-    with _quiet(folder):
+    left = [*skip, *left_out(pipeline, read_index(folder))]
+    with _quiet(folder), in_words(folder, "model_index.json"):
         _check_tokenizer_files(folder)
         _check_weights(folder, skip)
-        pipe = pipeline.from_pretrained(
-            folder,
-            dtype=dict(dtypes),
-            use_safetensors=True,
-            local_files_only=True,
-            **dict.fromkeys([*skip, *left_out(pipeline, read_index(folder))]),
+        _check_loaded(folder, skip)
+        pipe = from_pretrained(
+            pipeline, folder, dtype=dict(dtypes), use_safetensors=True, local_files_only=True, **dict.fromkeys(left)
         )
     for name, encoder in TOKENIZERS.items():
         config = folder / encoder / "config.json"
-        rows = embedding_rows(config) if config.is_file() else None
+        with in_words(folder, encoder):
+            rows = embedding_rows(config) if config.is_file() else None
         if rows is not None and getattr(pipe, name, None) is not None:
             _refuse(folder, name, vocabulary_fault(getattr(pipe, name), folder / name, rows))
     return pipe
 
 
 def _check_tokenizer_files(folder: Path) -> None:
-    import transformers
-
     index = read_index(folder)
     for name in TOKENIZERS:
-        kind = getattr(transformers, index[name][1], None) if has_component(index, name) else None
-        if kind is not None:
-            _refuse(folder, name, tokenizer_files_fault(kind.vocab_files_names, folder / name))
+        if has_component(index, name):
+            files = getattr(component_class(folder, index, name), "vocab_files_names", None)
+            if files is None:
+                raise ModelError(f'The {name} of "{folder}" is a {index[name][1]}, which is not a tokenizer.')
+            _refuse(folder, name, tokenizer_files_fault(files, folder / name))
 
 
 def _check_weights(folder: Path, skip: Sequence[str]) -> None:
     """Compare names and shapes in the headers of the networks' files with the classes', before anything is read."""
     import diffusers
 
-    for name, entry in read_index(folder).items():
-        if not isinstance(entry, list) or entry[0] in (None, "transformers") or name in skip:
+    index = read_index(folder)
+    for name in (name for name in index if has_component(index, name) and name not in skip):
+        kind = component_class(folder, index, name)
+        if not issubclass(kind, diffusers.ModelMixin):
             continue
-        kind: Any = getattr(import_module(LIBRARIES[entry[0]]), entry[1], None)
-        if kind is None:
-            raise ModelError(
-                f'"{folder}" names a {entry[1]} as its {name}, which diffusers {diffusers.__version__} does not have: the checkpoint is for a '
-                "newer version, or for code of its authors. Install a diffusers that has it, or use another checkpoint."
-            )
-        is_network = isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)
-        if not is_network:
-            continue
-        own = _own_shapes(kind, json.dumps(kind.load_config(folder / name), sort_keys=True))
-        held = stored_shapes(folder / name)
+        if not (folder / name / "config.json").is_file():
+            _refuse(folder, name, "lacks config.json")
+        held, config = stored_shapes(folder / name), read_config(folder, name)
+        with in_words(folder, name), _no_larger_than(folder, name, held):
+            own = _own_shapes(kind, json.dumps(config, sort_keys=True))
         ignored = kind._keys_to_ignore_on_load_unexpected or []
         unexpected = [key for key in held.keys() - own.keys() if not any(re.search(text, key) for text in ignored)]
         mismatched = [key for key in held.keys() & own.keys() if held[key] != own[key]]
         _refuse(folder, name, weights_fault(own.keys() - held.keys(), unexpected, mismatched))
 
 
+def _check_loaded(folder: Path, skip: Sequence[str]) -> None:
+    """Refuse a model of transformers among what diffusers loads by itself: those of a pipeline are encoders, and load on demand."""
+    from transformers import PreTrainedModel
+
+    index = read_index(folder)
+    for name in (name for name in index if has_component(index, name) and name not in skip):
+        if issubclass(component_class(folder, index, name), PreTrainedModel):
+            raise ModelError(
+                f'"{folder}" names a {index[name][1]} as its {name}: only its text and image encoders may be models of transformers. '
+                "Save the pipeline again with save_pretrained."
+            )
+
+
 @cache
 def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
     """What a network of this class and configuration has. By text: two experts have the same, and so have the loads of a comparison."""
-    from accelerate import init_empty_weights
+    import torch
 
-    with init_empty_weights():
+    with torch.device("meta"):
         return {name: tuple(value.shape) for name, value in kind.from_config(json.loads(config)).state_dict().items()}
+
+
+@contextmanager
+def _no_larger_than(folder: Path, name: str, held: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Inside, building a network stops where it gets far larger than what its files hold: before memory is taken for it.
+
+    A tensor is registered when it is made and when its weights are put in, and there are tables that no file holds.
+    """
+    from torch.nn.modules.module import (
+        register_module_buffer_registration_hook,
+        register_module_parameter_registration_hook,
+    )
+
+    tensors, values = 4 * len(held) + 1000, 4 * sum(map(math.prod, held.values())) + (1 << 26)
+
+    def count(module: object, label: str, tensor: torch.Tensor | None) -> None:
+        nonlocal tensors, values
+        if tensor is not None:
+            tensors, values = tensors - 1, values - tensor.numel()
+            if min(tensors, values) < 0:
+                _refuse(folder, name, "has a config.json that describes a far larger network than its weights")
+
+    hooks = [
+        register(count)
+        for register in (register_module_parameter_registration_hook, register_module_buffer_registration_hook)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def in_words(folder: Path, name: str) -> Iterator[None]:
+    """Inside, an error of the libraries over files that are not as they expect becomes a ModelError that names the component."""
+    try:
+        yield
+    except DocumentError as error:
+        raise ModelError(str(error)) from error
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise ModelError(
+            f'"{name}" of "{folder}" cannot be used ({type(error).__name__}: {text}). Its files are damaged or do not fit the installed '
+            "libraries: download it again in full, or save the whole pipeline with save_pretrained."
+        ) from error
+
+
+def component_class(folder: Path, index: Mapping[str, Any], name: str) -> Any:
+    """The class of a component, which is that of a part: a network, a scheduler, a guider, a tokenizer or a processor. A pipeline would follow
+    the model_index.json in the component's own folder."""
+    import diffusers
+    import transformers
+    from diffusers.guiders.guider_utils import BaseGuidance
+    from transformers.feature_extraction_utils import FeatureExtractionMixin
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    library, class_name = index[name]
+    parts = {
+        "transformers": (
+            *(transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase, transformers.ProcessorMixin),
+            *(ImageProcessingMixin, FeatureExtractionMixin),
+        )
+    }
+    allowed = parts.get(library, (diffusers.ModelMixin, diffusers.SchedulerMixin, BaseGuidance))
+    kind: Any = getattr(import_module(LIBRARIES[library]), class_name, None)
+    if kind is None:
+        package = import_module(LIBRARIES[library].partition(".")[0])
+        raise ModelError(
+            f'"{folder}" names a {class_name} as its {name}, which {package.__name__} {package.__version__} does not have: the checkpoint is for a '
+            f"newer version, or for code of its authors. Install a {package.__name__} that has it, or use another checkpoint."
+        )
+    if not (isinstance(kind, type) and issubclass(kind, allowed)):
+        lacking = getattr(
+            kind, "_backends", None
+        )  # the libraries have a placeholder for a class whose packages are not here
+        fault = (
+            f"which needs packages that are not installed: {', '.join(lacking)}. pip install them"
+            if isinstance(lacking, list)
+            else "which is no part of a pipeline: only models, schedulers, guiders, tokenizers and processors are loaded. Correct that line of "
+            "model_index.json, or download the checkpoint again"
+        )
+        raise ModelError(f'"{folder}" names a {class_name} as its {name}, {fault}.')
+    return kind
 
 
 def _refuse(folder: Path, name: str, fault: str | None) -> None:
@@ -307,17 +437,13 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     import transformers
 
     check_components(folder, index, [name], [name])
-    library, class_name = index[name]
-    if library != "transformers":
-        raise ModelError(
-            f'Component "{name}" of "{folder}" is a {library}.{class_name}; expected a transformers model.'
-        )
-    kind: Any = getattr(transformers, class_name, None)
-    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if not is_network:
-        raise ModelError(f'Component "{name}" of "{folder}" is a {class_name}, which is no model of transformers.')
-    with _quiet(folder):
-        module, info = kind.from_pretrained(
+    kind = component_class(folder, index, name)
+    if not issubclass(kind, transformers.PreTrainedModel):
+        raise ModelError(f'Component "{name}" of "{folder}" is a {index[name][1]}, which is no model of transformers.')
+    held = stored_shapes(folder / name, STEMS[1])
+    with _quiet(folder), in_words(folder, name), _no_larger_than(folder, name, held):
+        module, info = from_pretrained(
+            kind,
             folder / name,
             dtype=dtype,
             use_safetensors=True,
@@ -329,13 +455,27 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     return module.eval().requires_grad_(False)
 
 
+VIDEO: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("frames", "height", "width"), int),
+    **dict.fromkeys(("fps", "shift"), (int, float)),
+}
+"""Entries of video.json."""
+
+
 def read_defaults(folder: Path) -> dict[str, float]:
     """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or what its kind says."""
     file = folder / "video.json"
     values = read_if_there(file)
-    unknown = set(values) - {"frames", "height", "width", "fps", "shift"}
+    unknown = sorted(set(values) - VIDEO.keys())
     if unknown:
-        raise ModelError(f"{file} has unknown entries {sorted(unknown)}; known: frames, height, width, fps, shift.")
+        raise ModelError(f"{file} has unknown entries {unknown}; known: {', '.join(VIDEO)}.")
+    try:
+        demand(values, {key: VIDEO[key] for key in values}, str(file))
+    except DocumentError as error:
+        raise ModelError(str(error)) from error
+    for key, value in values.items():
+        if value <= 0:
+            raise ModelError(f"{file}: {key!r} must be positive, got {value}.")
     return {**_native(folder), **values}
 
 
@@ -363,14 +503,14 @@ def require_ftfy() -> None:
 
 
 def fingerprint(folder: Path, names: Iterable[str], *, block: int = 1 << 16, samples: int = 16) -> str:
-    """A hash of the components' content that does not depend on where they lie.
+    """A hash of the content of components (or single files) that does not depend on where they lie.
 
     Small files count in full. Of large ones the size and `samples` evenly spaced blocks count: reading 16 GB of a text
     encoder would take longer than encoding the prompts, and training changes every block.
     """
     sha = hashlib.sha256()
     for name in sorted(names):
-        for file in sorted(path for path in (folder / name).rglob("*") if path.is_file()):
+        for file in sorted(path for path in (folder / name, *(folder / name).rglob("*")) if path.is_file()):
             size = file.stat().st_size
             sha.update(f"{file.relative_to(folder).as_posix()}/{size}/".encode())
             with file.open("rb") as stream:

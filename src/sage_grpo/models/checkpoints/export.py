@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.hub import free_space, in_words
 from sage_grpo.inside import replace_text, replacing
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import has_component, left_out, read_index
-from sage_grpo.models.checkpoints.files import WEIGHTS
-from sage_grpo.models.lora import FILE, SECOND
+from sage_grpo.models.checkpoints.checkpoint import has_component, left_out, read_index, resolve
+from sage_grpo.models.checkpoints.files import WEIGHTS, stored_shapes
+from sage_grpo.models.devices import DTYPES
+from sage_grpo.models.experts import trained_components
+from sage_grpo.models.lora import FILE, SECOND, Merge
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.printing import percent
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""
@@ -24,6 +31,41 @@ SHARD = "10GB"
 LOAD = 'pipe.load_lora_weights("path/to/this/folder")'
 LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
 """Ends of names that downloads and interrupted writes leave behind."""
+ENOUGH = 0.9
+"""Share of a LoRA's update below which merging it deserves a warning."""
+
+
+def check_space(spec: ModelSpec, target: Path) -> str:
+    """The bytes that a spec's whole model will take at `target`, as a sentence; ModelError where the disk has fewer. No weights are read."""
+    source = resolve(spec)
+    components = trained_components(spec, read_index(source))
+    size = sum(
+        (source / file).stat().st_size for file in _copied(source, components) if _differs(source / file, target / file)
+    )
+    for component in components:
+        kept = _kept_in_float32(source, component)
+        for name, shape in stored_shapes(source / component).items():
+            size += math.prod(shape) * _stored_dtype(name, DTYPES[spec.dtype], kept).itemsize
+    disk, free = free_space(target)
+    need = f"{target} needs {in_words(size)} for the whole model, and {disk} has {in_words(free)} free."
+    if free < size:
+        alone = " The LoRA alone (without --merged) is small." if spec.lora else ""
+        raise ModelError(f"{need} Make room, or give another --out.{alone}")
+    return need
+
+
+def describe_merge(merge: Merge, dtype: str) -> str:
+    """The share of a LoRA's update that merged weights hold, as a sentence; warns where much of it was rounded away."""
+    text = (
+        f"{percent(merge.share)} of the LoRA's update is in the merged {dtype} weights, which differ from base + LoRA by "
+        f"{percent(merge.distance)} of it."
+    )
+    if merge.share < ENOUGH:
+        warnings.warn(
+            f"{text} {dtype} rounds small updates away: prefer the LoRA itself (export without --merged), or --dtype float32.",
+            stacklevel=3,
+        )
+    return text
 
 
 def save_folder(source: Path, target: Path, states: Mapping[str, Mapping[str, Tensor]], dtype: torch.dtype) -> None:
@@ -31,25 +73,37 @@ def save_folder(source: Path, target: Path, states: Mapping[str, Mapping[str, Te
 
     They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
     """
-    import diffusers
-
     if target.resolve() == source.resolve():
         raise ModelError(f'save would overwrite the checkpoint "{source}" that the run was started from.')
     target.mkdir(parents=True, exist_ok=True)
-    for file in _parts(source):
-        relative = file.relative_to(source)
-        if relative.parts[0] not in states or relative.name == "config.json":
-            copy_file(file, target / relative)
+    for file in _copied(source, states):
+        copy_file(source / file, target / file)
     for component, state in states.items():
-        kept = getattr(diffusers, read_index(source)[component][1])._keep_in_fp32_modules or ()
-        _replace_weights(target, component, state, dtype, kept)
+        _replace_weights(target, component, state, dtype, _kept_in_float32(source, component))
+
+
+def _copied(source: Path, components: Collection[str]) -> list[Path]:
+    """The files, relative to `source`, that stay as they are where these components get other weights."""
+    files = [file.relative_to(source) for file in _parts(source)]
+    return [file for file in files if file.parts[0] not in components or file.name == "config.json"]
+
+
+def _kept_in_float32(source: Path, component: str) -> Sequence[str]:
+    """Modules that a component's class keeps in float32."""
+    import diffusers
+
+    return getattr(diffusers, read_index(source)[component][1])._keep_in_fp32_modules or ()
+
+
+def _stored_dtype(name: str, dtype: torch.dtype, kept: Sequence[str]) -> torch.dtype:
+    return torch.float32 if any(part in kept for part in name.split(".")) else dtype
 
 
 def _replace_weights(
     target: Path, component: str, state: Mapping[str, Tensor], dtype: torch.dtype, kept: Sequence[str]
 ) -> None:
     def stored(name: str, tensor: Tensor) -> Tensor:
-        kind = torch.float32 if any(part in kept for part in name.split(".")) else dtype
+        kind = _stored_dtype(name, dtype, kept)
         return tensor.detach().to("cpu", kind if tensor.is_floating_point() else tensor.dtype).contiguous()
 
     folder = target / component
@@ -96,14 +150,20 @@ def copy_file(source: Path, target: Path) -> None:
 
     A copy from an earlier save is kept while its size and time are the source's: text encoders are large.
     """
+    if not _differs(source, target):
+        return
     origin = source.stat()
-    if target.is_file() and not target.is_symlink() and not target.samefile(source):
-        there = target.stat()
-        if (there.st_size, there.st_mtime_ns) == (origin.st_size, origin.st_mtime_ns):
-            return
     with replacing(target) as temporary:
         shutil.copyfile(source, temporary)
         os.utime(temporary, ns=(origin.st_atime_ns, origin.st_mtime_ns))
+
+
+def _differs(source: Path, target: Path) -> bool:
+    """True unless `target` is a copy of the file from an earlier save."""
+    if not target.is_file() or target.is_symlink() or target.samefile(source):
+        return True
+    origin, there = source.stat(), target.stat()
+    return (there.st_size, there.st_mtime_ns) != (origin.st_size, origin.st_mtime_ns)
 
 
 def write_card(folder: Path, model: Any, *, whole: bool) -> None:
@@ -128,6 +188,8 @@ def write_card(folder: Path, model: Any, *, whole: bool) -> None:
     clips = f"clips of {video.frames} frames, {size}, {video.fps:g} fps" if video.frames > 1 else f"images of {size}"
     start = "" if model.strength is None else f", from clips with strength {model.strength:g}"
     lines += [f"Trained on {clips}, guidance {model.guidance_scale:g}, shift {model.shift:g}{start}."]
+    if whole and "merged" in model.choices:
+        lines += [model.choices["merged"]]
     if not whole and spec.lora is not None:
         alpha = spec.lora.alpha or spec.lora.rank
         lines += [f"LoRA: rank {spec.lora.rank}, alpha {alpha:g}, on {', '.join(model.lora_targets)}."]

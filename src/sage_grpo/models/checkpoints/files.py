@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from sage_grpo import documents
 from sage_grpo.documents import DocumentError
 from sage_grpo.models import ModelError
+from sage_grpo.pretrained import ADAPTER_CONFIG
 
 LIBRARIES = {"diffusers": "diffusers", "transformers": "transformers", "ltx2": "diffusers.pipelines.ltx2"}
 """Where components may come from, as a folder calls it, and the module; importing any other would run code that the folder chose. (diffusers calls
@@ -40,7 +41,7 @@ def read_if_there(file: Path) -> dict[str, Any]:
 
 
 def check_index(file: Path, index: Mapping[str, Any]) -> None:
-    """Refuse a model_index.json that names code outside the two libraries."""
+    """Refuse a model_index.json that names code outside the two libraries, or a component with an adapter that nobody asked for."""
     if not isinstance(index.get("_class_name"), str):
         raise ModelError(
             f"{file}: _class_name must name a pipeline of diffusers, got {str(index.get('_class_name'))[:200]}."
@@ -48,6 +49,13 @@ def check_index(file: Path, index: Mapping[str, Any]) -> None:
     for name, entry in index.items():
         if not isinstance(entry, list) or entry == [None, None]:
             continue
+        if not name.isidentifier():  # it is also the name of a folder
+            raise ModelError(f"{file} has a component {name[:200]!r}: names of components are words, such as vae.")
+        if (file.parent / name / ADAPTER_CONFIG).exists():
+            raise ModelError(
+                f"{file.parent / name} holds {ADAPTER_CONFIG}, an adapter that transformers would add to the weights. Remove that file, or "
+                "save the component with its adapter merged."
+            )
         library, kind = entry if len(entry) == 2 else (None, None)
         # transformers' Auto classes look into the folder for code of its own.
         automatic = library == "transformers" and str(kind).startswith("Auto")
@@ -112,10 +120,10 @@ def opened_weights(file: Path) -> Iterator[Any]:
         ) from error
 
 
-def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a diffusers component's tensors, from the headers of the files that diffusers reads."""
+def stored_shapes(folder: Path, stem: str = WEIGHTS) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a component's tensors, from the headers of the files that diffusers (or transformers, by its stem) reads."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(folder, WEIGHTS) or [folder / f"{WEIGHTS}.safetensors"]:
+    for file in weight_files(folder, stem) or [folder / f"{stem}.safetensors"]:
         with opened_weights(file) as content:
             shapes |= {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
     return shapes

@@ -14,11 +14,20 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import PIPELINES, has_component, left_out, read_config, read_index
+from sage_grpo.models.checkpoints.checkpoint import (
+    PIPELINES,
+    component_class,
+    configs_folder,
+    has_component,
+    in_words,
+    left_out,
+    read_config,
+    read_index,
+)
 from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.spec import ModelSpec, find_family
+from sage_grpo.models.spec import LoraSpec, ModelSpec, find_family
 
 Build = Callable[[str, Mapping[str, Any]], Any]
 """A network of a component ("transformer", "vae") and its configuration."""
@@ -73,16 +82,25 @@ class Configs:
             (folder / file).write_text(json.dumps(content))
 
 
-def weightless(spec: ModelSpec, folder: Path) -> FamilyModel:
+def weightless(spec: ModelSpec, folder: Path, *, lora: LoraSpec | None = None) -> FamilyModel:
     """The model of a folder of config files, on the meta device: it answers what needs no weights (sizes, sigmas, guidance, experts,
-    parameters), as the loaded one does, and runs nothing."""
+    parameters), as the loaded one does, and runs nothing. `lora` is added to networks that no other model shares."""
     index = read_index(folder)
     name = str(index["_class_name"])
     if name not in PIPELINES or spec.family not in (None, PIPELINES[name]):
         raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
-    asked = replace(spec, path=None, revision=None, family=None, cache=None, train=True, lora=None)
+    asked = replace(spec, path=None, revision=None, family=None, cache=None, train=True, lora=lora)
     asked = replace(asked, compile=False, attention="auto", deterministic=False, vae_tiling=False)
-    return _assembled(_class_of(spec, name), asked, folder, _empty, torch.device("meta"))
+    build = _shared if lora is None else _empty
+    return _assembled(_class_of(spec, name), asked, folder, build, torch.device("meta"))
+
+
+def adapter_alone(spec: ModelSpec) -> FamilyModel:
+    """The model of a spec for the files of its LoRA: it names the adapter's weights, writes them and their card, and reads no others."""
+    assert spec.lora is not None
+    model = weightless(spec, configs_folder(spec), lora=replace(spec.lora, path=None))
+    model.spec = spec  # the card says where the model comes from
+    return model
 
 
 def _class_of(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
@@ -95,17 +113,22 @@ def _class_of(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
     return next(kind for kind in families if pipeline in kind.traits.pipelines)
 
 
-def _empty(name: str, config: Mapping[str, Any]) -> Any:
+def _shared(name: str, config: Mapping[str, Any]) -> Any:
     """By its configuration as text: a plan asks for the same network many times."""
-    return _without_storage(name, json.dumps(config, sort_keys=True))
+    return _by_text(name, json.dumps(config, sort_keys=True))
 
 
 @cache
-def _without_storage(name: str, config: str) -> Any:
+def _by_text(name: str, config: str) -> Any:
+    return _empty(name, json.loads(config))
+
+
+def _empty(name: str, config: Mapping[str, Any]) -> Any:
+    """A network without storage."""
     import diffusers
 
     with torch.device("meta"):
-        return getattr(diffusers, name)(**json.loads(config))
+        return getattr(diffusers, name)(**config)
 
 
 def random_model(
@@ -153,11 +176,12 @@ def _assembled(kind: Any, spec: ModelSpec, folder: Path, build: Build, device: t
     parts: dict[str, Any] = {}
     for name in ("transformer", "transformer_2", "vae"):
         if has_component(index, name):
-            if not hasattr(diffusers, index[name][1]):
-                raise ModelError(f'"{folder}" names a {index[name][1]} as its {name}, which diffusers does not have.')
-            parts[name] = build(index[name][1], plain(read_config(folder, name)))
-    scheduler = getattr(diffusers, index["scheduler"][1])
-    parts["scheduler"] = scheduler.from_config(read_if_there(folder / "scheduler" / "scheduler_config.json"))
+            component_class(folder, index, name)
+            with in_words(folder, name):
+                parts[name] = build(index[name][1], plain(read_config(folder, name)))
+    with in_words(folder, "scheduler"):
+        scheduler = component_class(folder, index, "scheduler")
+        parts["scheduler"] = scheduler.from_config(read_if_there(folder / "scheduler" / "scheduler_config.json"))
     pipeline = getattr(diffusers, kind._pipeline(index))
     pipe = pipeline(**{**dict.fromkeys(left_out(pipeline, {})), **parts})
     return kind(spec, folder, index, pipe, device=device)

@@ -21,6 +21,7 @@ from sage_grpo.models.network.splitting import SOUND, TOKENS, SplitPlan, split_n
 from sage_grpo.models.parts import Parts
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
+from sage_grpo.pretrained import from_pretrained
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
@@ -56,9 +57,12 @@ class Ltx2(FamilyModel):
         options={
             "audio_guidance_scale": 7.0,
             "guidance_rescale": 0.7,
+            "audio_guidance_rescale": 0.7,
             "stg_scale": 1.0,
+            "audio_stg_scale": 1.0,
             "stg_block": 28,
             "modality_scale": 3.0,
+            "audio_modality_scale": 3.0,
             "cross_timestep": 1.0,
             "image_crf": None,
             "upsample": 0.0,
@@ -211,18 +215,26 @@ class Ltx2(FamilyModel):
             video[row] = after_first_frame(clips[row : row + 1], frame.to(x)[None], sigma, video[row])
         return self.parts.join({**parts, "video": torch.cat(video)})
 
-    def _perturbed(self) -> dict[str, tuple[float, dict[str, Any]]]:
-        """Passes by which guidance leads away from what the network makes with less: how far, and what it is told."""
-        perturbed: dict[str, tuple[float, dict[str, Any]]] = {}
-        strength, isolated = self.options["stg_scale"] or 0.0, self.options["modality_scale"] or 1.0
-        if strength > 0 and self._perturbs:
-            perturbed["perturbed"] = (
-                strength,
-                {"spatio_temporal_guidance_blocks": [int(self.options["stg_block"] or 0)]},
-            )
-        if isolated > 1:
-            perturbed["isolated"] = (isolated - 1, {"isolate_modalities": True})
+    def _by_part(self, name: str, video: float | None = None) -> dict[str, float]:
+        """The values of an option for picture and sound; as in the pipelines, 0 for the sound takes the picture's."""
+        video = (self.options[name] or 0.0) if video is None else video
+        return {"video": video, "audio": self.options[f"audio_{name}"] or video}
+
+    def _perturbed(self) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
+        """Passes by which guidance leads away from what the network makes with less: how far by part, and the network's arguments."""
+        perturbed: dict[str, tuple[dict[str, float], dict[str, Any]]] = {}
+        strengths, isolated = self._by_part("stg_scale"), self._by_part("modality_scale")
+        if self._perturbs and max(strengths.values()) > 0:
+            blocks = [int(self.options["stg_block"] or 0)]
+            perturbed["perturbed"] = (strengths, {"spatio_temporal_guidance_blocks": blocks})
+        if max(isolated.values()) > 1:
+            further = {part: scale - 1 for part, scale in isolated.items()}
+            perturbed["isolated"] = (further, {"isolate_modalities": True})
         return perturbed
+
+    def _times(self, factors: Mapping[str, float], rows: Tensor) -> Tensor:
+        """Rows with each part multiplied by its factor."""
+        return self.parts.join({part: factors[part] * one for part, one in self.parts.split(rows).items()})
 
     def _guided(
         self,
@@ -234,13 +246,12 @@ class Ltx2(FamilyModel):
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
-        pull = self.parts.split(v - v_negative)
-        audio_scale = self.options["audio_guidance_scale"] or scale
-        guided = v + self.parts.join({"video": (scale - 1) * pull["video"], "audio": (audio_scale - 1) * pull["audio"]})
-        for name, (strength, arguments) in self._perturbed().items():
+        further = {part: one - 1 for part, one in self._by_part("guidance_scale", scale).items()}
+        guided = v + self._times(further, v - v_negative)
+        for name, (strengths, arguments) in self._perturbed().items():
             self._arguments = arguments
             try:
-                guided = guided + strength * (v - self._branch(x, sigma, told, inputs, name))
+                guided = guided + self._times(strengths, v - self._branch(x, sigma, told, inputs, name))
             finally:
                 self._arguments = {}
         return self._rescaled(x, sigma, guided, v), v
@@ -250,14 +261,14 @@ class Ltx2(FamilyModel):
 
     def _rescaled(self, x: Tensor, sigma: Tensor, guided: Tensor, v: Tensor) -> Tensor:
         """Each part of the predicted clip gets back a share of the std that it has without guidance."""
-        share, sigma = self.options["guidance_rescale"] or 0.0, sigma.to(x.device)
-        if share == 0:
+        shares, sigma = self._by_part("guidance_rescale"), sigma.to(x.device)
+        if not any(shares.values()):
             return guided
         clips, plain = self.parts.split(x - sigma * guided), self.parts.split(x - sigma * v)
         for name, clip in clips.items():
             dims = list(range(1, clip.ndim))
             ratio = plain[name].std(dim=dims, keepdim=True) / clip.std(dim=dims, keepdim=True)
-            clips[name] = share * (clip * ratio) + (1 - share) * clip
+            clips[name] = shares[name] * (clip * ratio) + (1 - shares[name]) * clip
         return (x - self.parts.join(clips)) / sigma
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -303,7 +314,7 @@ class Ltx2(FamilyModel):
             raise ModelError(
                 f'model.options upsample: "{self.folder}" has no latent_upsampler. Download that folder of the checkpoint, too, or leave the option out.'
             )
-        return LTX2LatentUpsamplerModel.from_pretrained(folder, torch_dtype=self.pipe.vae.dtype).eval()
+        return from_pretrained(LTX2LatentUpsamplerModel, folder, torch_dtype=self.pipe.vae.dtype).eval()
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         vae, video = self.pipe.vae, self.parts.split(latents)["video"]

@@ -14,6 +14,7 @@ from sage_grpo.models.checkpoints.checkpoint import has_component
 from sage_grpo.models.families.qwen_image import QwenImage
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import SIDE
+from sage_grpo.pretrained import from_pretrained
 
 PIXELS = 1024 * 1024
 """To which the pipeline brings the picture that is given, whatever size it makes."""
@@ -27,7 +28,7 @@ class Reader:
     def __init__(self, folder: Path, tokenizer: Any) -> None:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        self.pictures, self.tokenizer = Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer
+        self.pictures, self.tokenizer = from_pretrained(Qwen2VLImageProcessorPil, folder), tokenizer
 
     def __call__(self, text: list[str], images: Any, **how: Any) -> Any:
         """Tokens of the texts, with as many in the picture's place as it has, and its patches."""

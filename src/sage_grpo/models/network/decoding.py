@@ -22,21 +22,26 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from sage_grpo.models import no_numbers
+
 CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
 GRAPH_PIXELS = 2 * 2**20
 """The same where a gradient is wanted: 4 frames of 480 x 848, one latent frame."""
 
 
-def to_uint8(chunks: Iterable[Tensor], frames: Sequence[int] | None = None) -> Tensor:
+def to_uint8(
+    chunks: Iterable[Tensor], frames: Sequence[int] | None = None, decoders: Iterable[nn.Module] = ()
+) -> Tensor:
     """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU.
 
     With `frames` (in order) only those become one: no others are converted or copied, and no chunk is asked for after the last of them. The
     chunks between them are computed all the same: decoders carry the past of every convolution along.
     """
-    clips, device, passed = [], torch.device("cpu"), 0
+    clips, device, passed, broken = [], torch.device("cpu"), 0, torch.tensor(False)
     for pixels in chunks:
         count = pixels.shape[2]
+        broken = broken.to(pixels.device) | pixels.isnan().any()  # read at the end: nothing is waited for here
         if frames is not None:
             pixels = pixels[:, :, [index - passed for index in frames if passed <= index < passed + count]]
         passed += count
@@ -50,6 +55,8 @@ def to_uint8(chunks: Iterable[Tensor], frames: Sequence[int] | None = None) -> T
         chunks.close()  # a decoder that is left early puts its modules back
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    if bool(broken):
+        raise no_numbers("The decoded clip", decoders)
     return torch.cat(clips, dim=1).contiguous()
 
 

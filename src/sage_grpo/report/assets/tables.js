@@ -111,6 +111,13 @@ function crewSection() {
     make("div", { class: "charts" }, metricChart({ title: "Workers over time", table: "steps", prefix: ["crew/"], preferred: ["crew/idle_s", "crew/staleness"], log: false, note: "crew/busy_s and crew/idle_s add up all workers' seconds." }))];
 }
 
+// A method without a KL and with one update a rollout, whose ratios are all 1, has nothing to show there but its loss.
+function leashChart() {
+  const moves = ["kl/total", "kl/position", "kl/velocity", "ratio/std"].some((name) => D.runs.some((run) => (run.steps.values[name] || []).some(Boolean)));
+  if (!moves) return metricChart({ title: "Loss", table: "steps", prefix: ["loss/"], preferred: ["loss/policy"], log: false });
+  return metricChart({ title: "KL and ratio", table: "steps", prefix: ["kl/", "ratio/", "loss/", "anchor/"], preferred: ["kl/position", "kl/total", "ratio/std", "kl/lambda"], log: true, note: "In nats per latent dimension; kl/lambda is the coefficient." });
+}
+
 function overview() {
   const range = make("input", { type: "range", min: "0", max: "0.95", step: "0.05", value: String(smoothing), id: "smoothing", "aria-label": "Smoothing of curves" });
   const value = make("output", {}, smoothing.toFixed(2));
@@ -119,7 +126,7 @@ function overview() {
   nodes.push(make("div", { class: "charts" },
     metricChart({ title: "Held-out score", table: "evaluations", prefix: ["eval/"], preferred: ["eval/total"], log: false, errors: true, note: "Deterministic sampler, fixed seeds. Shaded: 95% interval over prompts." }),
     metricChart({ title: "Rollout reward", table: "steps", prefix: ["reward/", "advantage/"], preferred: ["reward/total"], log: false, note: "Of the exploring policy, on training prompts." }),
-    metricChart({ title: "KL and ratio", table: "steps", prefix: ["kl/", "ratio/", "loss/", "anchor/"], preferred: ["kl/position", "kl/total", "ratio/std", "kl/lambda"], log: true, note: "In nats per latent dimension; kl/lambda is the coefficient." }),
+    leashChart(),
     metricChart({ title: "Gradient", table: "steps", prefix: ["gradient/", "optimizer/", "time/"], preferred: ["gradient/norm"], log: false, note: "Norm before clipping; time/ is in seconds." })));
   nodes.push(...crewSection());
   return nodes;

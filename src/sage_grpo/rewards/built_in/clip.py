@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sage_grpo.pretrained import load_config
 from sage_grpo.rewards.built_in.pretrained import (
     Layers,
     NetworkReward,
@@ -335,7 +336,7 @@ class Hpsv2(NetworkReward):
         state = from_open_clip(
             read_safetensors(checkpoint, CONVERT)
         )  # half precision becomes float32 when it is copied
-        model = CLIPModel(CLIPConfig.from_pretrained(base))
+        model = CLIPModel(load_config(CLIPConfig, base))
         fill(model, state, f"The HPSv2 checkpoint {checkpoint} for a {base}")
         self._encoder = ClipEncoder(base, "", "pad", loaded=model)
         super().__init__(model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sage_grpo.pretrained import load_config
 from sage_grpo.rewards.built_in.clip import CLIP_FOLDER
 from sage_grpo.rewards.built_in.pretrained import NetworkReward, in_passes, load_whole
 from sage_grpo.rewards.frames import IMAGENET_PIXELS, centre_offset, normalise, short_edge_size
@@ -111,14 +112,15 @@ class SubjectConsistency(_Consistency):
         """size: short edge of the frames. sample_fps: frames a second that are looked at; 0 is every frame, as VBench."""
         from transformers import AutoConfig, AutoModel
 
-        kind = AutoConfig.from_pretrained(model).model_type
+        config = load_config(AutoConfig, model)
+        kind = config.model_type
         if kind not in ("vit", "dinov2", "dinov2_with_registers"):
             raise RewardConfigError(
                 f'subject_consistency takes a DINO or DINOv2 model, "{model}" is a {kind}: facebook/dino-vitb16 is VBench\'s.'
             )
         # DINO's files hold no pooler: the class token is the feature
         options: dict[str, Any] = {"add_pooling_layer": False} if kind == "vit" else {}
-        super().__init__(load_whole(AutoModel, model, **options), sample_fps, dtype)
+        super().__init__(load_whole(AutoModel, model, config=config, **options), sample_fps, dtype)
         self._size, self._options = size, ({"interpolate_pos_encoding": True} if kind == "vit" else {})
         if kind == "vit":
             self._model.embeddings.interpolate_pos_encoding = self._positions

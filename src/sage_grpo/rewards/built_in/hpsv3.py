@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sage_grpo.pretrained import load_config
 from sage_grpo.rewards.built_in.pretrained import (
     NetworkReward,
     in_passes,
@@ -75,7 +76,7 @@ class Hpsv3(NetworkReward):
         layers = numbered_layers(under(state, "rm_head."), checkpoint)
         # the scores do not need lm_head
         state = {k: v for k, v in state.items() if not k.startswith("rm_head.") and k != "lm_head.weight"}
-        config = AutoConfig.from_pretrained(base)
+        config = load_config(AutoConfig, base)
         rows = config.get_text_config().vocab_size
         self._chat = Chat(base, rows, words, "image", [REWARD_TOKEN])
         # the authors cut the embeddings down to the tokens that there are

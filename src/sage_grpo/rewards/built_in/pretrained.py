@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sage_grpo.pretrained import loading_fault, tokenizer_files_fault, vocabulary_fault, weights_fault
+from sage_grpo.pretrained import (
+    from_pretrained,
+    loading_fault,
+    tokenizer_files_fault,
+    vocabulary_fault,
+    weights_fault,
+)
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import RewardFacts
@@ -136,7 +142,8 @@ def load_whole(
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the report of missing weights: it becomes an error below
     try:
-        model, info = kind.from_pretrained(
+        model, info = from_pretrained(
+            kind,
             name if state is None else None,
             dtype=dtype,
             ignore_mismatched_sizes=True,
@@ -159,7 +166,7 @@ def load_tokenizer(name: str, rows: int) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = from_pretrained(AutoTokenizer, name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RewardConfigError(
             f'The tokenizer in "{name}" cannot be loaded ({error}). Are all of its files there (tokenizer.json, or vocab.json '

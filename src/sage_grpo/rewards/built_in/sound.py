@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sage_grpo.pretrained import from_pretrained
 from sage_grpo.rewards.built_in.clip import CLIP_FOLDER, ClipEncoder
 from sage_grpo.rewards.built_in.pretrained import frozen, load_tokenizer, load_whole
 from sage_grpo.rewards.frames import sample_indices
@@ -106,7 +107,7 @@ class ClapEncoder:
 
         self.model = frozen(load_whole(ClapModel, model))
         self._tokenizer = load_tokenizer(model, self.model.config.text_config.vocab_size)
-        self._features = ClapFeatureExtractor.from_pretrained(model)
+        self._features = from_pretrained(ClapFeatureExtractor, model)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """B x dim, of length 1."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sage_grpo.documents import demand, read_object
 from sage_grpo.hub import pinned_folder
-from sage_grpo.pretrained import weights_fault
+from sage_grpo.pretrained import load_config, lora_config_fault, weights_fault
 from sage_grpo.rewards.built_in.pretrained import frozen, load_whole
 from sage_grpo.rewards.built_in.qwen import FACTOR, TEMPORAL, Chat, read_template, renamed, target_size
 from sage_grpo.rewards.frames import normalise, resize_uint8
@@ -31,6 +31,11 @@ SPECIAL_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 MIN_PIXELS = 128 * FACTOR * FACTOR
 MAX_PIXELS = 448 * 448
 _ADAPTER = re.compile(r"language_model\.layers\.(\d+)\.(.+\.lora_[AB]\.weight)")
+_LORA_KEYS = {
+    "lora_enable", "vision_lora", "lora_r", "lora_alpha", "use_rslora", "lora_dropout", "lora_task_type", "lora_target_modules",
+    "lora_namespan_exclude", "lora_modules_to_save", "num_lora_modules",
+}  # fmt: skip
+"""Keys that the authors write of a LoRA; rank, alpha and use_rslora are read, and which layers it adapts is in the names of its weights."""
 _TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"}
 
 
@@ -77,10 +82,13 @@ def read_config(folder: Path) -> VideoAlignConfig:
     scale = None
     if lora.get("lora_enable", False):
         demand(lora, {"lora_r": int, "lora_alpha": (int, float)}, f"{path}: peft_lora_config")
-        rank = lora["lora_r"]
-        if rank < 1:
-            raise RewardConfigError(f"{path}: lora_r must be at least 1, got {rank}. Download the folder again.")
-        scale = lora["lora_alpha"] / (math.sqrt(rank) if lora.get("use_rslora", False) else rank)
+        unknown = sorted(lora.keys() - _LORA_KEYS)
+        rank, alpha, stabilised = lora["lora_r"], lora["lora_alpha"], lora.get("use_rslora", False)
+        fault = lora_config_fault({"r": rank, "lora_alpha": alpha, "use_rslora": stabilised})
+        if unknown or fault is not None:
+            fault = f'has the key "{unknown[0]}", which the authors\' code does not write' if unknown else fault
+            raise RewardConfigError(f"{path}: peft_lora_config {fault}. Download the folder again.")
+        scale = alpha / (math.sqrt(rank) if stabilised else rank)
     statistics = raw.get("inference_config")
     if statistics:
         known = {f"{part}_{kind}": (int, float) for part in PARTS for kind in ("mean", "std")}
@@ -226,7 +234,7 @@ class VideoAlign:
         words = read_template(Path(template), [self.config.template], SPECIAL_TOKENS, source)
         self._statistics = self.config.normalization if normalize else None
         self._dtype = getattr(torch, dtype) if dtype else None
-        text = AutoConfig.from_pretrained(base).get_text_config()
+        text = load_config(AutoConfig, base).get_text_config()
         self._chat = Chat(base, text.vocab_size, words, "video", SPECIAL_TOKENS)
         state, whole = read_state(find_checkpoint(folder, step))
         if "rm_head.weight" not in state:

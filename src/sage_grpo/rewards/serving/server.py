@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -72,6 +72,10 @@ class Counters:
     """Clips of the last call of the reward."""
     last_failed: int = 0
     """How many of them got no score."""
+    unscored: int = 0
+    """Calls in a row that scored nothing."""
+    failing: bool = False
+    """Whether that is the reward's fault, and not that of the clips."""
     last_end: float | None = None
     """When it ended, by the monotonic clock."""
     running_since: float | None = None
@@ -95,6 +99,10 @@ class _Job:
         return self.request.videos.shape[0]
 
 
+UNPROVEN = 3
+"""Calls in a row without a score after which a reward fails that has never scored a clip."""
+
+
 class Batcher:
     """Collects requests up to `max_batch` clips or `max_wait` seconds; one thread runs the reward."""
 
@@ -102,6 +110,8 @@ class Batcher:
         self.counters = Counters()
         self._score, self._max_batch, self._max_wait = score, max_batch, max_wait
         self._waiting: list[_Job] = []
+        self._proof: tuple[torch.Tensor, list[str], float] | None = None
+        """A clip that was scored: one that is scored again shows that clips failed, and not the reward."""
         self._came = asyncio.Event()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
         self._task: asyncio.Task[None] | None = None
@@ -180,10 +190,14 @@ class Batcher:
         start = counters.running_since = time.monotonic()
         videos = torch.cat([job.request.videos for job in jobs]) if len(jobs) > 1 else jobs[0].request.videos
         prompts = [prompt for job in jobs for prompt in job.request.prompts]
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._executor, self._score, videos, prompts, jobs[0].request.fps)
-        await asyncio.wait([call])
+        call = await self._call(videos, prompts, jobs[0].request.fps)
         error = call.exception()
+        scored = [] if error is not None else [i for i in range(len(prompts)) if i not in call.result().reasons]
+        counters.unscored = 0 if scored else counters.unscored + 1
+        if scored and self._proof is None:
+            first = slice(scored[0], scored[0] + 1)
+            self._proof = videos[first].clone(), prompts[first], jobs[0].request.fps
+        counters.failing = not scored and not await self._scores_proof()
         offset = 0
         for job in jobs:
             if job.future.done():
@@ -193,12 +207,26 @@ class Batcher:
             else:
                 job.future.set_result(_slice(call.result(), offset, job.count))
             offset += job.count
-        failed = offset if error is not None else len(call.result().reasons)
+        failed = offset - len(scored)
         now = time.monotonic()
         counters.batches, counters.clips = counters.batches + 1, counters.clips + offset
         counters.failed, counters.seconds = counters.failed + failed, counters.seconds + now - start
         counters.last_clips, counters.last_failed, counters.last_end = offset, failed, now
         counters.running_since = None
+
+    async def _call(self, *batch: Any) -> asyncio.Future[PartScores]:
+        """One call of the reward that is over, however it ended."""
+        call = asyncio.get_running_loop().run_in_executor(self._executor, self._score, *batch)
+        await asyncio.wait([call])
+        return call
+
+    async def _scores_proof(self) -> bool:
+        """Whether the reward still scores what it did, as far as is known."""
+        if self._proof is None:
+            return self.counters.unscored < UNPROVEN
+        self._proof[0].view(-1)[0] += 1  # a cache has no answer to this one
+        call = await self._call(*self._proof)
+        return call.exception() is None and not call.result().reasons
 
 
 def _slice(scores: PartScores, offset: int, count: int) -> PartScores:
@@ -341,20 +369,19 @@ class RewardServer:
         return response
 
     async def health(self, _request: Request) -> Response:
-        """GET /health, open to all: 503 when the last call of the reward scored nothing."""
+        """GET /health, open to all: 503 when the reward fails. A batch that it cannot score is its client's affair."""
         from starlette.responses import JSONResponse
 
         now, last = time.monotonic(), self.counters
-        failing = last.last_clips > 0 and last.last_failed == last.last_clips
         content = {
-            "status": "failing" if failing else "ok",
+            "status": "failing" if last.failing else "ok",
             "requests": self._open,
             "last_clips": last.last_clips,
             "last_failed": last.last_failed,
             "last_seconds_ago": None if last.last_end is None else round(now - last.last_end, 3),
             "running_seconds": None if last.running_since is None else round(now - last.running_since, 3),
         }
-        return JSONResponse(content, 503 if failing else 200)
+        return JSONResponse(content, 503 if last.failing else 200)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, Prometheus' text format; needs the token."""

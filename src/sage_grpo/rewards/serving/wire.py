@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sage_grpo.documents import parse_json
+from sage_grpo.ranges import check_prompt
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.types import PartScores
 
@@ -97,6 +98,8 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
         if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
             raise WireError("prompts must be a list of strings.")
         check_clips(videos, prompts, fps)
+        for prompt in prompts:
+            check_prompt(prompt)
         "".join([metadata["id"], *prompts]).encode()  # JSON can spell halves of characters, which nobody can send back
     if len(metadata["id"]) > 200:
         raise WireError("The id is longer than 200 characters.")

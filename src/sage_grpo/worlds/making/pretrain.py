@@ -15,6 +15,8 @@ import torch
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.inside import replace_text
+from sage_grpo.models.checkpoints.checkpoint import load_component, load_pipeline, read_index
+from sage_grpo.pretrained import from_pretrained
 from sage_grpo.worlds.making.autoencoder import Codec, psnr
 from sage_grpo.worlds.making.imperfect import Clips
 from sage_grpo.worlds.making.saving import command, listing, save_pipeline
@@ -62,7 +64,7 @@ class Maker:
         inner = folder / "vae" if (folder / "vae").is_dir() else folder
         if not (inner / "config.json").is_file():
             raise FileNotFoundError(f"No VAE in {folder}: expected config.json in it or in its folder vae/.")
-        return getattr(diffusers, self.vae).from_pretrained(inner).to(device, torch.float32)
+        return from_pretrained(getattr(diffusers, self.vae), inner).to(device, torch.float32)
 
     def start(self, options: Any) -> tuple[Any, Any] | None:
         """The transformer and the text encoder that the flow starts from, or None."""
@@ -74,8 +76,9 @@ class Maker:
             raise FileNotFoundError(
                 f"--pretrain.start {options.start} is no pipeline folder: it has no model_index.json."
             )
-        pipe = getattr(diffusers, self.pipeline).from_pretrained(options.start, local_files_only=True)
-        return begun(self.networks(options.sizes(), self.tokenizer())[0], pipe.transformer), pipe.text_encoder
+        pipe = load_pipeline(getattr(diffusers, self.pipeline), options.start, skip=["text_encoder"], dtypes={})
+        transformer = begun(self.networks(options.sizes(), self.tokenizer())[0], pipe.transformer)
+        return transformer, load_component(options.start, read_index(options.start), "text_encoder", torch.float32)
 
     def make_flow(self, vae: Any, options: Any, folder: Path, until: float, start: tuple[Any, Any] | None) -> None:
         """Encode the data, train the flow on it and write the pipeline."""
